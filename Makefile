@@ -1,0 +1,75 @@
+# make demo | make test do everything on a fresh Debian or Ubuntu machine; each step is skipped when done.
+#
+# TORCH names the torch to install and TORCH_PIP adds pip arguments (an index of CUDA builds, say):
+#   make setup TORCH=torch==2.13.0 TORCH_PIP="--index-url URL"
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+TORCH ?= torch==2.13.0
+TORCH_PIP ?=
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev python3-venv python3-dev
+NATIVE_SOURCES := $(shell find cpp_ext -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) $(wildcard proto/*.proto) setup.py pyproject.toml
+PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
+CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
+CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+
+.PHONY: setup demo test test-py test-cpp test-full lint format sanitize clean
+setup: $(VENV)/.stamp-native
+
+build/.stamp-apt:
+	@mkdir -p build
+	@deploy/install_system_packages.sh $(APT_PACKAGES)
+	@touch $@
+
+$(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "sparserow: installing Python packages"
+	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH_PIP) "$(TORCH)"
+	@$(PY) -m pip install -q --disable-pip-version-check setuptools -r requirements.txt
+	@touch $@
+
+$(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
+	@echo "sparserow: building the native core"
+	@$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup
+	@$(PY) -m sparserow.deploy.cli demo $(DEMO)
+
+test: lint test-cpp test-py
+
+test-py: setup
+	@$(PYTEST) $(ARGS) tests
+
+# C++ tests under the address and undefined-behaviour sanitizers.
+test-cpp: setup
+	@$(CMAKE_TESTS) -B build/asan "-DSPARSEROW_SANITIZE=address;undefined" > build/asan.log || { cat build/asan.log; exit 1; }
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
+	@cd build/asan && $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
+
+# The same tests under the thread sanitizer.
+sanitize: setup
+	@$(CMAKE_TESTS) -B build/tsan -DSPARSEROW_SANITIZE=thread > /dev/null
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/tsan --parallel
+	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1" $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
+
+# Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
+test-full: setup
+	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
+
+lint: setup
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(PY) -m mypy --config-file pyproject.toml -p sparserow
+
+format: setup
+	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format -q .
+	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+clean:
+	@rm -rf build dist *.egg-info cpp_ext/*.so proto/*_pb2*.py proto/*_pb2.pyi $(VENV)

@@ -1,0 +1,1 @@
+"""Sparserow: a parameter server for sparse recommendation models, native to PyTorch."""

@@ -1,0 +1,73 @@
+// The seam between a worker's session and the shards that hold its rows.
+//
+// Two implementations: rpc::Client (the data plane, rpc/client.h) and rpc::LocalShards (an in-process
+// store: the C++ tests, and `bench train`'s in-process reference). Both obey the same contract tests.
+//
+// Keys in every request are unique per table and grouped by shard: shard s owns
+// keys[shard_begin[s] .. shard_begin[s+1]). Partitioner (rpc/partition.h) makes such groups.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rpc/frame.h"
+#include "util/status.h"
+
+namespace sparserow::rpc {
+
+struct TablePull {
+  std::uint32_t table_id = 0;
+  std::uint32_t schema_version = 1;
+  std::uint32_t dim = 0;
+  std::span<const std::uint64_t> keys;         // (n) unique, grouped by shard
+  std::span<const std::uint32_t> shard_begin;  // (shards + 1)
+  float* rows = nullptr;                       // (n, dim) float32, written in the order of keys
+  std::uint64_t* versions = nullptr;           // (n) or null
+  std::uint8_t* found = nullptr;               // (n) or null
+};
+
+struct TablePush {
+  std::uint32_t table_id = 0;
+  std::uint32_t schema_version = 1;
+  std::uint32_t dim = 0;
+  float lr = 0.0f;
+  std::span<const std::uint64_t> keys;         // (n) unique, grouped by shard
+  std::span<const std::uint32_t> shard_begin;  // (shards + 1)
+  const float* grads = nullptr;                // (n, dim) float32 in the order of keys
+};
+
+struct CallOptions {
+  std::chrono::milliseconds deadline{30'000};
+  std::int64_t step = kNoStep;  // the job's clock; kNoStep for eval, admin and key-level calls
+};
+
+struct CommitOptions {
+  std::chrono::milliseconds deadline{30'000};
+  std::uint64_t sequence = 0;  // > every earlier one of this worker
+  std::int64_t step = kNoStep;
+  bool grad_sum = false;  // true: no 1/N scaling
+};
+
+class Shards {
+ public:
+  virtual ~Shards() = default;
+  [[nodiscard]] virtual std::uint32_t shard_count() const noexcept = 0;
+  // Owner of a slot: (slot_count) shard indexes. Valid as long as this object.
+  [[nodiscard]] virtual std::span<const std::uint16_t> slot_owner() const noexcept = 0;
+
+  // One frame per shard for all tables. On failure the content of rows is unspecified.
+  virtual Status pull(std::span<const TablePull> tables, const CallOptions& options) = 0;
+  // Two phases. prepare: every shard holds the gradients and has reserved memory, nothing is applied.
+  // commit: applies them, exactly once however often it is retried. abort: forgets them.
+  virtual Status prepare(std::span<const TablePush> tables, const CommitOptions& options) = 0;
+  virtual Status commit_prepared(const CommitOptions& options) = 0;
+  virtual Status abort(const CommitOptions& options) = 0;
+  // One phase: prepare and commit in one frame. Atomic on one shard; on several, each shard by itself.
+  virtual Status commit(std::span<const TablePush> tables, const CommitOptions& options) = 0;
+  // TablePush.grads holds rows; lr is ignored.
+  virtual Status assign(std::span<const TablePush> tables, const CallOptions& options) = 0;
+};
+
+}  // namespace sparserow::rpc

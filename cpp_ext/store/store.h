@@ -1,0 +1,126 @@
+// The row store of one shard: every table's rows, in RAM.
+//
+// A row is [key u64 | version u64 | update count u32][weights, padded to 4 bytes][state float32...], in
+// slab chunks cut from huge-page arenas that all tables share. Each (table, stripe) has an index of
+// small segments that grow and split one at a time, so no growth step is longer than one segment.
+//
+// Invariants:
+//  1. A pull never changes logical state; an absent row reads as its initial row, a pure function of
+//     (seed, table id, key). Rows are born only by apply() and assign().
+//  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
+//  3. A batch that cannot get its memory is refused before its first row changes.
+//  4. Resident overhead is at most 32 bytes per row beyond weights and state at any fill.
+//
+// Thread-safe. Locks: the table map (shared) before one stripe at a time; nothing is called out under a lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/schema.h"
+#include "util/hash.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+struct StoreOptions {
+  std::uint64_t memory_budget_bytes = 0;  // of rows and indexes; 0 = no budget
+  std::uint32_t slot_count = kDefaultSlotCount;
+  std::uint16_t lineage = 1;
+};
+
+struct TableStats {
+  std::uint32_t table_id = 0;
+  std::string name;
+  std::uint64_t rows = 0;
+  std::uint64_t row_bytes = 0;    // weights and state
+  std::uint64_t total_bytes = 0;  // with headers, index and slack, as allocated
+};
+
+// Optional outputs of a pull; each is null or has n entries.
+struct PullExtras {
+  std::uint64_t* versions = nullptr;  // (n); 0 for an absent row
+  std::uint8_t* found = nullptr;      // (n); 1 when the row exists, 0 when the initial row was given
+};
+
+struct ApplyOptions {
+  float lr = 0.0f;
+  float grad_scale = 1.0f;
+  // Only stripes with stripe % parts == part are touched, so threads can share a batch.
+  std::uint32_t part = 0;
+  std::uint32_t parts = 1;
+};
+
+// Page of a scan. Rows are float32 whatever the stored dtype.
+struct ScanPage {
+  std::vector<std::uint64_t> keys;           // (n)
+  std::vector<std::uint64_t> versions;       // (n)
+  std::vector<std::uint32_t> update_counts;  // (n)
+  std::vector<float> rows;                   // (n, dim)
+  std::vector<float> state;                  // (n, state_floats), empty unless asked
+  std::uint64_t next_cursor = 0;             // pass to the next call; 0 = the end was reached
+};
+
+class Store {
+ public:
+  // Memory promised to a batch; given back when destroyed, consumed by the apply that follows.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(Reservation&& other) noexcept;
+    Reservation& operator=(Reservation&& other) noexcept;
+    ~Reservation();
+
+   private:
+    friend class Store;
+    Reservation(Store* store, std::uint64_t bytes) : store_(store), bytes_(bytes) {}
+    Store* store_ = nullptr;
+    std::uint64_t bytes_ = 0;
+  };
+
+  static Result<std::unique_ptr<Store>> create(const StoreOptions& options);  // InvalidArgument
+  ~Store();
+
+  // Idempotent. FailedPrecondition when the id exists with another schema (names the field).
+  Status create_table(const TableSchema& schema);
+  Status drop_table(std::uint32_t table_id);  // NotFound
+  [[nodiscard]] std::optional<TableSchema> schema(std::uint32_t table_id) const;
+
+  // Copies rows as `out_dtype` into out (n, dim), in the order of keys; keys may repeat, in any order.
+  Status pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, Dtype out_dtype, std::byte* out,
+              PullExtras extras = {}) const;
+
+  // Promises memory for the rows of `keys` that do not exist. ResourceExhausted when over budget (the
+  // message says budget, use and need); NotFound.
+  Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+
+  // Applies one gradient per key: grads (n, dim) float32. Absent rows are born from their initial row.
+  // After a successful reserve() of the same keys it cannot fail for memory.
+  Status apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
+               const ApplyOptions& options);
+
+  // Sets weights, creating rows; state of a new row is initial, of an existing one unchanged.
+  Status assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows);  // (n, dim)
+  // Removes rows; returns how many existed.
+  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+
+  // Rows in unspecified order. Rows present throughout the scan are returned exactly once; rows
+  // born or erased meanwhile may or may not be.
+  Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
+
+  [[nodiscard]] std::vector<TableStats> stats() const;
+  [[nodiscard]] std::uint64_t used_bytes() const noexcept;
+  [[nodiscard]] const StoreOptions& options() const noexcept;
+
+ private:
+  explicit Store(const StoreOptions& options);
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sparserow

@@ -1,0 +1,45 @@
+// The one hash of Sparserow, version 1: where a row lives, in every process and every language.
+//
+//   row_hash(table, key) = XXH3_64bits_withSeed(key as 8 little-endian bytes, seed = table)
+//   slot                 = row_hash >> (64 - log2(slot_count))
+//
+// Slots, stripes, index positions and initial rows derive from it, so it can never change under
+// stored data: kHashVersion is written into every manifest and checked at HELLO. Golden values are in
+// tests/cpp/hash_test.cc and, against the Python package `xxhash`, in tests/contract.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace sparserow {
+
+inline constexpr std::uint32_t kHashVersion = 1;
+inline constexpr std::uint32_t kDefaultSlotCount = 16384;
+static_assert(std::endian::native == std::endian::little, "keys are hashed as little-endian bytes");
+
+[[nodiscard]] inline std::uint64_t row_hash(std::uint32_t table_id, std::uint64_t key) noexcept {
+  return XXH3_64bits_withSeed(&key, sizeof key, table_id);
+}
+
+// slot_count must be a power of two in [2, 65536].
+[[nodiscard]] inline std::uint32_t slot_of(std::uint64_t hash, std::uint32_t slot_count) noexcept {
+  return static_cast<std::uint32_t>(hash >> (64 - std::countr_zero(slot_count)));
+}
+
+// 63-bit key of a string or a composite's canonical bytes (never 2^63 or more, so it fits a torch id).
+[[nodiscard]] inline std::uint64_t key_of_bytes(std::string_view bytes) noexcept {
+  return XXH3_64bits(bytes.data(), bytes.size()) >> 1;
+}
+
+// 32-bit id of "namespace/name"; collisions are refused by the coordinator. Zero is reserved.
+[[nodiscard]] inline std::uint32_t id_of_name(std::string_view name) noexcept {
+  const auto id = static_cast<std::uint32_t>(XXH3_64bits(name.data(), name.size()));
+  return id == 0 ? 1 : id;
+}
+
+}  // namespace sparserow

@@ -1,0 +1,1 @@
+"""How Sparserow is run: command line, local cluster, job files."""

@@ -1,0 +1,1 @@
+"""The contract between processes: messages, errors, names and the configuration schema."""

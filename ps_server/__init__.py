@@ -1,0 +1,1 @@
+"""The training parameter server and the coordinator."""

@@ -1,0 +1,1 @@
+"""The serving parameter server."""

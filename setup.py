@@ -1,0 +1,100 @@
+"""Builds the wheel: this folder is the package ``sparserow``, the native core comes from CMake, the gRPC stubs from protoc."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+FOLDERS = ("proto", "cpp_ext", "ps_server", "worker", "serving", "deploy")
+
+
+def find_packages() -> list[str]:
+    """Every folder with an ``__init__.py`` under the package's top-level folders, as dotted names."""
+    found = ["sparserow"]
+    for folder in FOLDERS:
+        for init in sorted((ROOT / folder).rglob("__init__.py")):
+            found.append(".".join(("sparserow", *init.parent.relative_to(ROOT).parts)))
+    return found
+
+
+def generate_stubs(target: Path) -> None:
+    """Writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` of every ``proto/*.proto`` into ``target``."""
+    protos = sorted((ROOT / "proto").glob("*.proto"))
+    if not protos:
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"-I{ROOT / 'proto'}",
+            f"--python_out={target}",
+            f"--pyi_out={target}",
+            f"--grpc_python_out={target}",
+            *map(str, protos),
+        ],
+        check=True,
+    )
+    for stub in (*target.glob("*_pb2.py"), *target.glob("*_pb2.pyi"), *target.glob("*_pb2_grpc.py")):
+        text = re.sub(r"^import (\w+_pb2) as", r"from . import \1 as", stub.read_text(), flags=re.MULTILINE)
+        stub.write_text(text)
+
+
+class BuildPy(build_py):
+    """Adds the generated stubs to the package."""
+
+    def run(self) -> None:
+        super().run()
+        generate_stubs(ROOT / "proto" if self.editable_mode else Path(self.build_lib) / "sparserow" / "proto")
+
+
+class BuildNative(build_ext):
+    """Configures and builds ``cpp_ext`` with CMake and Ninja, then puts the libraries beside ``cpp_ext/__init__.py``."""
+
+    def run(self) -> None:
+        inplace = bool(self.inplace or self.editable_mode)
+        if inplace:
+            generate_stubs(ROOT / "proto")
+        target = ROOT / "cpp_ext" if inplace else Path(self.build_lib).resolve() / "sparserow" / "cpp_ext"
+        build = ROOT / "build" / "release"
+        build.mkdir(parents=True, exist_ok=True)
+        cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if cmake is None:
+            raise SystemExit("sparserow: cmake is missing; run `make setup`, or `pip install cmake ninja`")
+        subprocess.run(
+            [
+                cmake,
+                "-S",
+                str(ROOT / "cpp_ext"),
+                "-B",
+                str(build),
+                "-G",
+                "Ninja",
+                f"-DCMAKE_MAKE_PROGRAM={Path(cmake).parent / 'ninja'}",
+                "-DCMAKE_BUILD_TYPE=Release",
+                f"-DPython3_EXECUTABLE={sys.executable}",
+                f"-DPython_EXECUTABLE={sys.executable}",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
+        subprocess.run([cmake, "--install", str(build), "--prefix", str(target)], check=True, stdout=subprocess.DEVNULL)
+
+
+setup(
+    packages=find_packages(),
+    package_dir={"sparserow": "."},
+    ext_modules=[Extension("sparserow.cpp_ext._server", sources=[])],
+    cmdclass={"build_ext": BuildNative, "build_py": BuildPy},
+)

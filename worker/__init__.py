@@ -1,0 +1,1 @@
+"""The trainer side: rewrite, session, readers, models, trainer."""
