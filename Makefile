@@ -65,7 +65,8 @@ lint: setup
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
-	@$(PY) -m mypy --config-file pyproject.toml -p sparserow
+	@mkdir -p build/lint && ln -sfn "$(CURDIR)" build/lint/sparserow
+	@MYPYPATH=build/lint $(PY) -m mypy --config-file pyproject.toml -m sparserow $(foreach f,proto cpp_ext ps_server worker serving deploy,-p sparserow.$(f))
 
 format: setup
 	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format -q .

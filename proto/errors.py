@@ -1,0 +1,104 @@
+"""The error taxonomy as Python exceptions; one class per code of ``cpp_ext/util/status.h``.
+
+Every error a user meets is a :class:`SparserowError`. Its text is one line: what is at fault, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SparserowError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        code: stable name of the error, as in metrics and logs.
+        number: its value on the wire.
+        retryable: whether the same request may succeed later without a change by the caller.
+    """
+
+    code: ClassVar[str] = "Internal"
+    number: ClassVar[int] = 10
+    retryable: ClassVar[bool] = False
+
+
+class InvalidArgument(SparserowError, ValueError):  # noqa: N818 - names are the taxonomy's
+    """The request can never succeed as written."""
+
+    code, number = "InvalidArgument", 1
+
+
+class NotFound(SparserowError, LookupError):  # noqa: N818
+    """No such table, job, namespace or file."""
+
+    code, number = "NotFound", 2
+
+
+class FailedPrecondition(SparserowError, RuntimeError):  # noqa: N818
+    """The state of the system forbids it now."""
+
+    code, number = "FailedPrecondition", 3
+
+
+class StaleRoute(SparserowError, RuntimeError):  # noqa: N818
+    """The caller's slot map is not the shard's; it is fetched anew and the request sent again."""
+
+    code, number, retryable = "StaleRoute", 4, True
+
+
+class Fenced(SparserowError, RuntimeError):  # noqa: N818
+    """The worker's epoch is over; it must connect anew."""
+
+    code, number = "Fenced", 5
+
+
+class Unavailable(SparserowError, ConnectionError):  # noqa: N818
+    """The peer cannot be reached or is draining."""
+
+    code, number, retryable = "Unavailable", 6, True
+
+
+class DeadlineExceeded(SparserowError, TimeoutError):  # noqa: N818
+    """The deadline passed; whether the effect happened is unknown."""
+
+    code, number = "DeadlineExceeded", 7
+
+
+class ResourceExhausted(SparserowError, MemoryError):  # noqa: N818
+    """A memory, disk or in-flight budget is reached; nothing was applied."""
+
+    code, number, retryable = "ResourceExhausted", 8, True
+
+
+class DataLoss(SparserowError, OSError):  # noqa: N818
+    """A checksum failed."""
+
+    code, number = "DataLoss", 9
+
+
+class Internal(SparserowError, RuntimeError):  # noqa: N818
+    """A bug of ours."""
+
+    code, number = "Internal", 10
+
+
+_BY_NUMBER: dict[int, type[SparserowError]] = {
+    kind.number: kind
+    for kind in (
+        InvalidArgument,
+        NotFound,
+        FailedPrecondition,
+        StaleRoute,
+        Fenced,
+        Unavailable,
+        DeadlineExceeded,
+        ResourceExhausted,
+        DataLoss,
+        Internal,
+    )
+}
+
+
+def error_of(number: int, message: str) -> SparserowError:
+    """The exception for a code on the wire; an unknown code becomes :class:`Internal`."""
+    return _BY_NUMBER.get(number, Internal)(message)

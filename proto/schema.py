@@ -1,0 +1,217 @@
+"""What a table is, in Python: the same fields as ``cpp_ext/store/schema.h``, checked when they are made.
+
+Optimizers here are *server-side*: they run in the shard that owns the row. The learning rate is not part of a
+table's schema; it travels with each commit, so that schedulers work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from .errors import InvalidArgument
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+MAX_DIM = 16384
+_MAX_FLOAT32 = 3.4028234663852886e38
+
+
+def _check(owner: str, name: str, value: float, allowed: str, ok: bool) -> None:
+    if not ok or not math.isfinite(value) or abs(value) > _MAX_FLOAT32:
+        raise InvalidArgument(f"{owner}.{name}: {value!r} is not allowed; allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Initial rows of one value."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("Constant", "value", self.value, "a finite number", True)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Initial rows uniform in [low, high)."""
+
+    low: float = -0.05
+    high: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check("Uniform", "low", self.low, "a finite number", True)
+        _check("Uniform", "high", self.high, f"a finite number >= low ({self.low})", self.high >= self.low)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initial rows normal with ``mean`` and standard deviation ``std``."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("Normal", "mean", self.mean, "a finite number", True)
+        _check("Normal", "std", self.std, ">= 0", self.std >= 0)
+
+
+@dataclass(frozen=True)
+class XavierUniform:
+    """Glorot & Bengio (2010): bound = gain * sqrt(6 / (num_rows + dim)), as torch's ``xavier_uniform_``."""
+
+    num_rows: int
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("XavierUniform", "num_rows", self.num_rows, ">= 1", self.num_rows >= 1)
+        _check("XavierUniform", "gain", self.gain, "> 0", self.gain > 0)
+
+
+@dataclass(frozen=True)
+class XavierNormal:
+    """Glorot & Bengio (2010) normal: std = gain * sqrt(2 / (num_rows + dim)), as ``torch.nn.init.xavier_normal_``."""
+
+    num_rows: int
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("XavierNormal", "num_rows", self.num_rows, ">= 1", self.num_rows >= 1)
+        _check("XavierNormal", "gain", self.gain, "> 0", self.gain > 0)
+
+
+Init: TypeAlias = Constant | Uniform | Normal | XavierUniform | XavierNormal
+
+
+def _check_lr(owner: str, lr: float) -> None:
+    _check(owner, "lr", lr, "a finite number >= 0", lr >= 0)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with optional momentum, as ``torch.optim.SGD`` on each row. ``lr`` is the starting learning rate."""
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_lr("SGD", self.lr)
+        _check("SGD", "momentum", self.momentum, "[0, 1)", 0 <= self.momentum < 1)
+        _check("SGD", "dampening", self.dampening, "[0, 1]", 0 <= self.dampening <= 1)
+        _check("SGD", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise InvalidArgument("SGD.nesterov: needs momentum > 0 and dampening = 0")
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` on each row."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_lr("Adagrad", self.lr)
+        _check("Adagrad", "eps", self.eps, "> 0", self.eps > 0)
+        _check("Adagrad", "initial_accumulator", self.initial_accumulator, ">= 0", self.initial_accumulator >= 0)
+        _check("Adagrad", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad:
+    """Adagrad with one accumulator per row, of the mean squared gradient over columns (Mudigere et al. 2022)."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_lr("RowWiseAdagrad", self.lr)
+        _check("RowWiseAdagrad", "eps", self.eps, "> 0", self.eps > 0)
+        _check("RowWiseAdagrad", "initial_accumulator", self.initial_accumulator, ">= 0", self.initial_accumulator >= 0)
+        _check("RowWiseAdagrad", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam`` on each row; bias correction counts the row's own updates."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_lr("Adam", self.lr)
+        _check("Adam", "beta1", self.beta1, "[0, 1)", 0 <= self.beta1 < 1)
+        _check("Adam", "beta2", self.beta2, "[0, 1)", 0 <= self.beta2 < 1)
+        _check("Adam", "eps", self.eps, "> 0", self.eps > 0)
+        _check("Adam", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
+
+
+RowOptimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | Adam
+
+
+@dataclass(frozen=True)
+class Table:
+    """Options of one table in ``distribute(tables={pattern: Table(...)})``; None means the default of ``distribute``.
+
+    Args:
+        dtype: of stored weights. Optimizer state is always float32.
+        init: of rows that nobody has pushed to yet.
+        optimizer: in place of the one given to ``distribute``.
+        seed: of initial rows and stochastic rounding; None is 0.
+    """
+
+    dtype: Dtype | None = None
+    init: Init | None = None
+    optimizer: RowOptimizer | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise InvalidArgument(f"Table.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise InvalidArgument(f"Table.seed: {self.seed!r} is not allowed; allowed: [0, 2**64)")
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table as every process knows it. ``id`` and ``version`` are given by the coordinator (0 before that)."""
+
+    namespace: str
+    name: str
+    dim: int
+    optimizer: RowOptimizer
+    dtype: Dtype = "float32"
+    init: Init = field(default_factory=Constant)
+    seed: int = 0
+    id: int = 0
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        for part in ("namespace", "name"):
+            value: str = getattr(self, part)
+            if not value or len(value) > 255 or not value.isprintable() or "/" in value:
+                raise InvalidArgument(
+                    f"TableSchema.{part}: {value!r} is not allowed; allowed: 1-255 printable characters, no '/'"
+                )
+        if not 1 <= self.dim <= MAX_DIM:
+            raise InvalidArgument(f"TableSchema.dim: {self.dim!r} is not allowed; allowed: [1, {MAX_DIM}]")
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(f"TableSchema.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidArgument(f"TableSchema.seed: {self.seed!r} is not allowed; allowed: [0, 2**64)")
+
+    @property
+    def full_name(self) -> str:
+        """``namespace/name``, which the table id is a hash of."""
+        return f"{self.namespace}/{self.name}"
