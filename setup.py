@@ -1,4 +1,4 @@
-"""Builds the wheel: this folder is the package ``sparserow``, the native core comes from CMake, the gRPC stubs from protoc."""
+"""Builds the wheel: this folder is the package ``sparserow``; CMake builds the core, protoc the gRPC stubs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BuildPy(build_py):
 
 
 class BuildNative(build_ext):
-    """Configures and builds ``cpp_ext`` with CMake and Ninja, then puts the libraries beside ``cpp_ext/__init__.py``."""
+    """Builds ``cpp_ext`` with CMake and Ninja and puts the libraries beside ``cpp_ext/__init__.py``."""
 
     def run(self) -> None:
         inplace = bool(self.inplace or self.editable_mode)

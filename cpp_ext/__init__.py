@@ -1,1 +1,1 @@
-"""The native core and its bindings: `_server` (store, shard) and `_client` (client, session); the torch ops load from `worker`."""
+"""The native core: `_server` (store, shard), `_client` (client, session) and the torch ops."""
