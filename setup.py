@@ -58,38 +58,50 @@ class BuildPy(build_py):
         generate_stubs(ROOT / "proto" if self.editable_mode else Path(self.build_lib) / "sparserow" / "proto")
 
 
+def newest(paths: list[Path]) -> float:
+    """The latest modification time of ``paths`` in seconds; 0 when there are none."""
+    return max((path.stat().st_mtime for path in paths), default=0.0)
+
+
+def is_built() -> bool:
+    """Whether the libraries beside ``cpp_ext/__init__.py`` are newer than everything they are made of."""
+    libraries = list((ROOT / "cpp_ext").glob("*.so"))
+    sources = [path for path in (ROOT / "cpp_ext").rglob("*") if path.suffix in {".cc", ".h", ".txt"}]
+    return bool(libraries) and min(path.stat().st_mtime for path in libraries) >= newest(sources)
+
+
 class BuildNative(build_ext):
     """Builds ``cpp_ext`` with CMake and Ninja and puts the libraries beside ``cpp_ext/__init__.py``."""
 
     def run(self) -> None:
-        inplace = bool(self.inplace or self.editable_mode)
-        if inplace:
+        if self.inplace or self.editable_mode:
             generate_stubs(ROOT / "proto")
-        target = ROOT / "cpp_ext" if inplace else Path(self.build_lib).resolve() / "sparserow" / "cpp_ext"
+        if not is_built():
+            self.build_libraries()
+        if not (self.inplace or self.editable_mode):
+            target = Path(self.build_lib) / "sparserow" / "cpp_ext"
+            target.mkdir(parents=True, exist_ok=True)
+            for library in (ROOT / "cpp_ext").glob("*.so"):
+                shutil.copy2(library, target)
+
+    def build_libraries(self) -> None:
+        target = ROOT / "cpp_ext"
         build = ROOT / "build" / "release"
         build.mkdir(parents=True, exist_ok=True)
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         if cmake is None:
             raise SystemExit("sparserow: cmake is missing; run `make setup`, or `pip install cmake ninja`")
-        subprocess.run(
-            [
-                cmake,
-                "-S",
-                str(ROOT / "cpp_ext"),
-                "-B",
-                str(build),
-                "-G",
-                "Ninja",
-                f"-DCMAKE_MAKE_PROGRAM={Path(cmake).parent / 'ninja'}",
-                "-DCMAKE_BUILD_TYPE=Release",
-                f"-DPython3_EXECUTABLE={sys.executable}",
-                f"-DPython_EXECUTABLE={sys.executable}",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        configure = [
+            *(cmake, "-S", str(target), "-B", str(build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"),
+            f"-DCMAKE_MAKE_PROGRAM={Path(cmake).parent / 'ninja'}",
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ]
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
         subprocess.run([cmake, "--install", str(build), "--prefix", str(target)], check=True, stdout=subprocess.DEVNULL)
+        for library in target.glob("*.so"):
+            os.utime(library)
 
 
 setup(
