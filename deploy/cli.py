@@ -1,0 +1,80 @@
+"""The command ``sparserow``: finds the asked command's file, and turns errors into one line.
+
+Three steps to add a command: a file ``commands/NAME.py`` with a function ``NAME`` (options by typer, the first
+line of its docstring is the help); a line in ``COMMANDS``; its test. A command's file is imported only when it is
+asked for, so ``sparserow ps`` never imports torch; heavy imports belong inside the function all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..proto.errors import SparserowError
+
+# In the order of the help text.
+COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "bench", "coordinator", "ps")
+
+
+def _command(name: str) -> Any:
+    module = import_module(f".commands.{name}", __package__)
+    app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    app.command(name)(getattr(module, name))
+    return typer.main.get_command(app)
+
+
+class LazyCommands(TyperGroup):
+    """The commands of ``COMMANDS``, each imported when it is looked up."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
+        """Names in the order of the help text."""
+        return [name for name in COMMANDS if find_spec(f".commands.{name}", __package__) is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None when there is none of that name."""
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"sparserow {version('sparserow')}")
+        raise typer.Exit
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Sparserow: a parameter server for sparse recommendation models, native to PyTorch."""
+    del debug, version  # --debug is read by main(), which also sees errors of the parsing itself
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; ends the process with 0, 1 (an error, in one line on stderr) or 2 (wrong usage)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    app = typer.Typer(
+        cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    )
+    app.callback(no_args_is_help=True)(_root)
+    try:
+        app(args=arguments, prog_name="sparserow")
+    except SparserowError as error:
+        if arguments[:1] == ["--debug"]:
+            traceback.print_exc()
+        one_line = " ".join(str(error).split())
+        print(f"sparserow: {error.code}: {one_line}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a configuration field allows, in words: for error messages and for the reference page."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_TYPE_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    Any: "anything",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A place in a document: the section that holds the last key, and its field when the key is known."""
+
+    owner: type[BaseModel] | None
+    field: FieldInfo | None
+
+
+def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """The models that an annotation can hold, through unions, containers and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation,)
+    return tuple(model for part in get_args(annotation) for model in sections_of(part))
+
+
+def _holds_dict(annotation: Any) -> bool:
+    return get_origin(annotation) is dict or any(_holds_dict(part) for part in get_args(annotation))
+
+
+def _branch_names(section: type[BaseModel]) -> set[str]:
+    """What pydantic calls this section in a location when it is one branch of a union."""
+    tags = (get_args(field.annotation) for field in section.model_fields.values())
+    return {section.__name__, *(tag for tag_set in tags for tag in tag_set if isinstance(tag, str))}
+
+
+def field_at(
+    model: type[BaseModel], location: tuple[int | str, ...], *, unknown_key: bool
+) -> tuple[tuple[int | str, ...], Found]:
+    """The user's path of a pydantic error location, and what stands there.
+
+    Args:
+        model: the root of the document.
+        location: with pydantic's own names for branches of unions, which are left out of the path.
+        unknown_key: the last part is a key that no section knows.
+    """
+    holder: type[BaseModel] | None = None
+    owner: type[BaseModel] | None = model
+    field: FieldInfo | None = None
+    branches: tuple[type[BaseModel], ...] = ()
+    free_key = False  # the next part is a key of a mapping that the user names
+    path: list[int | str] = []
+    for depth, part in enumerate(location):
+        if free_key or isinstance(part, int):
+            path.append(part)
+            free_key = False
+        elif owner is not None and part in owner.model_fields:
+            path.append(part)
+            holder, field = owner, owner.model_fields[part]
+            branches = sections_of(field.annotation)
+            owner = branches[0] if len(branches) == 1 else None
+            free_key = _holds_dict(field.annotation)
+        elif unknown_key and depth == len(location) - 1:
+            path.append(part)
+            return tuple(path), Found(owner, None)
+        else:
+            owner = next((branch for branch in branches if part in _branch_names(branch)), owner)
+    return tuple(path), Found(holder, field)
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    words = []
+    for bound in metadata:
+        for kind, sign in (
+            (annotated_types.Ge, ">="),
+            (annotated_types.Gt, ">"),
+            (annotated_types.Le, "<="),
+            (annotated_types.Lt, "<"),
+        ):
+            if isinstance(bound, kind):
+                words.append(f"{sign} {getattr(bound, kind.__name__.lower())}")
+        if isinstance(bound, annotated_types.MinLen) and bound.min_length > 0:
+            words.append(f"at least {bound.min_length} long")
+        if isinstance(bound, annotated_types.MaxLen):
+            words.append(f"at most {bound.max_length} long")
+    return "" if not words else " " + " and ".join(words)
+
+
+def _said(extra: Any) -> str | None:
+    return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else None
+
+
+def allowed_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """The values of a type, in words."""
+    metadata = tuple(metadata)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extras = get_args(annotation)
+        for extra in extras:
+            if isinstance(extra, FieldInfo):
+                said = _said(extra.json_schema_extra)
+                if said is not None:
+                    return said + _bounds((*extra.metadata, *metadata))
+                metadata = (*metadata, *extra.metadata)
+            else:
+                metadata = (*metadata, extra)
+        return allowed_of(inner, metadata)
+    if origin is Literal:
+        return ", ".join("null" if choice is None else str(choice) for choice in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        parts = [allowed_of(part, metadata if part is not type(None) else ()) for part in get_args(annotation)]
+        return " or ".join(parts)
+    if origin in (tuple, list, set, frozenset):
+        return f"a sequence of: {allowed_of(get_args(annotation)[0])}" + _bounds(metadata)
+    if origin is dict:
+        return f"a mapping of names to: {allowed_of(get_args(annotation)[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section of " + ", ".join(annotation.model_fields)
+    return _TYPE_WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(metadata)
+
+
+def allowed_of_field(field: FieldInfo | None) -> str:
+    """The values of a field, in words."""
+    if field is None:
+        return "a mapping of keys"
+    said = _said(field.json_schema_extra)
+    if said is not None:
+        ends = ", or null" if type(None) in get_args(field.annotation) else ""
+        return said + _bounds(field.metadata) + ends
+    return allowed_of(field.annotation, field.metadata)

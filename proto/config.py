@@ -1,0 +1,222 @@
+"""The configuration schema: strict models, and how a YAML file plus ``--set a.b=c`` becomes one.
+
+An unknown key, a wrong type or a value out of range is an InvalidArgument of one line that names the dotted key,
+the value and what is allowed. Nothing is clipped or ignored; no environment variable is read.
+
+To add an option: a field with a description (meaning and unit), its default and its range; the page
+docs/configuration.md is generated from it (deploy/config_reference.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from .allowed import allowed_of_field, field_at
+from .errors import InvalidArgument
+from .route import DEFAULT_SLOT_COUNT, check_slot_count
+from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
+
+
+class StrictModel(BaseModel):
+    """Base of every section: unknown keys are errors, values are not coerced, instances are frozen.
+
+    Types must match exactly: an integer is a number too, nothing else converts. A field that is a tuple is
+    ``Annotated[tuple[X, ...], FromList]``, so that a YAML sequence fills it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+def _tuple_of_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Annotations for fields. The last member is what an error says is allowed (proto/allowed.py reads it).
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(json_schema_extra={"allowed": BYTES_FORM})]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(json_schema_extra={"allowed": SECONDS_FORM})]
+FromList = BeforeValidator(_tuple_of_list)  # Annotated[tuple[X, ...], FromList]: a YAML sequence as a tuple
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _checked_slot_count(value: int) -> int:
+    check_slot_count(value)
+    return value
+
+
+SlotCount = Annotated[
+    int,
+    AfterValidator(_checked_slot_count),
+    Field(json_schema_extra={"allowed": "a power of two in [2, 65536]"}),
+]
+
+
+class ClusterConfig(StrictModel):
+    """Where the rows live: a running cluster (``address``), or one that the job starts and stops itself."""
+
+    address: str | None = Field(
+        None, description="HOST:PORT of a running coordinator; null: the job starts its own cluster."
+    )
+    shards: int = Field(2, ge=1, le=1024, description="Parameter-server processes to start.")
+    memory_budget: Bytes | None = Field(
+        None, description="Bytes of rows and indexes that each shard may hold; null: no budget."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port of the coordinator; 0: chosen by the system.")
+    slot_count: SlotCount = Field(
+        DEFAULT_SLOT_COUNT, description="Slots that rows are spread over; fixed for the life of a cluster."
+    )
+    io_threads: int = Field(2, ge=1, le=256, description="Network threads of each shard.")
+    worker_lease: Seconds = Field(
+        10.0, ge=0.1, le=3600, description="Seconds without a sign of life after which a worker leaves its job."
+    )
+    shard_lease: Seconds = Field(
+        10.0, ge=0.1, le=3600, description="Seconds without a sign of life after which a shard counts as lost."
+    )
+
+    @model_validator(mode="after")
+    def _address_or_own(self) -> ClusterConfig:
+        others = sorted(self.model_fields_set - {"address"})
+        if self.address is not None and others:
+            raise InvalidArgument(f"{others[0]} has no effect on a running cluster; remove it or remove address")
+        return self
+
+
+class LogConfig(StrictModel):
+    """How a server process writes its log to stderr."""
+
+    format: Literal["plain", "json"] = Field("plain", description="One plain or one JSON line per event.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is written.")
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2's core scalars: ``no`` and ``on`` are strings, ``1e-3`` is a number; a repeated key is an error."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)
+
+
+def _construct_mapping(loader: _Yaml, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    loader.flatten_mapping(node)
+    mapping: dict[Hashable, Any] = {}
+    for key_node, value_node in node.value:
+        key: Any = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} is not allowed; allowed: text")
+        if key in mapping:
+            raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_Yaml.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Yaml)
+    except yaml.YAMLError as error:
+        raise InvalidArgument(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
+
+
+def _override(tree: dict[str, Any], assignment: str) -> None:
+    """Sets one ``a.b=c`` in ``tree``; a number in the path is a place in a sequence."""
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InvalidArgument(f"--set {assignment!r} is not allowed; allowed: KEY.KEY=VALUE")
+    node: Any = tree
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        place: Any = key
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
+                raise InvalidArgument(f"--set {path}: {key!r} is no place of a sequence of {len(node)}")
+            place = int(key)
+        elif not isinstance(node, dict):
+            raise InvalidArgument(f"--set {path}: {'.'.join(keys[:depth])} is a value, it has no {key!r}")
+        if last:
+            node[place] = _parse_yaml(text, f"--set {path}")
+        else:
+            if isinstance(node, dict) and node.get(place) is None:
+                node[place] = {}
+            node = node[place]
+
+
+def load_config(model: type[Model], path: Path | None = None, overrides: Sequence[str] = ()) -> Model:
+    """A validated ``model`` from a YAML file and ``a.b=c`` assignments, which are applied in order.
+
+    Args:
+        model: a :class:`StrictModel`.
+        path: None starts from an empty document.
+        overrides: values are YAML: ``--set data.columns=[a,b]``.
+
+    Raises:
+        InvalidArgument: in one line, naming file, key, value and what is allowed.
+    """
+    tree: Any = {}
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"{path}: cannot be read: {error}") from None
+        tree = _parse_yaml(text, str(path))
+        tree = {} if tree is None else tree
+        if not isinstance(tree, dict):
+            raise InvalidArgument(f"{path}: holds a {type(tree).__name__}; a mapping of keys is wanted")
+    for assignment in overrides:
+        _override(tree, assignment)
+    return validate(model, tree, where=str(path) if path is not None else "")
+
+
+def validate(model: type[Model], tree: dict[str, Any], *, where: str = "") -> Model:
+    """A validated ``model`` of plain values.
+
+    Raises:
+        InvalidArgument: as :func:`load_config`; ``where`` begins the message.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        details = error.errors()
+        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+        prefix = f"{where}: " if where else ""
+        raise InvalidArgument(f"{prefix}{describe_error(model, details[0])}{more}") from None
+
+
+def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
+    """One line for one of pydantic's errors: dotted key, value, what is allowed."""
+    location, found = field_at(model, detail["loc"], unknown_key=detail["type"] == "extra_forbidden")
+    dotted = ".".join(map(str, location)) or "the document"
+    value = detail["input"]
+    if detail["type"] == "extra_forbidden":
+        known = list(found.owner.model_fields) if found.owner is not None else []
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
+        return f"{dotted}: unknown key{hint}"
+    if detail["type"] == "missing":
+        return f"{dotted}: is missing; allowed: {allowed_of_field(found.field)}"
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error" and (found.field is None or "allowed" not in message):
+        return f"{dotted}: {message}"  # a rule of the section, in its own words
+    return f"{dotted}: {value!r} is not allowed; allowed: {allowed_of_field(found.field)}"

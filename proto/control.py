@@ -1,0 +1,234 @@
+"""What a worker, a tool or a test asks of the coordinator: a synchronous client with plain values.
+
+Thread-safe. Every call has a deadline and raises an error of the taxonomy (proto/errors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from . import control_pb2 as pb
+from . import control_pb2_grpc as pb_grpc
+from .errors import InvalidArgument
+from .grpc_status import CHANNEL_OPTIONS, error_of_status
+from .route import owners_of_runs
+from .schema import TableSchema
+from .schema_message import message_of_schema, schema_of_message
+
+GradScaleName = Literal["mean", "sum"]
+GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum
+
+
+@dataclass(frozen=True)
+class ShardAddress:
+    """Where the data plane of a shard listens."""
+
+    index: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """A cluster as a client needs it.
+
+    Attributes:
+        cluster_id: random 64-bit number given at creation; checked when a client says HELLO to a shard.
+        slot_count: power of two.
+        route_epoch: raised whenever a slot changes its owner.
+        slot_owner: (slot_count) uint16, shard index of each slot.
+        shards: in the order of their indexes.
+    """
+
+    cluster_id: int
+    slot_count: int
+    route_epoch: int
+    slot_owner: NDArray[np.uint16]
+    shards: tuple[ShardAddress, ...]
+
+
+@dataclass(frozen=True)
+class WorkerIdentity:
+    """Who a worker is within its job.
+
+    Attributes:
+        job_id, namespace_id: 32-bit, as in the frames of the data plane.
+        worker_id: kept by (job, rank) for the cluster's life.
+        epoch: raised when the same rank registers again; an older epoch is refused as Fenced.
+        lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so long.
+        first_step: the step to begin with.
+    """
+
+    job_id: int
+    worker_id: int
+    epoch: int
+    lease_sec: float
+    first_step: int
+    namespace_id: int
+
+
+def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
+    """``HOST:PORT`` (``[HOST]:PORT`` for IPv6) as a pair.
+
+    Raises:
+        InvalidArgument: it is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgument(f"{what}: {address!r} is not allowed; allowed: HOST:PORT, such as 127.0.0.1:7000")
+    return host, int(port)
+
+
+class ControlClient:
+    """A connection to one coordinator. Close it, or use it in a ``with`` statement.
+
+    Args:
+        address: ``HOST:PORT``.
+        deadline_sec: of every call that does not name its own.
+    """
+
+    def __init__(self, address: str, *, deadline_sec: float = 10.0) -> None:
+        parse_address(address)
+        if not deadline_sec > 0:
+            raise InvalidArgument(f"ControlClient.deadline_sec: {deadline_sec!r} is not allowed; allowed: > 0")
+        self.address = address
+        self._deadline_sec = deadline_sec
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; a later call fails."""
+        self._channel.close()
+
+    def cluster(self) -> ClusterView:
+        """The slot map and the shards' addresses.
+
+        Raises:
+            Unavailable: the coordinator cannot be reached, or not every shard serves yet (the text says which).
+        """
+        reply = self._call(self._stub.GetCluster, pb.GetClusterRequest())
+        return ClusterView(
+            cluster_id=reply.cluster_id,
+            slot_count=reply.route.slot_count,
+            route_epoch=reply.route.epoch,
+            slot_owner=owners_of_runs([(run.start, run.shard) for run in reply.route.runs], reply.route.slot_count),
+            shards=tuple(ShardAddress(s.shard, s.data.host, s.data.port) for s in reply.shards),
+        )
+
+    def create_table(self, schema: TableSchema) -> TableSchema:
+        """Creates a table on every shard, or finds it there; returns the schema with ``id`` and ``version``.
+
+        Raises:
+            FailedPrecondition: the table exists with another schema (names the field and both values), or its id
+                collides with another table's.
+            Unavailable: as :meth:`cluster`.
+        """
+        reply = self._call(self._stub.CreateTable, pb.CreateTableRequest(schema=message_of_schema(schema)))
+        return schema_of_message(reply.schema)
+
+    def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
+        """The tables of a namespace (empty: of all), by name."""
+        reply = self._call(self._stub.ListTables, pb.ListTablesRequest(namespace=namespace))
+        return tuple(schema_of_message(message) for message in reply.schemas)
+
+    def drop_table(self, namespace: str, name: str) -> None:
+        """Removes a table and its rows from every shard.
+
+        Raises:
+            NotFound: there is no such table.
+        """
+        self._call(self._stub.DropTable, pb.DropTableRequest(namespace=namespace, name=name))
+
+    def register_worker(
+        self,
+        *,
+        namespace: str,
+        job: str,
+        rank: int,
+        world_size: int,
+        staleness: int | None = 0,
+        grad_scale: GradScaleName = "mean",
+        deadline_sec: float | None = None,
+    ) -> WorkerIdentity:
+        """Joins a job; returns when all ``world_size`` ranks have come and every shard knows them.
+
+        Args:
+            namespace: of the job; created on first use.
+            job: its name; all its workers give the same ``world_size``, ``staleness`` and ``grad_scale``.
+            rank: [0, world_size): the order in which gradients are summed.
+            staleness: 0 synchronous, k bounded, None async.
+            grad_scale: "mean" scales gradients by 1/N, as DDP does; "sum" does not.
+            deadline_sec: how long to wait for the other ranks; None is the client's own.
+
+        Raises:
+            FailedPrecondition: another worker of the job gave another value (names the field and both).
+            DeadlineExceeded: says how many of how many ranks have come.
+            Fenced: the same rank registered again meanwhile.
+        """
+        if rank < 0 or world_size < 1 or (staleness is not None and staleness < 0):
+            raise InvalidArgument(
+                f"register_worker: rank {rank}, world_size {world_size}, staleness {staleness}; "
+                "allowed: 0 <= rank < world_size, staleness >= 0 or None"
+            )
+        if grad_scale not in GRAD_SCALES:
+            raise InvalidArgument(f"grad_scale: {grad_scale!r} is not allowed; allowed: {', '.join(GRAD_SCALES)}")
+        request = pb.RegisterWorkerRequest(
+            namespace=namespace,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            staleness=staleness,
+            grad_scale=grad_scale.upper(),
+        )
+        reply = self._call(self._stub.RegisterWorker, request, deadline_sec)
+        return WorkerIdentity(
+            job_id=reply.job_id,
+            worker_id=reply.worker_id,
+            epoch=reply.epoch,
+            lease_sec=reply.lease_sec,
+            first_step=reply.first_step,
+            namespace_id=reply.namespace_id,
+        )
+
+    def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> None:
+        """Renews the lease; call it at least every third of ``lease_sec``. ``step`` is shown by ``sparserow status``.
+
+        Raises:
+            Fenced: the lease has ended or the rank has registered again; the worker must register anew.
+        """
+        request = pb.WorkerHeartbeatRequest(
+            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step
+        )
+        self._call(self._stub.WorkerHeartbeat, request)
+
+    def deregister_worker(self, identity: WorkerIdentity) -> None:
+        """Leaves the job: the clock no longer waits for this worker. Harmless when it has left already."""
+        request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
+        self._call(self._stub.DeregisterWorker, request)
+
+    def status(self) -> pb.GetStatusReply:
+        """What is behind ``sparserow status``; answers also while shards are missing."""
+        reply: pb.GetStatusReply = self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        return reply
+
+    def _call(self, method: Callable[..., Any], request: Any, deadline_sec: float | None = None) -> Any:
+        try:
+            return method(request, timeout=deadline_sec or self._deadline_sec)
+        except grpc.RpcError as error:
+            remedy = "; start it with `sparserow up`"
+            raise error_of_status(error, f"coordinator {self.address}", remedy=remedy) from None
+        except ValueError:
+            raise InvalidArgument(f"the connection to coordinator {self.address} is closed") from None

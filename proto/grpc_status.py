@@ -1,0 +1,59 @@
+"""The error taxonomy over gRPC: the number travels as trailing metadata, the status code is its nearest kin."""
+
+from __future__ import annotations
+
+import grpc
+
+from .errors import DeadlineExceeded, Internal, InvalidArgument, SparserowError, Unavailable, error_of
+
+CODE_KEY = "sparserow-code"
+# Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
+CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 200))
+SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
+
+_STATUS: dict[str, grpc.StatusCode] = {
+    "InvalidArgument": grpc.StatusCode.INVALID_ARGUMENT,
+    "NotFound": grpc.StatusCode.NOT_FOUND,
+    "FailedPrecondition": grpc.StatusCode.FAILED_PRECONDITION,
+    "StaleRoute": grpc.StatusCode.ABORTED,
+    "Fenced": grpc.StatusCode.ABORTED,
+    "Unavailable": grpc.StatusCode.UNAVAILABLE,
+    "DeadlineExceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "ResourceExhausted": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "DataLoss": grpc.StatusCode.DATA_LOSS,
+    "Internal": grpc.StatusCode.INTERNAL,
+}
+
+
+def status_of_error(error: SparserowError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Status code, message and trailing metadata that carry ``error``."""
+    return _STATUS[error.code], str(error), ((CODE_KEY, str(error.number)),)
+
+
+def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> SparserowError:
+    """The exception behind a failed call.
+
+    Args:
+        error: of a synchronous or an asyncio call.
+        peer: whom the call was for, such as ``coordinator 127.0.0.1:7000``.
+        remedy: ends the message when the peer cannot be reached, such as ``; start it with ...``.
+    """
+    details = (error.details() or "").strip()
+    for key, value in error.trailing_metadata() or ():
+        if key == CODE_KEY:
+            return error_of(int(value), details)
+    code = error.code()
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return Unavailable(f"{peer} cannot be reached: {_last_cause(details)}{remedy}")
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"{peer} did not answer within the deadline")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidArgument(f"{peer} is no such service: {details}")
+    return Internal(f"{peer} failed: {code.name}: {details}")
+
+
+def _last_cause(details: str) -> str:
+    """The innermost cause in gRPC's chain of messages."""
+    cause = details.rsplit("last error: ", 1)[-1].rsplit("UNKNOWN: ", 1)[-1].rsplit("UNAVAILABLE: ", 1)[-1]
+    cause = cause.rsplit("Failed to connect to remote host: ", 1)[-1]
+    return " ".join(cause.split()) or "connection lost"

@@ -1,0 +1,95 @@
+"""Table schemas as messages of the control plane, both ways. A message that breaks the contract is InvalidArgument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import control_pb2 as pb
+from .errors import InvalidArgument
+from .schema import (
+    DTYPES,
+    SGD,
+    Adagrad,
+    Adam,
+    Constant,
+    Init,
+    Normal,
+    RowOptimizer,
+    RowWiseAdagrad,
+    TableSchema,
+    Uniform,
+    XavierNormal,
+    XavierUniform,
+)
+
+# oneof field -> class; the fields of a message and of its class have the same names.
+_INITS: dict[str, type[Init]] = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "normal": Normal,
+    "xavier_uniform": XavierUniform,
+    "xavier_normal": XavierNormal,
+}
+_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": Adam,
+}
+
+
+def _fill(message: Any, value: Any) -> None:
+    for descriptor in message.DESCRIPTOR.fields:
+        setattr(message, descriptor.name, getattr(value, descriptor.name))
+
+
+def _set_kind(message: Any, kinds: dict[str, Any], value: Any) -> None:
+    name = next(name for name, kind in kinds.items() if type(value) is kind)
+    inner = getattr(message, name)
+    inner.SetInParent()  # a message of zeros would leave the oneof unset
+    _fill(inner, value)
+
+
+def _kind_of(message: Any, kinds: dict[str, Any], field: str) -> Any:
+    name = message.WhichOneof("kind")
+    if name is None:
+        raise InvalidArgument(f"TableSchema.{field}: is missing; allowed: {', '.join(kinds)}")
+    inner = getattr(message, name)
+    return kinds[name](**{d.name: getattr(inner, d.name) for d in inner.DESCRIPTOR.fields})
+
+
+def message_of_schema(schema: TableSchema) -> pb.TableSchema:
+    """The ``control_pb2.TableSchema`` of a schema."""
+    message = pb.TableSchema(
+        namespace=schema.namespace,
+        name=schema.name,
+        dim=schema.dim,
+        dtype=schema.dtype.upper(),
+        seed=schema.seed,
+        id=schema.id,
+        version=schema.version,
+    )
+    _set_kind(message.init, _INITS, schema.init)
+    _set_kind(message.optimizer, _OPTIMIZERS, schema.optimizer)
+    return message
+
+
+def schema_of_message(message: pb.TableSchema) -> TableSchema:
+    """The schema of a ``control_pb2.TableSchema``.
+
+    Raises:
+        InvalidArgument: a field is missing or out of range.
+    """
+    if not 0 <= message.dtype < len(DTYPES):
+        raise InvalidArgument(f"TableSchema.dtype: {message.dtype} is not allowed; allowed: {', '.join(DTYPES)}")
+    return TableSchema(
+        namespace=message.namespace,
+        name=message.name,
+        dim=message.dim,
+        optimizer=_kind_of(message.optimizer, _OPTIMIZERS, "optimizer"),
+        dtype=DTYPES[message.dtype],
+        init=_kind_of(message.init, _INITS, "init"),
+        seed=message.seed,
+        id=message.id,
+        version=message.version,
+    )
