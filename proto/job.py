@@ -1,0 +1,250 @@
+"""The schema of a training job: what ``sparserow train JOB.yaml`` reads.
+
+Data, model and training are sections of their own; the cluster's section is the one that ``sparserow up`` uses.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from . import schema
+from .config import ClusterConfig, FromList, StrictModel
+from .errors import InvalidArgument
+from .schema import MAX_DIM
+
+ColumnRef: TypeAlias = str | int
+NumericTransform: TypeAlias = Literal["none", "log", "standardize", "log_standardize"]
+
+
+def _paths(value: object) -> object:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Paths: TypeAlias = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_paths),
+    Field(min_length=1, json_schema_extra={"allowed": "a path, or a sequence of paths; * and ? match file names"}),
+]
+_CHARACTER = r"^[\x00-\x7f]$"
+_OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
+
+
+class CsvSchema(StrictModel):
+    """Delimited text: which columns there are and what each is. A column is a name, or a position from 0."""
+
+    columns: Annotated[tuple[str, ...], FromList] = Field(
+        (), description="Names of all columns in file order; empty: the header's, or column_0, column_1, ..."
+    )
+    header: bool = Field(False, description="Whether the first line of each file is a header.")
+    delimiter: str = Field(
+        ",",
+        pattern=_CHARACTER,
+        description="Between the fields of a line.",
+        json_schema_extra={"allowed": "one ASCII character"},
+    )
+    quote: str = Field(
+        "",
+        pattern=_OPTIONAL_CHARACTER,
+        description="Around fields that hold delimiters; empty: none.",
+        json_schema_extra={"allowed": "one ASCII character, or empty"},
+    )
+    comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
+    trim: bool = Field(False, description="Whether spaces around a field are dropped.")
+    missing: Annotated[tuple[str, ...], FromList] = Field(
+        (), description="Texts that mean a missing value, besides the empty field."
+    )
+    label: ColumnRef = Field(description="The column to predict.")
+    label_values: dict[str, Literal[0, 1]] = Field(
+        {"0": 0, "1": 1}, description="The label's text and its class; another text is a malformed line."
+    )
+    numeric: dict[str, NumericTransform] = Field(
+        {}, description="Numeric columns and their transform; log is sign(x) log(1 + |x|), standardize comes after it."
+    )
+    categorical: Annotated[tuple[ColumnRef, ...], FromList] = Field(
+        (), description="Columns whose text becomes a key of a table."
+    )
+    buckets: dict[str, Annotated[int, Field(ge=2, le=65536)]] = Field(
+        {}, description="Numeric columns that, cut into so many quantile buckets, are also keys of a table NAME_bucket."
+    )
+
+    @model_validator(mode="after")
+    def _has_inputs(self) -> CsvSchema:
+        if not self.numeric and not self.categorical and not self.buckets:
+            raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
+        return self
+
+
+class DataConfig(StrictModel):
+    """What is read. Files whose name ends in .gz are inflated."""
+
+    format: Literal["criteo", "csv"] = Field("criteo", description="criteo: TSV, or CSV with a header. csv: see csv.")
+    train: Paths = Field(description="Training files.")
+    test: Paths = Field(description="Files of the evaluation after each epoch.")
+    csv: CsvSchema | None = Field(None, description="Columns of format csv.")
+    on_bad_line: Literal["error", "skip"] = Field(
+        "error", description="A malformed line stops the job, or is skipped and counted."
+    )
+    shuffle_rows: int = Field(
+        131072, ge=0, le=1 << 26, description="Lines that are shuffled together, over all workers; 0: file order."
+    )
+
+    @model_validator(mode="after")
+    def _schema_of_csv(self) -> DataConfig:
+        if (self.format == "csv") != (self.csv is not None):
+            needs = "needs a section csv" if self.csv is None else "has no use for a section csv"
+            raise InvalidArgument(f"format {self.format} {needs}")
+        return self
+
+
+class _ModelBase(StrictModel):
+    backend: Literal["ps", "local"] = Field(
+        "ps", description="ps: tables live on parameter servers. local: the same model in plain torch, to compare."
+    )
+    dim: int = Field(16, ge=1, le=MAX_DIM, description="Width of an embedding.")
+    rows: int = Field(1_000_000, ge=1, le=2**44, description="Rows of a table; a key's row is key modulo rows.")
+    table_rows: dict[str, Annotated[int, Field(ge=1, le=2**44)]] = Field(
+        {}, description="Rows of single tables, by column."
+    )
+    min_rows: int = Field(
+        1, ge=1, le=2**44, description="Tables with fewer rows stay in the worker, dense and allreduced."
+    )
+    init_scale: float = Field(0.01, ge=0, le=10, description="Initial embeddings are uniform in [-scale, scale).")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Share of hidden units that is dropped while training.")
+
+
+_Widths: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], FromList]
+
+
+class DlrmConfig(_ModelBase):
+    """DLRM (Naumov et al. 2019)."""
+
+    kind: Literal["dlrm"] = Field(description="Which model.")
+    bottom: _Widths = Field((64,), description="Hidden widths of the bottom MLP; its output has the embedding's width.")
+    top: _Widths = Field((64, 64), description="Hidden widths of the top MLP.")
+
+
+class DeepFmConfig(_ModelBase):
+    """DeepFM (Guo et al. 2017)."""
+
+    kind: Literal["deepfm"] = Field(description="Which model.")
+    hidden: _Widths = Field((64, 64), description="Hidden widths of the MLP.")
+
+
+ModelConfig: TypeAlias = Annotated[DlrmConfig | DeepFmConfig, Field(discriminator="kind")]
+
+
+class DenseOptimizerConfig(StrictModel):
+    """Optimizer of the dense tower, in the worker: torch's own."""
+
+    kind: Literal["adam", "adamw", "adagrad", "sgd"] = Field("adam", description="Which of torch.optim.")
+    lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
+    weight_decay: float = Field(0.0, ge=0, le=1e3, description="As torch defines it for that optimizer.")
+
+
+class SgdConfig(StrictModel):
+    """SGD with optional momentum, on each row."""
+
+    kind: Literal["sgd"] = Field(description="Which optimizer.")
+    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum.")
+
+    def row_optimizer(self) -> schema.SGD:
+        """As a table's schema holds it."""
+        return schema.SGD(lr=self.lr, momentum=self.momentum)
+
+
+class AdagradConfig(StrictModel):
+    """Adagrad, on each row."""
+
+    kind: Literal["adagrad"] = Field(description="Which optimizer.")
+    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
+    eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
+    initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
+
+    def row_optimizer(self) -> schema.Adagrad:
+        """As a table's schema holds it."""
+        return schema.Adagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
+
+
+class RowWiseAdagradConfig(StrictModel):
+    """Adagrad with one accumulator a row; torch has none, so it needs backend ps."""
+
+    kind: Literal["rowwise_adagrad"] = Field(description="Which optimizer.")
+    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
+    eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
+    initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
+
+    def row_optimizer(self) -> schema.RowWiseAdagrad:
+        """As a table's schema holds it."""
+        return schema.RowWiseAdagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
+
+
+class AdamConfig(StrictModel):
+    """Adam, on each row; bias correction counts the row's own updates, which torch has not, so it needs backend ps."""
+
+    kind: Literal["adam"] = Field(description="Which optimizer.")
+    lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
+
+    def row_optimizer(self) -> schema.Adam:
+        """As a table's schema holds it."""
+        return schema.Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
+
+
+RowOptimizerConfig: TypeAlias = Annotated[
+    SgdConfig | AdagradConfig | RowWiseAdagradConfig | AdamConfig, Field(discriminator="kind")
+]
+
+
+class TrainConfig(StrictModel):
+    """How it is trained."""
+
+    epochs: int = Field(1, ge=1, le=10_000, description="Passes over the training files.")
+    batch_size: int = Field(2048, ge=1, le=1 << 20, description="Samples of a step of one worker.")
+    workers: int = Field(1, ge=1, le=256, description="Worker processes on this machine; torchrun's own count wins.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of initial weights, initial rows, dropout and shuffling.")
+    staleness: int | None = Field(
+        0, ge=0, le=1 << 20, description="Steps that a worker's rows may lag behind: 0 synchronous, null asynchronous."
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
+    )
+    lr_decay: float = Field(1.0, gt=0, le=1, description="Both learning rates are multiplied by it after each epoch.")
+    dense_optimizer: DenseOptimizerConfig = Field(DenseOptimizerConfig(), description="Of the dense tower.")
+    row_optimizer: RowOptimizerConfig = Field(
+        AdagradConfig(kind="adagrad"),
+        description="Of the tables, applied by the parameter servers.",
+        json_schema_extra={"allowed": "a section with kind: sgd, adagrad, rowwise_adagrad or adam"},
+    )
+
+
+class JobConfig(StrictModel):
+    """A training job."""
+
+    name: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9_.-]{1,255}$",
+        description="Namespace of its tables.",
+        json_schema_extra={"allowed": "1-255 of letters, digits, _ . -"},
+    )
+    data: DataConfig = Field(description="What is read.")
+    model: ModelConfig = Field(
+        description="What is trained.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
+    )
+    train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
+
+    @model_validator(mode="after")
+    def _local_has_the_optimizer(self) -> JobConfig:
+        if self.model.backend == "local" and self.train.row_optimizer.kind not in ("sgd", "adagrad"):
+            raise InvalidArgument(
+                f"model.backend local: torch has no {self.train.row_optimizer.kind} of rows; allowed in "
+                "train.row_optimizer.kind: sgd, adagrad"
+            )
+        return self

@@ -1,0 +1,180 @@
+"""Lines to numbers and keys: the fast path, the slow path, and that they mean the same."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+
+import numpy as np
+import pytest
+from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.worker.data.bad_line import BadLine, BadLinePolicy
+from sparserow.worker.data.keys import key_of, keys_of
+from sparserow.worker.data.line_checker import check_lines
+from sparserow.worker.data.line_decoder import LineDecoder
+from sparserow.worker.data.line_layout import LineLayout
+from sparserow.worker.data.line_windows import Place, Window, first_line, read_windows
+
+LAYOUT = LineLayout(
+    columns=("y", "a", "unused", "b", "c"),
+    label=0,
+    label_values={"no": 0.0, "yes": 1.0},
+    numeric=(1, 3),
+    categorical=(4,),
+    quote='"',
+    comment="#",
+    trim=True,
+    missing=frozenset({"?"}),
+)
+
+
+def window_of(text: bytes, line: int = 1) -> Window:
+    return Window("log.csv", Place(0, line), text, text.count(b"\n") + (not text.endswith(b"\n")))
+
+
+def test_key_is_xxh3_shifted_right_by_one():
+    # Golden values of XXH3_64bits with seed 0, from the algorithm's reference vectors.
+    assert key_of("") == 0x2D06800538D394C2 >> 1
+    assert key_of("a") == 0xE6C632B61E964E1F >> 1
+    assert keys_of([b"", b"a"]).tolist() == [key_of(b""), key_of(b"a")]
+    assert all(0 <= key_of(str(i)) < 2**63 for i in range(1000))
+
+
+def test_values_missing_values_comments_and_blanks():
+    text = b'# heading\nyes, 1.5, x, ?, red\n\nno,,x,-2e3,\n  \nno, 3, x, 4 ,"a,b"\r\nyes, ?, x, 0, ?'
+    lines = LineDecoder(LAYOUT).decode(window_of(text), BadLinePolicy())
+    np.testing.assert_array_equal(lines.numeric, [[1.5, math.nan], [math.nan, -2000], [3, 4], [math.nan, 0]])
+    assert lines.keys[:, 0].tolist() == [key_of("red"), key_of(""), key_of("a,b"), key_of("")]
+    assert lines.labels.tolist() == [1, 0, 0, 1]
+    assert lines.labels.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "problem"),
+    [
+        (b"no, 1, x, 2", None, "4 columns, expected 5 separated by ','"),
+        (b"no, 1, x, 2, c, d", None, "6 columns, expected 5"),
+        (b"no, one, x, 2, c", "a", "'one' is not a number; expected a finite float32 or nothing"),
+        (b"no, 1, x, nan, c", "b", "'nan' is not a number"),
+        (b"no, 1, x, 1e39, c", "b", "'1e39' is not a number"),
+        (b"maybe, 1, x, 2, c", "y", "'maybe' is not a label; expected 'no' or 'yes'"),
+        (b", 1, x, 2, c", "y", "'' is not a label"),
+        (b'no, 1, x, 2,"c', None, "the quotes do not match"),
+    ],
+)
+def test_a_malformed_line_is_named(line: bytes, column: str | None, problem: str):
+    good = b"yes, 1, x, 2, c\n"
+    text = good * 3000 + b"\n" + line + b"\n" + good
+    with pytest.raises(BadLine) as caught:
+        LineDecoder(LAYOUT).decode(window_of(text, line=11), BadLinePolicy())
+    assert caught.value.line == 3012
+    assert caught.value.column == column
+    place = "log.csv, line 3012" + (f", column {column}" if column else "")
+    assert str(caught.value).startswith(f"{place}: {problem}")
+    assert "\n" not in str(caught.value)
+
+    policy = BadLinePolicy("skip")
+    assert len(LineDecoder(LAYOUT).decode(window_of(text), policy)) == 3001
+    assert policy.count == 1
+    assert policy.first is not None
+    assert policy.first.line == 3002
+
+
+def test_hexadecimal_tokens_are_checked():
+    layout = LineLayout(("y", "c"), 0, {"0": 0.0, "1": 1.0}, (), (1,), delimiter="\t", token="hex")
+    decode = LineDecoder(layout).decode
+    assert decode(window_of(b"0\t05db9164\n1\t\n"), BadLinePolicy()).keys[:, 0].tolist() == [
+        key_of("05db9164"),
+        key_of(""),
+    ]
+    for token in (b"xyz", b"123456789", b" 1"):
+        with pytest.raises(BadLine, match=r"column c.*1-8 hexadecimal digits"):
+            decode(window_of(b"0\t1f\n0\t" + token + b"\n"), BadLinePolicy())
+
+
+def test_a_quoted_field_ends_with_its_line():
+    text = b'no,1,x,2,"c\nyes,1,x,2,d"\nno,1,x,2,e\n'
+    policy = BadLinePolicy("skip")
+    lines = LineDecoder(LAYOUT).decode(window_of(text), policy)
+    assert policy.first is not None
+    assert (policy.first.line, policy.count, len(lines)) == (1, 1, 2)
+
+
+def test_both_paths_mean_the_same():
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    cells = ["1", "-2.5", " 3", "?", " ?", "", "1e3", ".5", "7.", "x", "nan", "\xe9", '"q"', '"a,b"']
+    for _ in range(300):
+        text = "".join(
+            ",".join(
+                [
+                    draw.choice(["yes", " no", "no"]),
+                    draw.choice(cells[:9]),
+                    "u",
+                    draw.choice(cells[:9]),
+                    draw.choice(cells),
+                ]
+            )
+            + draw.choice(["\n", "\r\n", "\n\n"])
+            for _ in range(draw.randrange(1, 6))
+        ).encode()
+        window = window_of(text)
+        slow = check_lines(LAYOUT, window, BadLinePolicy("skip"))
+        lines = LineDecoder(LAYOUT).decode(window, BadLinePolicy("skip"))
+        assert lines.labels.tolist() == [row.label for row in slow], text
+        np.testing.assert_array_equal(lines.numeric, [row.numeric for row in slow], err_msg=repr(text))
+        assert lines.keys[:, 0].tolist() == [key_of(row.tokens[0]) for row in slow], text
+
+
+def test_windows_cover_a_file_and_their_spans_cover_them(tmp_path):
+    text = b"".join(b"%d\n" % i for i in range(1000)) + b"the end"
+    for name, data in (("plain", text), ("packed.gz", gzip.compress(text))):
+        path = tmp_path / name
+        path.write_bytes(data)
+        for size in (1, 7, 1000, 1001, 5000):
+            windows = list(read_windows(str(path), size))
+            assert b"".join(window.text for window in windows) == text
+            assert [window.lines for window in windows[:-1]] == [size] * (len(windows) - 1)
+            assert sum(window.lines for window in windows) == 1001
+            for window in windows:
+                assert text[window.place.offset :].startswith(window.text)
+                assert window.place.line == text[: window.place.offset].count(b"\n") + 1
+                spans = [window.span(part, 3) for part in range(3)]
+                assert b"".join(span.text for span in spans) == window.text
+                assert max(span.lines for span in spans) - min(span.lines for span in spans) <= 1
+                assert spans[2].place.line == window.place.line + spans[0].lines + spans[1].lines
+            again = list(read_windows(str(path), size, windows[-1].place))
+            assert again == windows[-1:]
+
+
+def test_windows_are_cut_across_read_blocks(tmp_path, monkeypatch):
+    from sparserow.worker.data import line_windows
+
+    path = tmp_path / "log"
+    text = b"".join(b"x" * (i % 13) + b"\n" for i in range(500))
+    path.write_bytes(text)
+    whole = list(read_windows(str(path), 37))
+    for block in (1, 5, 64):
+        monkeypatch.setattr(line_windows, "_BLOCK_BYTES", block)
+        assert list(read_windows(str(path), 37)) == whole
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(NotFound, match=r"nothing.tsv: No such file"):
+        list(read_windows(str(tmp_path / "nothing.tsv"), 10))
+    with pytest.raises(NotFound, match="directory"):
+        list(read_windows(str(tmp_path), 10))
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress(random.Random(1).randbytes(100_000))[:5000])
+    with pytest.raises(DataLoss, match="damaged or cut short"):
+        list(read_windows(str(cut), 10))
+    fake = tmp_path / "fake.gz"
+    fake.write_bytes(b"plain text\n")
+    with pytest.raises(DataLoss, match="damaged or cut short"):
+        first_line(str(fake))
+    endless = tmp_path / "endless"
+    endless.write_bytes(b"one\n" + b"x" * (10 << 20))
+    with pytest.raises(InvalidArgument, match="line 2: longer than 1048576 bytes"):
+        list(read_windows(str(endless), 10))

@@ -1,0 +1,58 @@
+"""The Criteo click logs: a label, 13 numbers I1..I13, 26 hexadecimal tokens C1..C26.
+
+Both published forms are read, and told apart by the first line: tab-separated without a header, and comma-separated
+with the header ``label,I1,...,C26`` (in any order). Missing values are empty fields. Numbers pass ``log``.
+"""
+
+from __future__ import annotations
+
+from ...proto.errors import InvalidArgument
+from .features import DenseFeature, FeatureSpec
+from .formats import FileFormat
+from .line_layout import LineLayout
+from .line_windows import first_line
+
+LABEL = "label"
+NUMERIC = tuple(f"I{i}" for i in range(1, 14))
+CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = (LABEL, *NUMERIC, *CATEGORICAL)
+
+_FEATURES = FeatureSpec(
+    dense=tuple(DenseFeature(name, source, log=True) for source, name in enumerate(NUMERIC)),
+    categorical=CATEGORICAL,
+)
+
+
+def criteo_format(path: str) -> FileFormat:
+    """The form of one Criteo file, from its first line.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: the file is empty, or its first line has not the 40 columns.
+    """
+    line = first_line(path).decode("utf-8", "replace")
+    if not line.strip():
+        raise InvalidArgument(f"{path}, line 1: empty; expected {len(COLUMNS)} Criteo columns")
+    delimiter = "\t" if "\t" in line else ","
+    fields = [field.strip() for field in line.split(delimiter)]
+    header = fields[0] not in ("0", "1") and LABEL in fields
+    if len(fields) != len(COLUMNS):
+        raise InvalidArgument(
+            f"{path}, line 1: {len(fields)} columns, expected {len(COLUMNS)}: a label, 13 numbers and 26 "
+            "hexadecimal tokens, separated by tabs, or by commas under a header"
+        )
+    if header and (absent := sorted(set(COLUMNS) - set(fields))):
+        raise InvalidArgument(
+            f"{path}, line 1: the header lacks the column {absent[0]}; expected {LABEL}, I1..I13, C1..C26"
+        )
+    names = tuple(fields) if header else COLUMNS
+    layout = LineLayout(
+        columns=names,
+        label=names.index(LABEL),
+        label_values={"0": 0.0, "1": 1.0},
+        numeric=tuple(names.index(name) for name in NUMERIC),
+        categorical=tuple(names.index(name) for name in CATEGORICAL),
+        delimiter=delimiter,
+        token="hex",
+    )
+    return FileFormat(layout, header, _FEATURES)

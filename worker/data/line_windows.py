@@ -1,0 +1,144 @@
+"""Reads text files as *windows*: runs of whole lines with their place, a bounded number at a time.
+
+A file is never held whole; gzip (a name that ends in ``.gz``) is read as it is inflated.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ...proto.errors import DataLoss, InvalidArgument, NotFound
+
+_BLOCK_BYTES = 4 << 20
+_MAX_LINE_BYTES = 1 << 20
+_NEWLINE = 10
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a window begins: byte offset (after inflation) and 1-based line number."""
+
+    offset: int = 0
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """A run of whole lines.
+
+    Attributes:
+        path: the file.
+        place: of its first line.
+        text: the lines; the last may lack its newline at the end of the file.
+        lines: how many.
+    """
+
+    path: str
+    place: Place
+    text: bytes
+    lines: int
+
+    @property
+    def end(self) -> Place:
+        """Where the next window begins."""
+        return Place(self.place.offset + len(self.text), self.place.line + self.lines)
+
+    def span(self, part: int, parts: int) -> Window:
+        """Part ``part`` of ``parts`` disjoint runs of lines that together are the window; sizes differ by at most 1."""
+        first, last = self.lines * part // parts, self.lines * (part + 1) // parts
+        ends = _line_ends(self.text)
+        begin = 0 if first == 0 else int(ends[first - 1])
+        end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
+        place = Place(self.place.offset + begin, self.place.line + first)
+        return Window(self.path, place, self.text[begin:end], last - first)
+
+    def pieces(self, lines_per_piece: int) -> Iterator[Window]:
+        """The window in runs of about ``lines_per_piece`` lines."""
+        parts = max(1, -(-self.lines // lines_per_piece))
+        return (self.span(part, parts) for part in range(parts))
+
+
+def open_text(path: str) -> BinaryIO:
+    """Opens a plain or gzip file for reading bytes.
+
+    Raises:
+        NotFound: no such file, or it cannot be read.
+    """
+    try:
+        return cast(BinaryIO, gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror or error}") from error
+
+
+def _read_block(source: BinaryIO, path: str) -> bytes:
+    try:
+        return source.read(_BLOCK_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataLoss(f"{path}: the gzip file is damaged or cut short: {error}") from error
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror or error}") from error
+
+
+def first_line(path: str, comment: str = "") -> bytes:
+    """The first line that is not a comment, without its line end; empty when the file's first 4 MiB have none.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: a line before it is longer than 1 MiB.
+    """
+    with open_text(path) as source:
+        block = _read_block(source, path)
+    for number, line in enumerate(block.split(b"\n"), start=1):
+        if len(line) > _MAX_LINE_BYTES:
+            raise _too_long(path, number)
+        if not (comment and line.startswith(comment.encode())):
+            return line.rstrip(b"\r")
+    return b""
+
+
+def _too_long(path: str, line: int) -> InvalidArgument:
+    return InvalidArgument(f"{path}, line {line}: longer than {_MAX_LINE_BYTES} bytes; is it a text file?")
+
+
+def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + 1
+
+
+def read_windows(path: str, lines_per_window: int, begin: Place | None = None) -> Iterator[Window]:
+    """The file from ``begin`` on, in windows of ``lines_per_window`` lines; the last window may be shorter.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: a line is longer than 1 MiB.
+    """
+    place = begin or Place()
+    parts: list[bytes] = []  # of the window being filled; together they begin at `place`
+    lines = unfinished_bytes = 0
+    with open_text(path) as source:
+        if place.offset:
+            source.seek(place.offset)
+        while block := _read_block(source, path):
+            ends = _line_ends(block)
+            used_lines = used_bytes = 0
+            while len(ends) - used_lines >= lines_per_window - lines:
+                used_lines += lines_per_window - lines
+                cut = int(ends[used_lines - 1])
+                parts.append(block[used_bytes:cut])
+                window = Window(path, place, b"".join(parts), lines_per_window)
+                yield window
+                place, parts, lines, used_bytes = window.end, [], 0, cut
+            parts.append(block[used_bytes:])
+            lines += len(ends) - used_lines
+            unfinished_bytes = len(block) - int(ends[-1]) if len(ends) else unfinished_bytes + len(block)
+            if unfinished_bytes > _MAX_LINE_BYTES:
+                raise _too_long(path, place.line + lines)
+    text = b"".join(parts)
+    if text:
+        yield Window(path, place, text, lines + (not text.endswith(b"\n")))

@@ -1,0 +1,254 @@
+"""Batches of a worker's share of a click log, in a shuffled order that can be resumed.
+
+How samples are dealt, for every world size the same rule:
+
+* A file is read in *windows* of ``window_lines`` lines (a multiple of batch_size x world). Windows are the buffer of
+  the shuffle: with shuffling, a window's samples are permuted, and the order of several files is.
+* Each window is cut into ``world`` runs of lines; sizes differ by at most one. A rank decodes its run alone; which run
+  it gets turns with the epoch.
+* Each rank yields ceil(ceil(lines / world) / batch_size) batches of a window, whatever lines were blank or bad, so all
+  ranks meet in every step. Batches at a window's end may be short or empty.
+
+Every order is a pure function of (seed, epoch, window, rank).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ...proto.errors import InvalidArgument
+from .bad_line import BadLine, BadLinePolicy
+from .batch import Batch
+from .features import Features
+from .formats import FileFormat
+from .line_decoder import LineDecoder, Lines
+from .line_windows import Place, Window, read_windows
+
+_STATE_VERSION = 1
+_FILE_START = Place()
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A path and how to read it."""
+
+    path: str
+    format: FileFormat
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a reader deals samples.
+
+    Attributes:
+        batch_size: samples of one batch of one rank.
+        rank, world: this worker, and how many there are.
+        shuffle: whether windows are permuted.
+        shuffle_rows: size of the shuffle buffer in lines over all ranks, rounded up to a multiple of
+            batch_size x world.
+        seed: of every order.
+        on_bad_line: "error" or "skip".
+    """
+
+    batch_size: int
+    rank: int = 0
+    world: int = 1
+    shuffle: bool = False
+    shuffle_rows: int = 1 << 17
+    seed: int = 0
+    on_bad_line: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("batch_size", self.batch_size, ">= 1", self.batch_size >= 1),
+            ("world", self.world, ">= 1", self.world >= 1),
+            ("rank", self.rank, f"[0, {self.world})", 0 <= self.rank < self.world),
+            ("shuffle_rows", self.shuffle_rows, ">= 1", self.shuffle_rows >= 1),
+            ("seed", self.seed, ">= 0", self.seed >= 0),
+            ("on_bad_line", self.on_bad_line, "error, skip", self.on_bad_line in ("error", "skip")),
+        )
+        for name, value, allowed, ok in checks:
+            if not ok:
+                raise InvalidArgument(f"ReadOptions.{name}: {value!r} is not allowed; allowed: {allowed}")
+
+    @property
+    def window_lines(self) -> int:
+        """Lines of a window."""
+        step = self.batch_size * self.world
+        return -(-self.shuffle_rows // step) * step
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """The next batch: epoch, position in the epoch's file order, window, batch within it."""
+
+    epoch: int = 0
+    file: int = 0
+    window: int = 0
+    place: Place = _FILE_START
+    batch: int = 0
+
+
+class ClickReader:
+    """An iterable of :class:`Batch`; each ``iter()`` is one epoch. Not thread-safe.
+
+    ``state_dict`` between two batches names the next batch, as torchdata's stateful loaders do: a reader of the same
+    files and options that loads it continues there, and its first ``iter()`` yields the rest of that epoch. A pass that
+    is left early without a loaded state starts its epoch anew.
+    """
+
+    def __init__(self, files: Sequence[DataFile], features: Features, options: ReadOptions) -> None:
+        if not files:
+            raise InvalidArgument("ClickReader.files: empty; allowed: at least one file")
+        self._files = tuple(files)
+        self._decoders = tuple(LineDecoder(file.format.layout) for file in files)
+        self._features = features
+        self._options = options
+        self._next = _Cursor()
+        self._resume = False
+        self._policy = BadLinePolicy(options.on_bad_line)
+        self._bad_lines_before_window = 0
+
+    @property
+    def features(self) -> Features:
+        """The transforms in use."""
+        return self._features
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed so far."""
+        return self._next.epoch
+
+    @property
+    def bad_lines(self) -> int:
+        """Lines skipped by this rank in the current pass, or the last one."""
+        return self._policy.count
+
+    @property
+    def first_bad_line(self) -> BadLine | None:
+        """The first line skipped in that pass, with its place."""
+        return self._policy.first
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is, and the statistics of the transforms; plain numbers and lists."""
+        cursor = self._next
+        return {
+            "version": _STATE_VERSION,
+            "epoch": cursor.epoch,
+            "file": cursor.file,
+            "window": cursor.window,
+            "offset": cursor.place.offset,
+            "line": cursor.place.line,
+            "batch": cursor.batch,
+            "bad_lines": self._bad_lines_before_window if cursor.batch else self._policy.count,
+            "features": self._features.state(),
+            "dealt": self._dealt(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where ``state`` says. Nothing changes on an error.
+
+        Raises:
+            InvalidArgument: the state is of a reader with other files or options.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise InvalidArgument(f"reader state: version {state.get('version')!r}; allowed: {_STATE_VERSION}")
+        mine = self._dealt()
+        for name, value in mine.items():
+            if state["dealt"].get(name) != value:
+                raise InvalidArgument(
+                    f"reader state: {name} was {state['dealt'].get(name)!r}; this reader has {value!r}, so it would "
+                    "deal samples differently"
+                )
+        place = Place(state["offset"], state["line"])
+        self._next = _Cursor(state["epoch"], state["file"], state["window"], place, state["batch"])
+        self._features = Features.from_state(self._features.spec, state["features"])
+        self._policy.count, self._policy.first = state["bad_lines"], None
+        self._resume = True
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._resume:
+            self._next = _Cursor(epoch=self._next.epoch)
+            self._policy.count, self._policy.first = 0, None
+        self._resume = False
+        found_lines = self._next != _Cursor(epoch=self._next.epoch)
+        order = self._file_order()
+        while self._next.file < len(order):
+            index = order[self._next.file]
+            for window in self._windows(index):
+                found_lines = found_lines or not window.text.isspace()
+                yield from self._batches(index, window)
+            self._next = _Cursor(self._next.epoch, self._next.file + 1)
+        if not found_lines:
+            raise InvalidArgument(f"{self._files[0].path}: no data lines")
+        self._next = _Cursor(epoch=self._next.epoch + 1)
+
+    def raw_lines(self) -> Iterator[Lines]:
+        """One pass over all lines of all files, of every rank, untransformed and in file order; for ``features.fit``.
+
+        Does not move the reader. Bad lines are skipped without a count, or raise, by ``on_bad_line``.
+        """
+        policy = BadLinePolicy(self._policy.on_bad_line)
+        for file, decoder in zip(self._files, self._decoders, strict=True):
+            for window in read_windows(file.path, self._options.window_lines, _begin(file)):
+                yield decoder.decode(window, policy)
+
+    def _dealt(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "files": [file.path for file in self._files],
+            "batch_size": options.batch_size,
+            "rank": options.rank,
+            "world": options.world,
+            "shuffle": options.shuffle,
+            "window_lines": options.window_lines,
+            "seed": options.seed,
+        }
+
+    def _file_order(self) -> list[int]:
+        if not self._options.shuffle:
+            return list(range(len(self._files)))
+        random = np.random.default_rng([self._options.seed, self._next.epoch])
+        return [int(index) for index in random.permutation(len(self._files))]
+
+    def _windows(self, index: int) -> Iterator[Window]:
+        file = self._files[index]
+        begin = self._next.place if self._next.window or self._next.batch else _begin(file)
+        yield from read_windows(file.path, self._options.window_lines, begin)
+
+    def _batches(self, index: int, window: Window) -> Iterator[Batch]:
+        options, now = self._options, self._next
+        run = window.span((options.rank + now.epoch) % options.world, options.world)
+        self._bad_lines_before_window = self._policy.count
+        lines = self._decoders[index].decode(run, self._policy)
+        if options.shuffle:
+            random = np.random.default_rng([options.seed, now.epoch, now.file, now.window, options.rank])
+            lines = lines.take(random.permutation(len(lines)))
+        dense = torch.from_numpy(self._features.dense(lines))
+        sparse = torch.from_numpy(self._features.sparse(lines))
+        labels = torch.from_numpy(lines.labels)
+        count = math.ceil(math.ceil(window.lines / options.world) / options.batch_size)
+        for batch in range(now.batch, count):
+            part = slice(batch * options.batch_size, (batch + 1) * options.batch_size)
+            if batch + 1 < count:
+                self._next = _Cursor(now.epoch, now.file, now.window, window.place, batch + 1)
+            else:
+                self._next = _Cursor(now.epoch, now.file, now.window + 1, window.end)
+            yield Batch(dense[part], sparse[part], labels[part])
+
+
+def _begin(file: DataFile) -> Place:
+    """Behind the header, if there is one."""
+    return Place(offset=_header_bytes(file.path), line=2) if file.format.header else _FILE_START
+
+
+def _header_bytes(path: str) -> int:
+    for window in read_windows(path, 1):
+        return len(window.text)
+    return 0
