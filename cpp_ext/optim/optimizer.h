@@ -1,7 +1,8 @@
 // The optimizer interface: how one summed gradient moves one row, in place.
 //
-// To add an optimizer: (1) add its kind to store/schema.h, (2) write optim/NAME.cc with its kernel,
-// (3) name it in optim/factory.cc, (4) add its torch.optim twin to tests/contract/test_optimizers.py.
+// To add an optimizer: (1) add its kind to store/schema.h, (2) write its arithmetic in optim/NAME_kernel.h
+// and name it in optim/kernels.h, (3) write optim/NAME.cc (its state and hyper-parameters) and name it in
+// optim/factory.cc, (4) add its torch.optim twin to tests/contract/test_optimizers.py.
 //
 // Semantics are *lazy*: a row without a gradient does not move, and bias correction uses the row's own
 // update count, so each row behaves as torch.optim does on that row alone. Kernels are vectorised and
@@ -14,18 +15,11 @@
 #include <memory>
 #include <span>
 
+#include "optim/row_update.h"
 #include "store/schema.h"
+#include "util/cpu.h"
 
 namespace sparserow {
-
-// One row to update. Pointers are 4-byte aligned and do not alias each other.
-struct RowUpdate {
-  std::byte* weights;          // (dim) in the table's dtype, updated in place
-  float* state;                // (state_floats) float32, updated in place
-  const float* grad;           // (dim) float32, summed over the step
-  std::uint64_t key;           // for the rounding seed
-  std::uint32_t update_count;  // of this row, this update included (first update: 1)
-};
 
 class Optimizer {
  public:
@@ -38,7 +32,7 @@ class Optimizer {
   virtual void apply(std::span<const RowUpdate> updates, float lr, float grad_scale) const noexcept = 0;
 };
 
-// Thread-safe, immutable. The schema must have passed validate().
-[[nodiscard]] std::unique_ptr<const Optimizer> make_optimizer(const TableSchema& schema);
+// Thread-safe, immutable. The schema must have passed validate(); `isa` must be supported.
+[[nodiscard]] std::unique_ptr<const Optimizer> make_optimizer(const TableSchema& schema, Isa isa = best_isa());
 
 }  // namespace sparserow

@@ -11,9 +11,11 @@
 //  3. A batch that cannot get its memory is refused before its first row changes.
 //  4. Resident overhead is at most 32 bytes per row beyond weights and state at any fill.
 //
-// Thread-safe. Locks: the table map (shared) before one stripe at a time; nothing is called out under a lock.
+// Thread-safe. Locks: the table map, one stripe at a time and the arenas', never two of one kind, in this
+// order; nothing is called out under a lock. A table that is dropped lives until its last call returns.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -48,14 +50,6 @@ struct PullExtras {
   std::uint8_t* found = nullptr;      // (n); 1 when the row exists, 0 when the initial row was given
 };
 
-struct ApplyOptions {
-  float lr = 0.0f;
-  float grad_scale = 1.0f;
-  // Only stripes with stripe % parts == part are touched, so threads can share a batch.
-  std::uint32_t part = 0;
-  std::uint32_t parts = 1;
-};
-
 // Page of a scan. Rows are float32 whatever the stored dtype.
 struct ScanPage {
   std::vector<std::uint64_t> keys;           // (n)
@@ -66,9 +60,14 @@ struct ScanPage {
   std::uint64_t next_cursor = 0;             // pass to the next call; 0 = the end was reached
 };
 
+class BatchOrder;
+class Table;
+struct ApplyOptions;
+
 class Store {
  public:
-  // Memory promised to a batch; given back when destroyed, consumed by the apply that follows.
+  // Memory promised to a batch; consumed by the apply() that names it, the rest given back when destroyed.
+  // Must not outlive the store. Several threads may apply parts of one batch under it.
   class Reservation {
    public:
     Reservation() = default;
@@ -79,8 +78,11 @@ class Store {
    private:
     friend class Store;
     Reservation(Store* store, std::uint64_t bytes) : store_(store), bytes_(bytes) {}
+    void release() noexcept;
+    void consume(std::uint64_t bytes) noexcept;
+
     Store* store_ = nullptr;
-    std::uint64_t bytes_ = 0;
+    std::atomic<std::uint64_t> bytes_{0};
   };
 
   static Result<std::unique_ptr<Store>> create(const StoreOptions& options);  // InvalidArgument
@@ -99,8 +101,9 @@ class Store {
   // message says budget, use and need); NotFound.
   Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
-  // Applies one gradient per key: grads (n, dim) float32. Absent rows are born from their initial row.
-  // After a successful reserve() of the same keys it cannot fail for memory.
+  // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are born from their initial
+  // row. Under a reservation of the same keys it cannot fail for the budget; without one, and with a budget,
+  // it reserves for all keys first (so a batch that threads share by parts should have a reservation).
   Status apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                const ApplyOptions& options);
 
@@ -119,8 +122,21 @@ class Store {
 
  private:
   explicit Store(const StoreOptions& options);
+  template <class Visit>
+  std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
+                                            std::span<const std::uint64_t> block, std::size_t bytes_used,
+                                            float* scratch, Visit&& visit);
   class Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+struct ApplyOptions {
+  float lr = 0.0f;
+  float grad_scale = 1.0f;
+  // Only stripes with stripe % parts == part are touched, so threads can share a batch.
+  std::uint32_t part = 0;
+  std::uint32_t parts = 1;
+  Store::Reservation* reservation = nullptr;  // what reserve() gave for the same keys, or null
 };
 
 }  // namespace sparserow

@@ -1,0 +1,179 @@
+"""Row store and data-plane server of one shard. Calls that touch rows release the GIL."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+HASH_VERSION: int
+
+def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
+    """Registers how a native error (number of its code, message) becomes an exception."""
+
+def row_hash(table_id: int, key: int) -> int:
+    """The 64-bit hash that decides slot and stripe of a row."""
+
+def slot_of(hash: int, slot_count: int = 16384) -> int:  # noqa: A002
+    """The slot of a row hash. Raises InvalidArgument unless ``slot_count`` is a power of two in [2, 65536]."""
+
+def key_of_bytes(bytes: bytes, /) -> int:  # noqa: A002
+    """63-bit key of a string's bytes."""
+
+def id_of_name(name: str, /) -> int:
+    """32-bit table id of ``namespace/name``; never 0."""
+
+class InitSpec:
+    """Initial rows: constant a; uniform [a, b); normal mean a, std b; xavier_*: gain a, b rows."""
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["constant", "uniform", "normal", "xavier_uniform", "xavier_normal"] = "constant",
+        a: float = 0.0,
+        b: float = 0.0,
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def a(self) -> float: ...
+    @property
+    def b(self) -> float: ...
+
+class OptimizerSpec:
+    """Hyper-parameters; fields that ``kind`` does not use must keep their defaults."""
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd",
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        eps: float = 1e-10,
+        initial_accumulator: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def dampening(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def initial_accumulator(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+
+class TableSchema:
+    """What a table is. ``name`` is ``namespace/name``, ``id`` is ``id_of_name(name)``."""
+
+    def __init__(
+        self,
+        *,
+        id: int,  # noqa: A002
+        name: str,
+        dim: int,
+        version: int = 1,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        seed: int = 0,
+        init: InitSpec = ...,
+        optimizer: OptimizerSpec = ...,
+    ) -> None: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def init(self) -> InitSpec: ...
+    @property
+    def optimizer(self) -> OptimizerSpec: ...
+
+class TableStats:
+    """Rows of a table and their memory in bytes: weights and state alone, and all as allocated."""
+
+    @property
+    def table_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+class Store:
+    """The row store of one shard. Thread-safe.
+
+    Args:
+        memory_budget_bytes: of rows and indexes; 0 is no budget.
+        slot_count: a power of two in [2, 65536], the cluster's.
+        lineage: high 16 bits of every version that this store gives.
+    """
+
+    def __init__(self, *, memory_budget_bytes: int = 0, slot_count: int = 16384, lineage: int = 1) -> None: ...
+    @property
+    def memory_budget_bytes(self) -> int: ...
+    @property
+    def slot_count(self) -> int: ...
+    @property
+    def lineage(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+    def create_table(self, schema: TableSchema) -> None:
+        """Idempotent. Raises InvalidArgument (a field), FailedPrecondition (another schema exists)."""
+
+    def drop_table(self, table_id: int) -> None:
+        """Gives the table's memory back. Raises NotFound."""
+
+    def schema(self, table_id: int) -> TableSchema | None: ...
+    def pull(
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        *,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    ) -> tuple[NDArray[np.generic], NDArray[np.uint64], NDArray[np.bool_]]:
+        """Rows (n, dim), versions (n) and found (n) in the order of ``keys`` (n). bfloat16 comes as uint16 bits.
+
+        An absent row reads as its initial row, version 0. Raises NotFound, InvalidArgument.
+        """
+
+    def apply(
+        self, table_id: int, keys: NDArray[np.uint64], grads: NDArray[np.float32], *, lr: float, grad_scale: float = 1.0
+    ) -> None:
+        """Applies grads (n, dim) in order. Raises NotFound, InvalidArgument, ResourceExhausted (nothing applied)."""
+
+    def assign(self, table_id: int, keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> None:
+        """Sets weights (n, dim), creating rows. Raises as ``apply``."""
+
+    def erase(self, table_id: int, keys: NDArray[np.uint64]) -> int:
+        """Removes rows; returns how many existed. Raises NotFound, InvalidArgument."""
+
+    def scan(
+        self, table_id: int, *, cursor: int = 0, max_rows: int = 65536, with_state: bool = False
+    ) -> tuple[
+        NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32], int
+    ]:
+        """A page: keys, versions, update counts, rows (n, dim), state (n, state floats or 0), next cursor (0: end)."""
+
+    def stats(self) -> list[TableStats]: ...

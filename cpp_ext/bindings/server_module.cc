@@ -1,0 +1,18 @@
+// The extension module `_server`: the store and the shard server, for a parameter-server process.
+#include <pybind11/pybind11.h>
+
+#include "shared_errors.h"
+
+namespace sparserow::bindings {
+
+void bind_store(pybind11::module_& module);  // server_store.cc
+void bind_shard(pybind11::module_& module);  // server_shard.cc
+
+}  // namespace sparserow::bindings
+
+PYBIND11_MODULE(_server, module) {
+  module.doc() = "Row store and data-plane server of one shard.";
+  sparserow::bindings::bind_errors(module);
+  sparserow::bindings::bind_store(module);
+  // sparserow::bindings::bind_shard(module) goes here with server_shard.cc.
+}

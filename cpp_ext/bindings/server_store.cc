@@ -1,0 +1,249 @@
+// Store and its schema for Python. Every call that touches rows runs without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "shared_arrays.h"
+#include "shared_errors.h"
+#include "store/store.h"
+
+namespace py = pybind11;
+
+namespace sparserow::bindings {
+namespace {
+
+constexpr std::string_view kDtypes[] = {"float32", "bfloat16", "float16"};
+constexpr std::string_view kInits[] = {"constant", "uniform", "normal", "xavier_uniform", "xavier_normal"};
+constexpr std::string_view kOptimizers[] = {"sgd", "adagrad", "rowwise_adagrad", "adam"};
+
+template <class Enum, std::size_t kCount>
+Enum parse(const std::string_view (&names)[kCount], const char* field, const std::string& text) {
+  std::string allowed;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (names[i] == text) return static_cast<Enum>(i);
+    allowed += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  raise_if_error({Code::kInvalidArgument, std::string(field) + ": '" + text + "' is not allowed; allowed: " + allowed});
+  return Enum{};
+}
+
+template <class Enum, std::size_t kCount>
+std::string name_of(const std::string_view (&names)[kCount], Enum value) {
+  return std::string(names[static_cast<std::size_t>(value)]);
+}
+
+void bind_schema(py::module_& module) {
+  py::class_<InitSpec>(module, "InitSpec")
+      .def(py::init([](const std::string& kind, float a, float b) {
+             return InitSpec{parse<InitKind>(kInits, "InitSpec.kind", kind), a, b};
+           }),
+           py::kw_only(), py::arg("kind") = "constant", py::arg("a") = 0.0f, py::arg("b") = 0.0f)
+      .def_property_readonly("kind", [](const InitSpec& self) { return name_of(kInits, self.kind); })
+      .def_readonly("a", &InitSpec::a)
+      .def_readonly("b", &InitSpec::b);
+
+  const OptimizerSpec defaults;
+  py::class_<OptimizerSpec>(module, "OptimizerSpec")
+      .def(py::init([](const std::string& kind, float momentum, float dampening, bool nesterov, float weight_decay,
+                       float eps, float initial_accumulator, float beta1, float beta2) {
+             return OptimizerSpec{parse<OptimizerKind>(kOptimizers, "OptimizerSpec.kind", kind),
+                                  momentum,
+                                  dampening,
+                                  nesterov,
+                                  weight_decay,
+                                  eps,
+                                  initial_accumulator,
+                                  beta1,
+                                  beta2};
+           }),
+           py::kw_only(), py::arg("kind") = "sgd", py::arg("momentum") = defaults.momentum,
+           py::arg("dampening") = defaults.dampening, py::arg("nesterov") = defaults.nesterov,
+           py::arg("weight_decay") = defaults.weight_decay, py::arg("eps") = defaults.eps,
+           py::arg("initial_accumulator") = defaults.initial_accumulator, py::arg("beta1") = defaults.beta1,
+           py::arg("beta2") = defaults.beta2)
+      .def_property_readonly("kind", [](const OptimizerSpec& self) { return name_of(kOptimizers, self.kind); })
+      .def_readonly("momentum", &OptimizerSpec::momentum)
+      .def_readonly("dampening", &OptimizerSpec::dampening)
+      .def_readonly("nesterov", &OptimizerSpec::nesterov)
+      .def_readonly("weight_decay", &OptimizerSpec::weight_decay)
+      .def_readonly("eps", &OptimizerSpec::eps)
+      .def_readonly("initial_accumulator", &OptimizerSpec::initial_accumulator)
+      .def_readonly("beta1", &OptimizerSpec::beta1)
+      .def_readonly("beta2", &OptimizerSpec::beta2);
+
+  py::class_<TableSchema>(module, "TableSchema")
+      .def(py::init([](std::uint32_t id, const std::string& name, std::uint32_t dim, std::uint32_t version,
+                       const std::string& dtype, std::uint64_t seed, const InitSpec& init,
+                       const OptimizerSpec& optimizer) {
+             return TableSchema{id,   version, name,     dim, parse<Dtype>(kDtypes, "TableSchema.dtype", dtype),
+                                seed, init,    optimizer};
+           }),
+           py::kw_only(), py::arg("id"), py::arg("name"), py::arg("dim"), py::arg("version") = 1,
+           py::arg("dtype") = "float32", py::arg("seed") = 0, py::arg("init") = InitSpec{},
+           py::arg("optimizer") = OptimizerSpec{})
+      .def_readonly("id", &TableSchema::id)
+      .def_readonly("name", &TableSchema::name)
+      .def_readonly("dim", &TableSchema::dim)
+      .def_readonly("version", &TableSchema::version)
+      .def_property_readonly("dtype", [](const TableSchema& self) { return name_of(kDtypes, self.dtype); })
+      .def_readonly("seed", &TableSchema::seed)
+      .def_readonly("init", &TableSchema::init)
+      .def_readonly("optimizer", &TableSchema::optimizer);
+}
+
+void bind_results(py::module_& module) {
+  py::class_<TableStats>(module, "TableStats")
+      .def_readonly("table_id", &TableStats::table_id)
+      .def_readonly("name", &TableStats::name)
+      .def_readonly("rows", &TableStats::rows)
+      .def_readonly("row_bytes", &TableStats::row_bytes)
+      .def_readonly("total_bytes", &TableStats::total_bytes);
+}
+
+// An array that owns a vector's memory.
+template <class T>
+py::array_t<T> array_of(std::vector<T> values, std::vector<py::ssize_t> shape) {
+  auto held = std::make_unique<std::vector<T>>(std::move(values));
+  const T* data = held->data();
+  py::capsule owner(held.get(), [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
+  (void)held.release();
+  return py::array_t<T>(std::move(shape), data, owner);
+}
+
+TableSchema schema_or_raise(const Store& store, std::uint32_t table_id) {
+  std::optional<TableSchema> schema = store.schema(table_id);
+  if (!schema) raise_if_error({Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"});
+  return *schema;
+}
+
+py::tuple pull(const Store& store, std::uint32_t table_id, const py::array& keys, const std::string& dtype) {
+  const auto wanted = keys_of(keys);
+  const auto out_dtype = parse<Dtype>(kDtypes, "dtype", dtype);
+  const std::uint32_t dim = schema_or_raise(store, table_id).dim;
+  const py::dtype element = py::dtype(out_dtype == Dtype::kFloat32   ? "float32"
+                                      : out_dtype == Dtype::kFloat16 ? "float16"
+                                                                     : "uint16");
+  const auto count = static_cast<py::ssize_t>(wanted.size());
+  py::array rows(element, std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(dim)});
+  py::array_t<std::uint64_t> versions(count);
+  py::array_t<bool> found(count);
+  auto* out = static_cast<std::byte*>(rows.mutable_data());
+  const PullExtras extras{versions.mutable_data(), reinterpret_cast<std::uint8_t*>(found.mutable_data())};
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.pull(table_id, wanted, out_dtype, out, extras);
+  }
+  raise_if_error(status);
+  return py::make_tuple(rows, versions, found);
+}
+
+void apply(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& grads, float lr,
+           float grad_scale) {
+  const auto wanted = keys_of(keys);
+  const float* values = matrix_of(grads, "grads", wanted.size(), schema_or_raise(store, table_id).dim);
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.apply(table_id, wanted, values, {.lr = lr, .grad_scale = grad_scale});
+  }
+  raise_if_error(status);
+}
+
+void assign(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& rows) {
+  const auto wanted = keys_of(keys);
+  const float* values = matrix_of(rows, "rows", wanted.size(), schema_or_raise(store, table_id).dim);
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.assign(table_id, wanted, values);
+  }
+  raise_if_error(status);
+}
+
+std::uint64_t erase(Store& store, std::uint32_t table_id, const py::array& keys) {
+  const auto wanted = keys_of(keys);
+  std::optional<Result<std::uint64_t>> erased;
+  {
+    const py::gil_scoped_release released;
+    erased.emplace(store.erase(table_id, wanted));
+  }
+  return value_or_raise(std::move(*erased));
+}
+
+py::tuple scan(const Store& store, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
+               bool with_state) {
+  const auto dim = static_cast<py::ssize_t>(schema_or_raise(store, table_id).dim);
+  std::optional<Result<ScanPage>> scanned;
+  {
+    const py::gil_scoped_release released;
+    scanned.emplace(store.scan(table_id, cursor, max_rows, with_state));
+  }
+  ScanPage page = value_or_raise(std::move(*scanned));
+  const auto count = static_cast<py::ssize_t>(page.keys.size());
+  const py::ssize_t state_floats = count == 0 ? 0 : static_cast<py::ssize_t>(page.state.size()) / count;
+  return py::make_tuple(array_of(std::move(page.keys), {count}), array_of(std::move(page.versions), {count}),
+                        array_of(std::move(page.update_counts), {count}), array_of(std::move(page.rows), {count, dim}),
+                        array_of(std::move(page.state), {count, state_floats}), page.next_cursor);
+}
+
+void bind_store_class(py::module_& module) {
+  py::class_<Store, std::shared_ptr<Store>>(module, "Store")
+      .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage) {
+             return std::shared_ptr<Store>(value_or_raise(Store::create({memory_budget_bytes, slot_count, lineage})));
+           }),
+           py::kw_only(), py::arg("memory_budget_bytes") = 0, py::arg("slot_count") = kDefaultSlotCount,
+           py::arg("lineage") = 1)
+      .def(
+          "create_table", [](Store& store, const TableSchema& schema) { raise_if_error(store.create_table(schema)); },
+          py::arg("schema"))
+      .def(
+          "drop_table", [](Store& store, std::uint32_t table_id) { raise_if_error(store.drop_table(table_id)); },
+          py::arg("table_id"))
+      .def("schema", &Store::schema, py::arg("table_id"))
+      .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dtype") = "float32")
+      .def("apply", &apply, py::arg("table_id"), py::arg("keys"), py::arg("grads"), py::kw_only(), py::arg("lr"),
+           py::arg("grad_scale") = 1.0f)
+      .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"))
+      .def("erase", &erase, py::arg("table_id"), py::arg("keys"))
+      .def("scan", &scan, py::arg("table_id"), py::kw_only(), py::arg("cursor") = 0, py::arg("max_rows") = 65536,
+           py::arg("with_state") = false)
+      .def("stats", &Store::stats)
+      .def_property_readonly("used_bytes", &Store::used_bytes)
+      .def_property_readonly("memory_budget_bytes",
+                             [](const Store& store) { return store.options().memory_budget_bytes; })
+      .def_property_readonly("slot_count", [](const Store& store) { return store.options().slot_count; })
+      .def_property_readonly("lineage", [](const Store& store) { return store.options().lineage; });
+}
+
+void bind_hash(py::module_& module) {
+  module.attr("HASH_VERSION") = kHashVersion;
+  module.def("row_hash", &row_hash, py::arg("table_id"), py::arg("key"));
+  module.def(
+      "slot_of",
+      [](std::uint64_t hash, std::uint32_t slot_count) {
+        if (!std::has_single_bit(slot_count) || slot_count < 2 || slot_count > 65536) {
+          raise_if_error({Code::kInvalidArgument, "slot_count: allowed: a power of two in [2, 65536]"});
+        }
+        return slot_of(hash, slot_count);
+      },
+      py::arg("hash"), py::arg("slot_count") = kDefaultSlotCount);
+  module.def("key_of_bytes", [](const py::bytes& bytes) { return key_of_bytes(std::string_view(bytes)); });
+  module.def("id_of_name", [](const std::string& name) { return id_of_name(name); });
+}
+
+}  // namespace
+
+void bind_store(py::module_& module) {
+  bind_schema(module);
+  bind_results(module);
+  bind_store_class(module);
+  bind_hash(module);
+}
+
+}  // namespace sparserow::bindings

@@ -1,0 +1,2 @@
+#define SPARSEROW_ISA baseline
+#include "optim/kernels_body.h"

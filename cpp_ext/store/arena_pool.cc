@@ -1,0 +1,166 @@
+#include "store/arena_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace sparserow {
+namespace {
+
+// Number of consecutive granules from `at` on whose bit equals `taken`, up to the end of the bitmap.
+template <std::size_t kWords>
+std::uint32_t run_length(const std::array<std::uint64_t, kWords>& bits, std::uint32_t at, bool taken) noexcept {
+  std::uint32_t length = 0;
+  while (at < kWords * 64) {
+    const std::uint64_t word = (taken ? ~bits[at / 64] : bits[at / 64]) >> (at % 64);
+    if (word != 0) return length + static_cast<std::uint32_t>(std::countr_zero(word));
+    length += 64 - at % 64;
+    at += 64 - at % 64;
+  }
+  return length;
+}
+
+}  // namespace
+
+ArenaPool::~ArenaPool() {
+  for (const Region& region : regions_) ::munmap(region.base, kArenaBytes * kArenasPerRegion);
+}
+
+std::size_t ArenaPool::bin_of(std::uint32_t run) noexcept { return static_cast<std::size_t>(std::bit_width(run)); }
+
+std::byte* ArenaPool::allocate(std::size_t bytes) {
+  const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
+  const std::lock_guard lock(mutex_);
+  Arena* arena = find_arena(granules);
+  if (arena == nullptr) return nullptr;
+  const std::uint32_t first = find_run(*arena, granules);
+  take_from_bin(arena);
+  mark(*arena, first, granules, true);
+  arena->taken_granules += granules;
+  arena->longest_free = longest_free_run(*arena);
+  put_in_bin(arena);
+  used_bytes_.fetch_add(granules * kGranuleBytes, std::memory_order_relaxed);
+  return arena->base + first * kGranuleBytes;
+}
+
+void ArenaPool::free(std::byte* run, std::size_t bytes) {
+  const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
+  const std::lock_guard lock(mutex_);
+  Arena* arena = arena_of(run);
+  take_from_bin(arena);
+  mark(*arena, static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes), granules, false);
+  arena->taken_granules -= granules;
+  arena->longest_free = longest_free_run(*arena);
+  used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
+  if (arena->taken_granules == 0) {
+    ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
+    unopened_.push_back(arena);
+  } else {
+    put_in_bin(arena);
+  }
+}
+
+// The fullest bin whose arenas all have room; before that, a few of the bin that may.
+ArenaPool::Arena* ArenaPool::find_arena(std::uint32_t granules) {
+  const std::size_t maybe = bin_of(granules);
+  const auto& candidates = bins_[maybe];
+  const std::size_t tries = std::min<std::size_t>(candidates.size(), 8);
+  for (std::size_t i = 0; i < tries; ++i) {
+    if (candidates[i]->longest_free >= granules) return candidates[i];
+  }
+  for (std::size_t bin = maybe + 1; bin < kBins; ++bin) {
+    if (!bins_[bin].empty()) return bins_[bin].front();
+  }
+  return open_arena();
+}
+
+ArenaPool::Arena* ArenaPool::open_arena() {
+  if (unopened_.empty() && !add_region()) return nullptr;
+  Arena* arena = unopened_.back();
+  if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
+  ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);  // a hint: without it all works, slower
+  unopened_.pop_back();
+  put_in_bin(arena);
+  return arena;
+}
+
+bool ArenaPool::add_region() {
+  constexpr std::size_t kBytes = kArenaBytes * kArenasPerRegion;
+  void* mapped = ::mmap(nullptr, kBytes + kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return false;
+  auto* begin = static_cast<std::byte*>(mapped);
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  const std::size_t lead = (kArenaBytes - address % kArenaBytes) % kArenaBytes;
+  if (lead > 0) ::munmap(begin, lead);
+  if (lead < kArenaBytes) ::munmap(begin + lead + kBytes, kArenaBytes - lead);
+
+  Region region;
+  region.base = begin + lead;
+  unopened_.reserve(unopened_.size() + kArenasPerRegion);
+  for (std::size_t i = kArenasPerRegion; i-- > 0;) {
+    region.arenas[i] = std::make_unique<Arena>();
+    region.arenas[i]->base = region.base + i * kArenaBytes;
+    unopened_.push_back(region.arenas[i].get());
+  }
+  const auto place = std::upper_bound(regions_.begin(), regions_.end(), region.base,
+                                      [](const std::byte* base, const Region& other) { return base < other.base; });
+  regions_.insert(place, std::move(region));
+  return true;
+}
+
+ArenaPool::Arena* ArenaPool::arena_of(const std::byte* run) noexcept {
+  const auto after = std::upper_bound(regions_.begin(), regions_.end(), run,
+                                      [](const std::byte* at, const Region& region) { return at < region.base; });
+  Region& region = *(after - 1);
+  return region.arenas[static_cast<std::size_t>(run - region.base) / kArenaBytes].get();
+}
+
+void ArenaPool::put_in_bin(Arena* arena) {
+  auto& bin = bins_[bin_of(arena->longest_free)];
+  arena->bin_position = static_cast<std::uint32_t>(bin.size());
+  bin.push_back(arena);
+}
+
+void ArenaPool::take_from_bin(Arena* arena) {
+  auto& bin = bins_[bin_of(arena->longest_free)];
+  bin[arena->bin_position] = bin.back();
+  bin[arena->bin_position]->bin_position = arena->bin_position;
+  bin.pop_back();
+}
+
+// First fit; the caller has checked that longest_free suffices.
+std::uint32_t ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
+  std::uint32_t at = run_length(arena.taken, 0, true);
+  while (run_length(arena.taken, at, false) < granules) {
+    at += run_length(arena.taken, at, false);
+    at += run_length(arena.taken, at, true);
+  }
+  return at;
+}
+
+std::uint32_t ArenaPool::longest_free_run(const Arena& arena) noexcept {
+  std::uint32_t longest = 0;
+  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules;) {
+    const std::uint32_t length = run_length(arena.taken, at, false);
+    longest = std::max(longest, length);
+    at += length;
+    at += run_length(arena.taken, at, true);
+  }
+  return longest;
+}
+
+void ArenaPool::mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept {
+  for (std::uint32_t at = first; at < first + count;) {
+    const std::uint32_t bits = std::min(64 - at % 64, first + count - at);
+    const std::uint64_t mask = (bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1) << (at % 64);
+    if (taken) {
+      arena.taken[at / 64] |= mask;
+    } else {
+      arena.taken[at / 64] &= ~mask;
+    }
+    at += bits;
+  }
+}
+
+}  // namespace sparserow

@@ -1,0 +1,83 @@
+// Memory of rows and indexes, in runs of 256-byte granules cut from 2 MiB huge-page arenas.
+//
+// Address space is reserved by the region; an arena's pages are asked of the system when it is first used
+// and given back when its last run is freed. Runs of any length are cut exactly, and neighbours that are
+// free coalesce by themselves (an arena is a bitmap), so that indexes of slowly growing sizes reuse each
+// other's memory.
+//
+// Invariants:
+//  1. used_bytes() is the sum of the lengths of all runs handed out, rounded up to granules.
+//  2. A run never crosses an arena; so it is at most kMaxRunBytes long.
+// Thread-safe; its mutex is a leaf (nothing is called out under it).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sparserow {
+
+class ArenaPool {
+ public:
+  static constexpr std::size_t kGranuleBytes = 256;
+  static constexpr std::size_t kArenaBytes = std::size_t{2} << 20;
+  static constexpr std::size_t kMaxRunBytes = std::size_t{1} << 20;
+
+  ArenaPool() = default;
+  ArenaPool(const ArenaPool&) = delete;
+  ArenaPool& operator=(const ArenaPool&) = delete;
+  ~ArenaPool();
+
+  // Null when the system has no address space left. The content is unspecified; aligned to kGranuleBytes.
+  [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  void free(std::byte* run, std::size_t bytes);  // `bytes` as given to allocate()
+
+  [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
+
+  [[nodiscard]] static constexpr std::size_t round_up(std::size_t bytes) noexcept {
+    return (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes;
+  }
+
+ private:
+  static constexpr std::size_t kGranules = kArenaBytes / kGranuleBytes;
+  static constexpr std::size_t kWords = kGranules / 64;
+  static constexpr std::size_t kArenasPerRegion = 64;
+  static constexpr std::size_t kBins = 15;  // by log2 of the longest free run
+
+  // Kept outside of the arena, so that an arena is all payload and a scan of many touches little memory.
+  struct Arena {
+    std::byte* base = nullptr;
+    std::array<std::uint64_t, kWords> taken{};  // one bit per granule
+    std::uint32_t taken_granules = 0;
+    std::uint32_t longest_free = kGranules;
+    std::uint32_t bin_position = 0;  // in bins_[bin of longest_free]
+  };
+  struct Region {
+    std::byte* base = nullptr;
+    std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;
+  };
+
+  [[nodiscard]] static std::size_t bin_of(std::uint32_t run) noexcept;
+  bool add_region();
+  [[nodiscard]] Arena* find_arena(std::uint32_t granules);
+  [[nodiscard]] Arena* open_arena();
+  [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
+  void put_in_bin(Arena* arena);
+  void take_from_bin(Arena* arena);
+  static std::uint32_t find_run(const Arena& arena, std::uint32_t granules) noexcept;
+  static std::uint32_t longest_free_run(const Arena& arena) noexcept;
+  static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
+
+  std::atomic<std::uint64_t> used_bytes_{0};
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::vector<Region> regions_;                  // sorted by base
+  std::vector<Arena*> unopened_;                 // no pages
+  std::array<std::vector<Arena*>, kBins> bins_;  // opened arenas
+};
+
+}  // namespace sparserow

@@ -1,0 +1,50 @@
+// A batch of keys, hashed and grouped by stripe block by block, so that each stripe's lock is taken once
+// per block and rows of one stripe follow each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "util/hash.h"
+
+namespace sparserow {
+
+inline constexpr std::uint32_t kStripes = 64;
+
+[[nodiscard]] inline std::uint32_t stripe_of(std::uint64_t hash, std::uint32_t slot_count) noexcept {
+  return slot_of(hash, slot_count) % kStripes;
+}
+
+class BatchOrder {
+ public:
+  static constexpr std::size_t kBlock = 4096;
+
+  // keys: at most kBlock of them.
+  void group(std::uint32_t table_id, std::uint32_t slot_count, std::span<const std::uint64_t> keys) noexcept {
+    begin_.fill(0);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      hashes_[i] = row_hash(table_id, keys[i]);
+      ++begin_[stripe_of(hashes_[i], slot_count) + 1];
+    }
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) begin_[stripe + 1] += begin_[stripe];
+    std::array<std::uint16_t, kStripes> next;
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) next[stripe] = begin_[stripe];
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      order_[next[stripe_of(hashes_[i], slot_count)]++] = static_cast<std::uint16_t>(i);
+    }
+  }
+
+  // Positions in the block of one stripe's keys, in their order.
+  [[nodiscard]] std::span<const std::uint16_t> of_stripe(std::uint32_t stripe) const noexcept {
+    return {order_.data() + begin_[stripe], order_.data() + begin_[stripe + 1]};
+  }
+  [[nodiscard]] std::uint64_t hash(std::size_t position) const noexcept { return hashes_[position]; }
+
+ private:
+  std::array<std::uint16_t, kStripes + 1> begin_;
+  std::array<std::uint16_t, kBlock> order_;
+  std::array<std::uint64_t, kBlock> hashes_;
+};
+
+}  // namespace sparserow

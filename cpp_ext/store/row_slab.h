@@ -1,0 +1,72 @@
+// The rows of one (table, stripe): chunks of equal rows, cut from the shared arenas.
+//
+// A row id is chunk << 12 | row in chunk, stable for the row's life. Chunks grow with the slab, from a few
+// rows to about 64 KiB, so that a small table stays small and slack stays below a thirty-second part. A
+// chunk without rows gives its memory back at once.
+//
+// Not thread-safe: guarded by its stripe's lock. Owns its chunks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "store/arena_pool.h"
+#include "store/row.h"
+
+namespace sparserow {
+
+class RowSlab {
+ public:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  static constexpr std::uint32_t kRowBits = 12;
+  static constexpr std::uint32_t kMaxChunks = 1u << 20;
+
+  RowSlab(ArenaPool& pool, std::size_t row_bytes) noexcept : pool_(&pool), row_bytes_(row_bytes) {}
+  RowSlab(const RowSlab&) = delete;
+  RowSlab& operator=(const RowSlab&) = delete;
+  ~RowSlab();
+
+  [[nodiscard]] std::byte* at(std::uint32_t row) const noexcept {
+    return bases_[row >> kRowBits] + (row & kRowMask) * row_bytes_;
+  }
+
+  // A place for one row, its version set to 0; kNone when the system has no memory or the slab is full.
+  [[nodiscard]] std::uint32_t allocate();
+  void free(std::uint32_t row);
+
+  // The first row that exists at or after `row` in order of ids; kNone when there is none.
+  [[nodiscard]] std::uint32_t next(std::uint32_t row) const noexcept;
+
+  [[nodiscard]] std::uint64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // Upper bound of the memory that `rows` more rows take.
+  [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept;
+
+ private:
+  static constexpr std::uint32_t kRowMask = (1u << kRowBits) - 1;
+  static constexpr std::uint16_t kNoFree = 0xffff;
+
+  struct ChunkInfo {
+    std::uint16_t capacity = 0;  // rows
+    std::uint16_t bumped = 0;    // rows handed out at least once
+    std::uint16_t live = 0;
+    std::uint16_t first_free = kNoFree;  // list through the key field of freed rows
+  };
+
+  [[nodiscard]] std::uint16_t next_capacity() const noexcept;
+  [[nodiscard]] bool back_chunk();
+  std::uint32_t take_from(std::uint32_t chunk) noexcept;
+
+  ArenaPool* pool_;
+  std::size_t row_bytes_;
+  std::vector<std::byte*> bases_;        // per chunk; null when its memory is given back
+  std::vector<ChunkInfo> chunks_;        // per chunk
+  std::vector<std::uint32_t> open_;      // chunks with room (or given back since)
+  std::vector<std::uint32_t> unbacked_;  // chunk ids without memory, to be used again
+  std::uint64_t rows_ = 0;
+  std::uint64_t places_ = 0;  // of backed chunks
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace sparserow

@@ -1,0 +1,137 @@
+#include "store/schema.h"
+
+#include <cmath>
+#include <sstream>
+#include <string_view>
+
+namespace sparserow {
+namespace {
+
+template <class T>
+Status refuse(std::string_view field, const T& value, std::string_view allowed) {
+  std::ostringstream text;
+  text << "TableSchema." << field << ": " << value << " is not allowed; allowed: " << allowed;
+  return {Code::kInvalidArgument, text.str()};
+}
+
+// NaN fails every comparison, so each check states what is allowed.
+Status check(bool allowed, std::string_view field, float value, std::string_view range) {
+  return allowed && std::isfinite(value) ? Status::ok() : refuse(field, value, range);
+}
+
+Status validate_init(const InitSpec& init) {
+  if (static_cast<unsigned>(init.kind) > 4) return refuse("init.kind", static_cast<unsigned>(init.kind), "0 to 4");
+  SR_RETURN_IF_ERROR(check(true, "init.a", init.a, "a finite number"));
+  SR_RETURN_IF_ERROR(check(true, "init.b", init.b, "a finite number"));
+  switch (init.kind) {
+    case InitKind::kConstant:
+      return Status::ok();
+    case InitKind::kUniform:
+      return check(init.b >= init.a && std::isfinite(init.b - init.a), "init.b", init.b, "a finite number >= init.a");
+    case InitKind::kNormal:
+      return check(init.b >= 0, "init.b", init.b, ">= 0");
+    case InitKind::kXavierUniform:
+    case InitKind::kXavierNormal:
+      SR_RETURN_IF_ERROR(check(init.a > 0, "init.a", init.a, "> 0"));
+      return check(init.b >= 1, "init.b", init.b, ">= 1");
+  }
+  return Status::ok();
+}
+
+// A field that this kind does not have must keep its default: no option is accepted and ignored.
+Status validate_unused(const OptimizerSpec& spec) {
+  const OptimizerSpec defaults;
+  const bool is_sgd = spec.kind == OptimizerKind::kSgd;
+  const bool is_adam = spec.kind == OptimizerKind::kAdam;
+  const bool is_adagrad = !is_sgd && !is_adam;
+  constexpr std::string_view kUnused = "the default, as this optimizer does not use it";
+  SR_RETURN_IF_ERROR(check(is_sgd || spec.momentum == 0, "optimizer.momentum", spec.momentum, kUnused));
+  SR_RETURN_IF_ERROR(check(is_sgd || spec.dampening == 0, "optimizer.dampening", spec.dampening, kUnused));
+  SR_RETURN_IF_ERROR(check(is_sgd || !spec.nesterov, "optimizer.nesterov", spec.nesterov ? 1.0f : 0.0f, kUnused));
+  SR_RETURN_IF_ERROR(check(!is_sgd || spec.eps == defaults.eps, "optimizer.eps", spec.eps, kUnused));
+  SR_RETURN_IF_ERROR(check(is_adagrad || spec.initial_accumulator == 0, "optimizer.initial_accumulator",
+                           spec.initial_accumulator, kUnused));
+  SR_RETURN_IF_ERROR(check(is_adam || spec.beta1 == defaults.beta1, "optimizer.beta1", spec.beta1, kUnused));
+  return check(is_adam || spec.beta2 == defaults.beta2, "optimizer.beta2", spec.beta2, kUnused);
+}
+
+Status validate_optimizer(const OptimizerSpec& spec) {
+  if (static_cast<unsigned>(spec.kind) > 3) {
+    return refuse("optimizer.kind", static_cast<unsigned>(spec.kind), "0 (sgd) to 3 (adam)");
+  }
+  SR_RETURN_IF_ERROR(validate_unused(spec));
+  SR_RETURN_IF_ERROR(check(spec.momentum >= 0 && spec.momentum < 1, "optimizer.momentum", spec.momentum, "[0, 1)"));
+  SR_RETURN_IF_ERROR(
+      check(spec.dampening >= 0 && spec.dampening <= 1, "optimizer.dampening", spec.dampening, "[0, 1]"));
+  if (spec.nesterov && (spec.momentum == 0 || spec.dampening != 0)) {
+    return refuse("optimizer.nesterov", "true", "true only with momentum > 0 and dampening = 0");
+  }
+  SR_RETURN_IF_ERROR(check(spec.weight_decay >= 0, "optimizer.weight_decay", spec.weight_decay, ">= 0"));
+  SR_RETURN_IF_ERROR(check(spec.eps > 0, "optimizer.eps", spec.eps, "> 0"));
+  SR_RETURN_IF_ERROR(
+      check(spec.initial_accumulator >= 0, "optimizer.initial_accumulator", spec.initial_accumulator, ">= 0"));
+  SR_RETURN_IF_ERROR(check(spec.beta1 >= 0 && spec.beta1 < 1, "optimizer.beta1", spec.beta1, "[0, 1)"));
+  return check(spec.beta2 >= 0 && spec.beta2 < 1, "optimizer.beta2", spec.beta2, "[0, 1)");
+}
+
+template <class T>
+Status same(std::string_view table, std::string_view field, const T& existing, const T& requested) {
+  if (existing == requested) return Status::ok();
+  std::ostringstream text;
+  text.precision(9);
+  text << "table " << table << ": " << field << " is " << existing << ", requested " << requested
+       << "; use the existing value or another table name";
+  return {Code::kFailedPrecondition, text.str()};
+}
+
+Status same_init(const std::string& table, const InitSpec& existing, const InitSpec& requested) {
+  SR_RETURN_IF_ERROR(
+      same(table, "init.kind", static_cast<unsigned>(existing.kind), static_cast<unsigned>(requested.kind)));
+  SR_RETURN_IF_ERROR(same(table, "init.a", existing.a, requested.a));
+  return same(table, "init.b", existing.b, requested.b);
+}
+
+Status same_optimizer(const std::string& table, const OptimizerSpec& existing, const OptimizerSpec& requested) {
+  SR_RETURN_IF_ERROR(
+      same(table, "optimizer.kind", static_cast<unsigned>(existing.kind), static_cast<unsigned>(requested.kind)));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.momentum", existing.momentum, requested.momentum));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.dampening", existing.dampening, requested.dampening));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.nesterov", existing.nesterov, requested.nesterov));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.weight_decay", existing.weight_decay, requested.weight_decay));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.eps", existing.eps, requested.eps));
+  SR_RETURN_IF_ERROR(
+      same(table, "optimizer.initial_accumulator", existing.initial_accumulator, requested.initial_accumulator));
+  SR_RETURN_IF_ERROR(same(table, "optimizer.beta1", existing.beta1, requested.beta1));
+  return same(table, "optimizer.beta2", existing.beta2, requested.beta2);
+}
+
+}  // namespace
+
+Status validate(const TableSchema& schema) {
+  if (schema.id == 0) return refuse("id", schema.id, "[1, 2^32)");
+  if (schema.version == 0) return refuse("version", schema.version, ">= 1");
+  if (schema.name.empty() || schema.name.size() > 1024) {
+    return refuse("name", schema.name.empty() ? "an empty name" : "a long name", "1 to 1024 bytes");
+  }
+  if (schema.dim < 1 || schema.dim > kMaxDim) return refuse("dim", schema.dim, "[1, 16384]");
+  if (!is_valid(schema.dtype)) {
+    return refuse("dtype", static_cast<unsigned>(schema.dtype), "0 (float32), 1 (bfloat16), 2 (float16)");
+  }
+  SR_RETURN_IF_ERROR(validate_init(schema.init));
+  return validate_optimizer(schema.optimizer);
+}
+
+Status same_schema(const TableSchema& existing, const TableSchema& requested) {
+  const std::string& table = existing.name;
+  SR_RETURN_IF_ERROR(same(table, "id", existing.id, requested.id));
+  SR_RETURN_IF_ERROR(same(table, "name", existing.name, requested.name));
+  SR_RETURN_IF_ERROR(same(table, "version", existing.version, requested.version));
+  SR_RETURN_IF_ERROR(same(table, "dim", existing.dim, requested.dim));
+  SR_RETURN_IF_ERROR(
+      same(table, "dtype", static_cast<unsigned>(existing.dtype), static_cast<unsigned>(requested.dtype)));
+  SR_RETURN_IF_ERROR(same(table, "seed", existing.seed, requested.seed));
+  SR_RETURN_IF_ERROR(same_init(table, existing.init, requested.init));
+  return same_optimizer(table, existing.optimizer, requested.optimizer);
+}
+
+}  // namespace sparserow

@@ -1,0 +1,174 @@
+#include "store/store.h"
+
+#include <bit>
+#include <sstream>
+#include <utility>
+
+#include "store/store_impl.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::uint64_t kMiB = 1u << 20;
+
+Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t used, std::uint64_t needed) {
+  std::ostringstream text;
+  text.precision(1);
+  text << std::fixed << "table " << table << ": memory budget of " << static_cast<double>(budget) / kMiB
+       << " MiB reached (" << static_cast<double>(used) / kMiB << " MiB used or promised, "
+       << static_cast<double>(needed) / kMiB
+       << " MiB needed); nothing was applied; raise memory_budget_bytes, add shards, or drop tables";
+  return {Code::kResourceExhausted, text.str()};
+}
+
+}  // namespace
+
+Status unknown_table(std::uint32_t table_id) {
+  return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist on this shard; create it first"};
+}
+
+Store::Impl::Impl(const StoreOptions& store_options) : options(store_options) {
+  const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
+  for (Stripe& stripe : stripes) stripe.sequences.resize(slots_per_stripe);
+}
+
+std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
+  const std::shared_lock lock(tables_mutex);
+  const auto found = tables.find(table_id);
+  return found == tables.end() ? nullptr : found->second;
+}
+
+std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const std::uint64_t> keys) const {
+  std::array<std::uint64_t, kStripes> absent{};
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(held.schema.id, options.slot_count, block);
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      if (order.of_stripe(stripe).empty()) continue;
+      const std::shared_lock lock(stripes[stripe].mutex);
+      walk_stripe(held.stripes[stripe].get(), order, stripe, RowLayout::kHeaderBytes,
+                  [&](std::uint16_t position, std::uint32_t candidate) {
+                    if (held.find(stripe, order.hash(position), block[position], candidate) == nullptr) {
+                      ++absent[stripe];
+                    }
+                  });
+    }
+  }
+  std::uint64_t bytes = 0;
+  ArenaPool no_memory;
+  const TableStripe empty(no_memory, held.layout.row_bytes);
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    if (absent[stripe] == 0) continue;
+    const std::shared_lock lock(stripes[stripe].mutex);
+    const TableStripe& rows = held.stripes[stripe] != nullptr ? *held.stripes[stripe] : empty;
+    bytes += rows.slab.bytes_for(absent[stripe]) + rows.index.bytes_for(absent[stripe]);
+  }
+  return bytes;
+}
+
+Status Store::Impl::promise(const Table& held, std::uint64_t bytes) {
+  const std::lock_guard lock(promise_mutex);
+  const std::uint64_t taken = pool.used_bytes() + promised_bytes.load(std::memory_order_relaxed);
+  if (bytes > 0 && taken + bytes > options.memory_budget_bytes) {
+    return over_budget(held.schema.name, options.memory_budget_bytes, taken, bytes);
+  }
+  promised_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return Status::ok();
+}
+
+Store::Reservation::Reservation(Reservation&& other) noexcept
+    : store_(std::exchange(other.store_, nullptr)), bytes_(other.bytes_.exchange(0)) {}
+
+Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept {
+  if (this != &other) {
+    release();
+    store_ = std::exchange(other.store_, nullptr);
+    bytes_ = other.bytes_.exchange(0);
+  }
+  return *this;
+}
+
+Store::Reservation::~Reservation() { release(); }
+
+void Store::Reservation::release() noexcept {
+  if (store_ != nullptr) store_->impl_->give_back(bytes_.exchange(0));
+  store_ = nullptr;
+}
+
+void Store::Reservation::consume(std::uint64_t bytes) noexcept {
+  std::uint64_t held = bytes_.load();
+  while (!bytes_.compare_exchange_weak(held, held - std::min(held, bytes))) {
+  }
+  store_->impl_->give_back(std::min(held, bytes));
+}
+
+Store::Store(const StoreOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Store::~Store() = default;
+
+Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
+  if (!std::has_single_bit(options.slot_count) || options.slot_count < 2 || options.slot_count > 65536) {
+    return Status(Code::kInvalidArgument, "StoreOptions.slot_count: " + std::to_string(options.slot_count) +
+                                              " is not allowed; allowed: a power of two in [2, 65536]");
+  }
+  return std::unique_ptr<Store>(new Store(options));  // NOLINT: the constructor is private
+}
+
+Status Store::create_table(const TableSchema& schema) {
+  SR_RETURN_IF_ERROR(validate(schema));
+  const std::unique_lock lock(impl_->tables_mutex);
+  const auto found = impl_->tables.find(schema.id);
+  if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
+  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pool));
+  return Status::ok();
+}
+
+Status Store::drop_table(std::uint32_t table_id) {
+  std::shared_ptr<Table> dropped;  // freed outside of the lock, when its last reader is done
+  const std::unique_lock lock(impl_->tables_mutex);
+  const auto found = impl_->tables.find(table_id);
+  if (found == impl_->tables.end()) return unknown_table(table_id);
+  dropped = std::move(found->second);
+  impl_->tables.erase(found);
+  return Status::ok();
+}
+
+std::optional<TableSchema> Store::schema(std::uint32_t table_id) const {
+  const std::shared_ptr<Table> held = impl_->table(table_id);
+  return held == nullptr ? std::nullopt : std::optional(held->schema);
+}
+
+Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  const std::shared_ptr<Table> held = impl_->table(table_id);
+  if (held == nullptr) return unknown_table(table_id);
+  if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
+  const std::uint64_t bytes = impl_->bytes_for_absent(*held, keys);
+  SR_RETURN_IF_ERROR(impl_->promise(*held, bytes));
+  return Reservation(this, bytes);
+}
+
+std::vector<TableStats> Store::stats() const {
+  std::vector<std::shared_ptr<Table>> tables;
+  {
+    const std::shared_lock lock(impl_->tables_mutex);
+    for (const auto& [id, held] : impl_->tables) tables.push_back(held);
+  }
+  std::vector<TableStats> all;
+  for (const auto& held : tables) {
+    TableStats stats{.table_id = held->schema.id, .name = held->schema.name};
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      const std::shared_lock lock(impl_->stripes[stripe].mutex);
+      if (held->stripes[stripe] == nullptr) continue;
+      stats.rows += held->stripes[stripe]->slab.rows();
+      stats.total_bytes += held->stripes[stripe]->bytes();
+    }
+    stats.row_bytes = stats.rows * (held->layout.row_bytes - RowLayout::kHeaderBytes);
+    all.push_back(std::move(stats));
+  }
+  return all;
+}
+
+std::uint64_t Store::used_bytes() const noexcept { return impl_->pool.used_bytes(); }
+const StoreOptions& Store::options() const noexcept { return impl_->options; }
+
+}  // namespace sparserow

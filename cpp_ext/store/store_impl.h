@@ -1,0 +1,53 @@
+// The private part of Store: tables, stripes and the memory budget. See store.h for the contract.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "store/store.h"
+#include "store/table.h"
+
+namespace sparserow {
+
+class Store::Impl {
+ public:
+  explicit Impl(const StoreOptions& store_options);
+
+  // A group of slots, and the lock of all rows in them, whatever their table.
+  struct alignas(64) Stripe {
+    mutable std::shared_mutex mutex;
+    std::vector<std::uint64_t> sequences;  // per slot of the stripe: slot / kStripes
+  };
+
+  [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
+  [[nodiscard]] std::uint32_t stripe_of(std::uint64_t hash) const noexcept {
+    return sparserow::stripe_of(hash, options.slot_count);
+  }
+  // The next version of the slot of `hash`. The stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t next_version(Stripe& stripe, std::uint64_t hash) const noexcept {
+    const std::uint32_t slot = slot_of(hash, options.slot_count);
+    return static_cast<std::uint64_t>(options.lineage) << 48 | ++stripe.sequences[slot / kStripes];
+  }
+
+  [[nodiscard]] std::uint64_t bytes_for_absent(const Table& held, std::span<const std::uint64_t> keys) const;
+  Status promise(const Table& held, std::uint64_t bytes);
+  void give_back(std::uint64_t bytes) noexcept { promised_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  const StoreOptions options;
+  ArenaPool pool;  // outlives the tables
+  mutable std::array<Stripe, kStripes> stripes;
+  std::atomic<std::uint64_t> promised_bytes{0};
+  std::mutex promise_mutex;  // leaf; makes check and promise one step
+
+  mutable std::shared_mutex tables_mutex;
+  std::map<std::uint32_t, std::shared_ptr<Table>> tables;  // guarded by tables_mutex
+};
+
+[[nodiscard]] Status unknown_table(std::uint32_t table_id);
+
+}  // namespace sparserow

@@ -1,0 +1,154 @@
+// Store's writes: apply, assign and erase.
+#include <algorithm>
+#include <limits>
+#include <mutex>
+
+#include "store/store_impl.h"
+
+namespace sparserow {
+namespace {
+
+Status out_of_memory(const Table& table) {
+  return {Code::kResourceExhausted, "table " + table.schema.name +
+                                        ": the system refuses more memory, a part of the batch is applied; free "
+                                        "memory on this machine or set memory_budget_bytes"};
+}
+
+// Collects row updates and hands them to the optimizer a few at a time, while their rows are in cache.
+class UpdateGroup {
+ public:
+  UpdateGroup(const Optimizer& optimizer, const ApplyOptions& options) noexcept
+      : optimizer_(optimizer), options_(options) {}
+
+  void add(const RowUpdate& update) noexcept {
+    updates_[count_++] = update;
+    if (count_ == updates_.size()) flush();
+  }
+  void flush() noexcept {
+    optimizer_.apply({updates_.data(), count_}, options_.lr, options_.grad_scale);
+    count_ = 0;
+  }
+
+ private:
+  const Optimizer& optimizer_;
+  const ApplyOptions& options_;
+  std::array<RowUpdate, 8> updates_;
+  std::size_t count_ = 0;
+};
+
+std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
+  return held == nullptr ? 0 : held->slab.bytes() + held->index.bytes();
+}
+
+}  // namespace
+
+// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position).
+// Returns the memory that it took, or nothing when the system refused more.
+template <class Visit>
+std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
+                                                 std::span<const std::uint64_t> block, std::size_t bytes_used,
+                                                 float* scratch, Visit&& visit) {
+  Impl::Stripe& locked = impl_->stripes[stripe];
+  bool has_memory = true;
+  const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
+  walk_stripe(table.stripes[stripe].get(), order, stripe, bytes_used,
+              [&](std::uint16_t position, std::uint32_t candidate) {
+                const std::uint64_t hash = order.hash(position);
+                const std::uint64_t key = block[position];
+                std::byte* at = table.find(stripe, hash, key, candidate);
+                if (at == nullptr) at = table.add(stripe, hash, key, scratch);
+                if (at == nullptr) {
+                  has_memory = false;
+                  return;
+                }
+                RowRef row(at);
+                row.set_version(impl_->next_version(locked, hash));
+                visit(row, position);
+              });
+  if (!has_memory) return std::nullopt;
+  return bytes_of(table.stripes[stripe]) - bytes_before;
+}
+
+Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
+                    const ApplyOptions& options) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  if (options.parts == 0 || options.part >= options.parts) {
+    return {Code::kInvalidArgument, "apply: part: " + std::to_string(options.part) +
+                                        " is not allowed; allowed: [0, parts = " + std::to_string(options.parts) + ")"};
+  }
+  if (options.reservation == nullptr && impl_->options.memory_budget_bytes > 0) {
+    Result<Reservation> reserved = reserve(table_id, keys);
+    if (!reserved.is_ok()) return reserved.status();
+    ApplyOptions with_reservation = options;
+    with_reservation.reservation = &reserved.value();
+    return apply(table_id, keys, grads, with_reservation);
+  }
+  const std::uint32_t dim = table->schema.dim;
+  std::vector<float> scratch(dim);
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table_id, impl_->options.slot_count, block);
+    for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
+      if (order.of_stripe(stripe).empty()) continue;
+      const std::unique_lock lock(impl_->stripes[stripe].mutex);
+      UpdateGroup group(*table->optimizer, options);
+      const auto taken =
+          write_stripe(*table, stripe, order, block, table->layout.row_bytes, scratch.data(),
+                       [&](RowRef row, std::uint16_t position) {
+                         const std::uint32_t count = row.update_count();
+                         row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
+                         group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim,
+                                    row.key(), row.update_count()});
+                       });
+      group.flush();
+      if (!taken) return out_of_memory(*table);
+      if (options.reservation != nullptr) options.reservation->consume(*taken);
+    }
+  }
+  return Status::ok();
+}
+
+Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  Result<Reservation> reserved = reserve(table_id, keys);
+  if (!reserved.is_ok()) return reserved.status();
+  const std::uint32_t dim = table->schema.dim;
+  std::vector<float> scratch(dim);
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table_id, impl_->options.slot_count, block);
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      if (order.of_stripe(stripe).empty()) continue;
+      const std::unique_lock lock(impl_->stripes[stripe].mutex);
+      const auto taken =
+          write_stripe(*table, stripe, order, block, table->layout.state_offset, scratch.data(),
+                       [&](RowRef row, std::uint16_t position) {
+                         convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
+                       });
+      if (!taken) return out_of_memory(*table);
+      reserved.value().consume(*taken);
+    }
+  }
+  return Status::ok();
+}
+
+Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  std::uint64_t erased = 0;
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = row_hash(table_id, key);
+    const std::uint32_t stripe = impl_->stripe_of(hash);
+    const std::unique_lock lock(impl_->stripes[stripe].mutex);
+    if (!table->remove(stripe, hash, key)) continue;
+    (void)impl_->next_version(impl_->stripes[stripe], hash);  // an erasure is a change of its slot
+    ++erased;
+  }
+  return erased;
+}
+
+}  // namespace sparserow
