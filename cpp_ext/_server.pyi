@@ -1,6 +1,6 @@
 """Row store and data-plane server of one shard. Calls that touch rows release the GIL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -177,3 +177,79 @@ class Store:
         """A page: keys, versions, update counts, rows (n, dim), state (n, state floats or 0), next cursor (0: end)."""
 
     def stats(self) -> list[TableStats]: ...
+
+class Server:
+    """The data-plane server of one shard: listens and serves from its own threads once made.
+
+    Args:
+        store: whose rows it serves.
+        host, port: port 0 lets the system choose.
+        io_threads: that speak with clients and apply commits.
+        max_frame_bytes: of one request or reply.
+        inflight_budget_bytes: of request bodies being received or worked on; past it connections are not read.
+        kept_budget_bytes: of commits kept for the clock, and as much of waiting pulls; past it they are refused.
+        max_connections: past it new ones are refused.
+        cluster_id, shard_index: a client that means another cluster or shard is refused.
+        default_deadline_ms: of requests that carry none.
+        hello_timeout_ms: for the first frame of a connection.
+        stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
+
+    Raises:
+        Unavailable: the port is taken (names host:port).
+        InvalidArgument: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        io_threads: int = 2,
+        max_frame_bytes: int = 1073741824,
+        inflight_budget_bytes: int = 4294967296,
+        kept_budget_bytes: int = 4294967296,
+        max_connections: int = 4096,
+        cluster_id: int = 0,
+        shard_index: int = 0,
+        default_deadline_ms: int = 30000,
+        hello_timeout_ms: int = 5000,
+        stall_timeout_ms: int = 30000,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def set_route(self, route_epoch: int, slot_owner: NDArray[np.uint16]) -> None:
+        """Takes a slot map (slot_count) over; requests with another epoch get StaleRoute.
+
+        Raises:
+            InvalidArgument: its size is not the store's slot count.
+        """
+
+    def set_job(
+        self,
+        job_id: int,
+        name: str,
+        staleness: int | None,
+        members: Sequence[tuple[int, int, int]],
+        first_step: int = 0,
+    ) -> None:
+        """Creates a job or replaces its members: (worker id, epoch, rank). ``staleness`` None is asynchronous.
+
+        Args:
+            first_step: steps before it count as done; read when the job is new.
+
+        Raises:
+            InvalidArgument: job id 0, or a worker named twice.
+        """
+
+    def drop_job(self, job_id: int) -> None:
+        """Forgets a job; pulls that wait for it get NotFound. Raises NotFound."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters by name: connections, frames, bytes, rows, commits, parked pulls, measured staleness."""
+
+    def drain(self, deadline_ms: int) -> None:
+        """Refuses new requests (Unavailable) and waits for those under way, at most ``deadline_ms``."""
+
+    def stop(self) -> None:
+        """Closes all connections and ends the threads."""

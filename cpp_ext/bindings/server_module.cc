@@ -14,5 +14,5 @@ PYBIND11_MODULE(_server, module) {
   module.doc() = "Row store and data-plane server of one shard.";
   sparserow::bindings::bind_errors(module);
   sparserow::bindings::bind_store(module);
-  // sparserow::bindings::bind_shard(module) goes here with server_shard.cc.
+  sparserow::bindings::bind_shard(module);
 }

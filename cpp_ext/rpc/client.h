@@ -4,7 +4,11 @@
 // the socket I/O for all (leader/follower), so a lone caller never hops threads. A call fans out to all
 // shards at once. A broken connection is re-opened with back-off and the request sent again until the
 // deadline: pulls are read-only and commits are deduplicated by the shard, so nothing happens twice.
+// What a shard refuses is returned with the shard's name and not tried again, but for "draining".
 // After fork the object answers kFailedPrecondition.
+//
+// A step that no shard has keys for still commits (every shard gets its frame); a pull only goes to the
+// shards that own one of its keys. All memory in a request must stay valid until the call returns.
 #pragma once
 
 #include <memory>
@@ -30,9 +34,9 @@ struct ClientOptions {
   std::uint32_t job_id = 0;
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
-  Dtype wire_dtype = Dtype::kFloat32;  // of rows and gradients on this connection
-  bool frame_crc = false;
-  std::uint32_t connect_timeout_ms = 5'000;
+  Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
+  bool frame_crc = false;                    // checksum every frame, both ways
+  std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
 };
 
 struct ClientStats {
@@ -46,6 +50,7 @@ struct ClientStats {
 class Client final : public Shards {
  public:
   // Connects to every shard and says HELLO. kUnavailable names the shard that cannot be reached.
+  // kInvalidArgument names an option out of range.
   static Result<std::shared_ptr<Client>> connect(const ClientOptions& options);
   ~Client() override;
 
@@ -58,16 +63,17 @@ class Client final : public Shards {
   Status commit(std::span<const TablePush> tables, const CommitOptions& options) override;
   Status assign(std::span<const TablePush> tables, const CallOptions& options) override;
 
-  // keys grouped by shard as in TablePush; returns how many rows existed.
+  // After a lost connection, rows that the first try removed are not counted.
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
-                              std::span<const std::uint32_t> shard_begin, const CallOptions& options);
+                              std::span<const std::uint32_t> shard_begin, const CallOptions& options) override;
+  // A page may hold fewer rows than asked for; next_cursor 0 says the end.
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
-                        bool with_state, const CallOptions& options);
+                        bool with_state, const CallOptions& options) override;
   [[nodiscard]] ClientStats stats() const;
 
  private:
-  Client();
   class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

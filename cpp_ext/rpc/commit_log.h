@@ -2,15 +2,27 @@
 //
 // A job is a set of live workers and one staleness. Every worker sends every shard one commit per step.
 //   staleness 0    commits of a step are kept until every live worker's is there, reduced in rank order
-//                  in float64, scaled by 1/N and applied once; a pull for step t waits for step t-1.
+//                  in float64 (rpc/reduce.h), scaled by 1/N and applied once; a pull for step t waits for
+//                  step t-1.
 //   staleness k    commits are applied as they arrive; a pull for step t waits until every live worker's
 //                  commit of step t-1-k is applied.
 //   async          commits are applied as they arrive; pulls never wait.
-// A commit is (job, worker, epoch, sequence): one whose sequence is not above the worker's last is
-// answered again and changes nothing; another epoch is kFenced. Commits without a step (key-level
-// pushes) are applied at once and have no clock.
+// N is the number of live workers when a commit is applied; grad_sum turns the scaling off.
 //
-// Thread-safe. Callbacks run on the thread that completed the condition, outside of the lock.
+// Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
+// remembered with their answers, in any order of arrival: one that is there is answered again and changes
+// nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
+// trace, so the same sequence may come again. Another epoch, or a worker that left, is kFenced. Commits
+// without a step (key-level pushes) are applied at once, in every mode, and have no clock.
+//
+// Where a worker's clock starts: at the job's first_step, or at the first step not yet complete when it
+// became a member; and never before the first step that it names itself (its first pull or commit).
+//
+// Memory: prepare() and commit() reserve before they answer, so what they accepted cannot fail for
+// memory later. Kept gradients are bounded by kept_budget_bytes; past it commits are refused whole.
+//
+// Thread-safe. One mutex; nothing is applied, reduced or called back under it. Callbacks run on the
+// thread that completed the condition.
 #pragma once
 
 #include <chrono>
@@ -18,6 +30,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,15 +47,17 @@ struct Member {
 };
 
 struct JobSpec {
-  std::uint32_t job_id = 0;
+  std::uint32_t job_id = 0;  // not 0
   std::string name;
   std::optional<std::uint32_t> staleness = 0;  // nullopt: async
-  std::vector<Member> members;                 // live workers
+  std::vector<Member> members;                 // live workers, ids unique
+  std::int64_t first_step = 0;                 // steps before it count as done; read when the job is new
 };
 
 // One table's gradients within a commit, owned (the body of a received frame) or borrowed.
 struct GradBlock {
   std::uint32_t table_id = 0;
+  std::uint32_t dim = 0;
   float lr = 0.0f;
   std::span<const std::uint64_t> keys;  // (n) unique
   const float* grads = nullptr;         // (n, dim) float32
@@ -52,7 +67,7 @@ struct Commit {
   std::uint32_t job_id = 0;
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
-  std::uint64_t sequence = 0;
+  std::uint64_t sequence = 0;  // not 0
   std::int64_t step = kNoStep;
   bool grad_sum = false;
   std::vector<GradBlock> blocks;
@@ -60,7 +75,7 @@ struct Commit {
 };
 
 struct CommitResult {
-  std::uint64_t applied_rows = 0;
+  std::uint64_t applied_rows = 0;  // rows of this commit that are applied, or kept for their step's reduction
   bool duplicate = false;
 };
 
@@ -69,32 +84,50 @@ struct CommitLogStats {
   std::uint64_t commits_duplicate = 0;
   std::uint64_t commits_refused = 0;
   std::uint64_t commits_fenced = 0;
+  std::uint64_t steps_reduced = 0;
   std::uint64_t rows_applied = 0;
-  std::uint64_t pulls_parked = 0;
+  std::uint64_t pulls_clocked = 0;
+  std::uint64_t pulls_parked = 0;   // had to wait
+  std::uint64_t staleness_sum = 0;  // over clocked pulls: steps between what was asked and what was applied
+  std::uint64_t staleness_max = 0;
+  std::uint64_t kept_bytes = 0;     // of gradients prepared or waiting for their step, now
+  std::uint64_t pulls_waiting = 0;  // parked now
 };
 
 class CommitLog {
  public:
-  // Runs `work(part)` for part in [0, parts) and returns when all are done; null runs them in turn.
+  static constexpr std::uint64_t kWindow = 1024;  // sequences remembered per worker
+
+  // Runs `work(part)` for part in [0, parts) and returns when all are done.
   using ParallelFor = std::function<void(std::uint32_t parts, const std::function<void(std::uint32_t)>& work)>;
-  CommitLog(Store& store, ParallelFor parallel_for = nullptr);
+  struct Options {
+    std::uint64_t kept_budget_bytes = 4ull << 30;
+    std::uint32_t parts = 1;             // a batch is applied in so many parts
+    ParallelFor parallel_for = nullptr;  // null runs the parts in turn
+  };
+  CommitLog(Store& store, Options options);
+  explicit CommitLog(Store& store) : CommitLog(store, Options{}) {}
   ~CommitLog();
 
   // Creates or replaces a job's staleness and members. A member that left no longer holds the clock:
   // steps that only waited for it are reduced and applied, and its kept commits are dropped.
+  // InvalidArgument for job id 0 or a worker named twice.
   Status set_job(const JobSpec& spec);
-  Status drop_job(std::uint32_t job_id);
+  Status drop_job(std::uint32_t job_id);  // NotFound; parked pulls get kNotFound
 
   Status prepare(Commit commit);                              // reserves; replaces an earlier try
   Result<CommitResult> commit(Commit commit, bool prepared);  // prepared: blocks come from prepare()
+  // Ok also when there is nothing to forget.
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::uint64_t sequence);
 
   // Calls `ready(status)` at once or later: Ok when a pull of `step` may read, kDeadlineExceeded with
-  // the worker ids it waited for, kFenced, kNotFound (job). Never calls under the lock.
+  // the worker ids it waited for, kFenced, kFailedPrecondition (no member), kNotFound (job).
   void when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::int64_t step,
                      std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready);
   // Fails parked pulls whose deadline passed. The server calls it on a timer.
   void expire(std::chrono::steady_clock::time_point now);
+  // Answers every parked pull with `status` (drain, stop).
+  void fail_parked(const Status& status);
 
   [[nodiscard]] CommitLogStats stats() const;
 

@@ -20,15 +20,28 @@
 //
 //   table payload = table_descriptor(40) keys u64[n] rows dtype[n * dim]? pad8 versions u64[n]? found u8[n]? pad8
 //
-// TABLE_KEYS has keys (and versions when flagged: a conditional pull); TABLE_ROWS has rows (no keys: the
-// order is the request's) and what the request flagged; TABLE_GRADS has keys and rows.
+// TABLE_KEYS has keys; TABLE_ROWS has rows (no keys: the order is the request's) and what the request
+// flagged; TABLE_GRADS has keys and rows. SCAN_PAGE: see ScanPagePayload.
 // Unknown sections are skipped unless flagged kRequired, then the frame is refused. Lengths are checked
-// before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO).
+// before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO). Every length is a
+// multiple of 8, so what follows is aligned in place.
+//
+// Two kinds of error. A frame that breaks this grammar is answered by ERROR and its connection is closed,
+// for nothing after it can be trusted. A frame that is well formed and cannot be served (no such table,
+// another dim, a stale route) is answered by ERROR and the connection goes on.
 #pragma once
+
+#include <sys/uio.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "store/schema.h"
 #include "util/dtype.h"
 #include "util/status.h"
 
@@ -162,7 +175,8 @@ struct ScanPayload {
 };
 static_assert(sizeof(ScanPayload) == 24);
 
-struct ScanPagePayload {  // keys u64[n] versions u64[n] update_counts u32[n] pad8 rows f32[n*dim] state f32[n*state]
+struct ScanPagePayload {  // then keys u64[n] versions u64[n] update_counts u32[n] pad8 rows f32[n*dim] state
+                          // f32[n*state]
   std::uint64_t next_cursor = 0;
   std::uint32_t n = 0;
   std::uint32_t dim = 0;
@@ -172,5 +186,88 @@ struct ScanPagePayload {  // keys u64[n] versions u64[n] update_counts u32[n] pa
 static_assert(sizeof(ScanPagePayload) == 24);
 
 [[nodiscard]] constexpr std::uint64_t padded8(std::uint64_t bytes) noexcept { return (bytes + 7) & ~std::uint64_t{7}; }
+
+[[nodiscard]] std::string_view type_name(FrameType type) noexcept;  // "PULL"; "unknown" outside of the enum
+
+// ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
+
+// What a header alone can tell: version, flags, a length that is a multiple of 8 and at most max_body_bytes.
+// InvalidArgument. The type is not checked: an unknown one is refused by whoever dispatches.
+Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes);
+
+// DataLoss when the frame carries a checksum that does not match; Ok when it carries none.
+Status check_crc(const FrameHeader& header, std::span<const std::byte> body);
+
+struct Section {
+  SectionKind kind;
+  std::span<const std::byte> payload;
+};
+
+// Walks the sections of a body. next() gives each known section once, skips unknown optional ones, and
+// nullopt at the end, which is reached only when count and bytes agree. InvalidArgument else.
+class SectionReader {
+ public:
+  SectionReader(std::span<const std::byte> body, std::uint32_t section_count)
+      : rest_(body), sections_left_(section_count) {}
+  Result<std::optional<Section>> next();
+
+ private:
+  std::span<const std::byte> rest_;
+  std::uint32_t sections_left_;
+};
+
+// Which parts a table payload of this kind has.
+struct TableLayout {
+  bool keys = false;
+  bool rows = false;
+  bool versions = false;
+  bool found = false;
+};
+// Of a section as it stands in a frame; InvalidArgument for flags that the kind cannot carry.
+Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags);
+// Bytes of a whole payload, descriptor included; a multiple of 8.
+[[nodiscard]] std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const TableLayout& layout) noexcept;
+
+struct TableView {
+  TableDescriptor descriptor;
+  std::span<const std::uint64_t> keys;      // (n) or empty
+  std::span<const std::byte> rows;          // (n, dim) of descriptor.dtype or empty
+  std::span<const std::uint64_t> versions;  // (n) or empty
+  std::span<const std::uint8_t> found;      // (n) or empty
+};
+Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> payload);
+// Field checks that parse_table and a reader of streamed sections share.
+Status check_descriptor(const TableDescriptor& descriptor);
+
+Result<HelloPayload> parse_hello(std::span<const std::byte> payload);
+Result<AckPayload> parse_ack(std::span<const std::byte> payload);
+Status parse_error(std::span<const std::byte> payload);  // the error that the peer sent, or InvalidArgument
+Result<ScanPayload> parse_scan(std::span<const std::byte> payload);
+
+struct ScanPageView {
+  ScanPagePayload page;
+  std::span<const std::uint64_t> keys;           // (n)
+  std::span<const std::uint64_t> versions;       // (n)
+  std::span<const std::uint32_t> update_counts;  // (n)
+  std::span<const float> rows;                   // (n, dim)
+  std::span<const float> state;                  // (n, state_floats)
+};
+Result<ScanPageView> parse_scan_page(std::span<const std::byte> payload);
+
+// ---- Writing.
+
+// A frame of one section made of `head` (a payload struct) and `tail`, padded; or of none.
+[[nodiscard]] std::vector<std::byte> small_frame(FrameHeader header, SectionKind kind, std::span<const std::byte> head,
+                                                 std::span<const std::byte> tail);
+[[nodiscard]] std::vector<std::byte> empty_frame(FrameHeader header);
+[[nodiscard]] std::vector<std::byte> error_frame(FrameHeader header, const Status& status);
+
+template <class T>
+[[nodiscard]] std::span<const std::byte> bytes_of(const T& value) noexcept {
+  return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
+
+// Sets kFrameHasCrc and crc32c for a frame given as its header and the pieces of its body.
+void seal_crc(FrameHeader& header, std::span<const iovec> body) noexcept;
 
 }  // namespace sparserow::rpc

@@ -1,9 +1,10 @@
 // The data-plane server of one shard: C++ threads that speak rpc/frame.h over a Stream.
 //
 // Requests that touch few rows run inline on the I/O thread; a large pull is gathered and sent chunk by
-// chunk. In-flight bytes are bounded per server and per connection: past the bound a connection is not
-// read. A frame that breaks the grammar gets ERROR and the connection is closed; the process lives.
-// Thread-safe.
+// chunk. A connection works on one request at a time (parked pulls aside), and is not read while the
+// server's in-flight budget is full or its last reply is not taken, so a slow or greedy peer holds a
+// bounded amount of memory. A frame that breaks the grammar gets ERROR and the connection is closed; the
+// process lives. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -21,14 +22,17 @@ namespace sparserow::rpc {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  std::uint16_t port = 0;  // 0: chosen by the OS
-  std::uint32_t io_threads = 2;
-  std::uint32_t max_frame_bytes = 1u << 30;
-  std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies and kept commits
+  std::uint16_t port = 0;                            // 0: chosen by the OS
+  std::uint32_t io_threads = 2;                      // [1, 256]
+  std::uint32_t max_frame_bytes = 1u << 30;          // of one frame's body, [64 KiB, 2^32 - 8]
+  std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies being received or worked on
+  std::uint64_t kept_budget_bytes = 4ull << 30;      // of commits, and as much again of pulls, kept for the clock
   std::uint32_t max_connections = 4096;
-  std::uint64_t cluster_id = 0;
+  std::uint64_t cluster_id = 0;  // 0: of no cluster; a client that names one is refused
   std::uint16_t shard_index = 0;
-  std::uint32_t default_deadline_ms = 30'000;
+  std::uint32_t default_deadline_ms = 30'000;  // of requests that carry none
+  std::uint32_t hello_timeout_ms = 5'000;      // for the first frame of a connection
+  std::uint32_t stall_timeout_ms = 30'000;     // without a byte moved in the middle of a frame or a reply
 };
 
 struct ServerStats {
@@ -39,30 +43,35 @@ struct ServerStats {
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t rows_pulled = 0;
+  std::uint64_t rows_written = 0;  // committed, assigned or erased
   std::uint64_t inflight_bytes = 0;
+  std::uint64_t requests_active = 0;
   CommitLogStats commits;
 };
 
 class Server {
  public:
   // Listens before it returns. kUnavailable when the port is taken (names host:port).
+  // kInvalidArgument names an option out of range.
   static Result<std::unique_ptr<Server>> start(const ServerOptions& options, std::shared_ptr<Store> store);
   ~Server();  // stop()
 
   [[nodiscard]] std::uint16_t port() const noexcept;
-  // slot_owner: (slot_count) shard index per slot. Requests with another route epoch get kStaleRoute.
+  // slot_owner: (slot_count) shard index per slot. Requests with another route epoch, and writes of rows
+  // that another shard owns, get kStaleRoute. Before the first call the epoch is 0 and ownership unchecked.
   Status set_route(std::uint32_t route_epoch, std::span<const std::uint16_t> slot_owner);
   Status set_job(const JobSpec& spec);
   Status drop_job(std::uint32_t job_id);
   [[nodiscard]] ServerStats stats() const;
 
-  // Refuses new requests with kUnavailable and waits for the ones under way, at most `deadline`.
+  // Refuses new requests with kUnavailable, answers parked pulls so, and waits for the requests under
+  // way, at most `deadline`.
   void drain(std::chrono::milliseconds deadline);
   void stop();
 
  private:
-  Server();
   class Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "rpc/frame.h"
+#include "store/store.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -68,6 +69,12 @@ class Shards {
   virtual Status commit(std::span<const TablePush> tables, const CommitOptions& options) = 0;
   // TablePush.grads holds rows; lr is ignored.
   virtual Status assign(std::span<const TablePush> tables, const CallOptions& options) = 0;
+  // keys grouped by shard as in TablePush; returns how many rows existed.
+  virtual Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                      std::span<const std::uint32_t> shard_begin, const CallOptions& options) = 0;
+  // One page of one shard's rows; see Store::scan.
+  virtual Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
+                                std::uint32_t max_rows, bool with_state, const CallOptions& options) = 0;
 };
 
 }  // namespace sparserow::rpc

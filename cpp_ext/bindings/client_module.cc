@@ -1,0 +1,17 @@
+// The extension module `_client`: the data-plane client, and what a worker builds on it.
+#include <pybind11/pybind11.h>
+
+#include "bindings/shared_errors.h"
+
+namespace sparserow::bindings {
+
+void bind_shards(pybind11::module_& module);  // client_shards.cc: Shards, Client
+
+}  // namespace sparserow::bindings
+
+PYBIND11_MODULE(_client, module) {
+  module.doc() = "Data-plane client and session of a worker.";
+  sparserow::bindings::bind_errors(module);
+  sparserow::bindings::bind_shards(module);
+  // bind_local_shards(module) and bind_session(module) go here, after the class Shards.
+}

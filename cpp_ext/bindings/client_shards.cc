@@ -1,0 +1,453 @@
+// The data-plane client for Python, on numpy arrays: dedup, partition and per-key sums happen here, so that a
+// caller gives ids as it has them. Every call that waits or copies rows runs without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "rpc/client.h"
+#include "rpc/partition.h"
+#include "shared_errors.h"
+
+namespace py = pybind11;
+
+namespace sparserow::bindings {
+namespace {
+
+using Keys = py::array_t<std::uint64_t, py::array::c_style>;
+using SignedKeys = py::array_t<std::int64_t, py::array::c_style>;
+using Rows = py::array_t<float, py::array::c_style>;
+using Slots = py::array_t<std::uint16_t, py::array::c_style>;
+
+[[noreturn]] void refuse(const std::string& message) { raise_error({Code::kInvalidArgument, message}); }
+
+Dtype dtype_of(const std::string& name) {
+  if (name == "float32") return Dtype::kFloat32;
+  if (name == "bfloat16") return Dtype::kBFloat16;
+  if (name == "float16") return Dtype::kFloat16;
+  refuse("wire_dtype: '" + name + "' is not allowed; allowed: float32, bfloat16, float16");
+}
+
+// (n) int64 or uint64; int64 must not be negative, for a key is what a torch id is.
+std::span<const std::uint64_t> keys_of(const py::array& keys) {
+  const bool is_signed = py::isinstance<SignedKeys>(keys);
+  if ((!is_signed && !py::isinstance<Keys>(keys)) || keys.ndim() != 1) {
+    refuse("keys: allowed: a one-dimensional contiguous array of int64 or uint64");
+  }
+  const std::span all(static_cast<const std::uint64_t*>(keys.data()), static_cast<std::size_t>(keys.size()));
+  if (!is_signed) return all;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (static_cast<std::int64_t>(all[i]) < 0) {
+      refuse("keys: " + std::to_string(static_cast<std::int64_t>(all[i])) + " at " + std::to_string(i) +
+             " is not allowed; allowed: >= 0");
+    }
+  }
+  return all;
+}
+
+const float* matrix_of(const py::array& matrix, const char* name, std::size_t rows, std::uint32_t dim) {
+  if (!py::isinstance<Rows>(matrix) || matrix.ndim() != 2 || static_cast<std::size_t>(matrix.shape(0)) != rows ||
+      matrix.shape(1) != static_cast<py::ssize_t>(dim)) {
+    refuse(std::string(name) + ": allowed: a contiguous float32 array of shape (" + std::to_string(rows) + ", " +
+           std::to_string(dim) + ")");
+  }
+  return static_cast<const float*>(matrix.data());
+}
+
+void check_dim(std::uint32_t dim) {
+  if (dim == 0 || dim > kMaxDim) {
+    refuse("dim: " + std::to_string(dim) + " is not allowed; allowed: [1, " + std::to_string(kMaxDim) + "]");
+  }
+}
+
+Status check_finite(std::span<const std::uint64_t> keys, const float* grads, std::uint32_t dim) {
+  std::size_t count = 0;
+  std::uint64_t first = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    bool finite = true;
+    for (std::uint32_t d = 0; d < dim; ++d) finite &= std::isfinite(grads[i * dim + d]);
+    if (!finite && count++ == 0) first = keys[i];
+  }
+  if (count == 0) return Status::ok();
+  return Status(Code::kInvalidArgument, "grads: " + std::to_string(count) + " of " + std::to_string(keys.size()) +
+                                            " gradients are not finite, the first is key " + std::to_string(first) +
+                                            "'s; nothing was sent");
+}
+
+// Which table, as a caller names it.
+struct TableRef {
+  std::uint32_t table_id;
+  std::uint32_t schema_version;
+  std::uint32_t dim;
+};
+
+// Scratch of one call; used again by the next.
+struct Workspace {
+  explicit Workspace(const rpc::Shards& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
+  rpc::Partitioner partitioner;
+  rpc::Partition partition;
+  std::vector<float> rows;
+  std::vector<std::uint64_t> versions;
+  std::vector<std::uint8_t> found;
+};
+
+// Client with the numpy conveniences. Thread-safe.
+class PyClient {
+ public:
+  explicit PyClient(std::shared_ptr<rpc::Client> client) : client_(std::move(client)) {}
+  [[nodiscard]] const std::shared_ptr<rpc::Client>& shards() const { return client_; }
+
+  Status pull(const TableRef& table, std::span<const std::uint64_t> keys, float* rows, std::uint64_t* versions,
+              std::uint8_t* found, const rpc::CallOptions& options) {
+    Lease lease(*this);
+    Workspace& work = *lease.workspace;
+    work.partitioner.partition(table.table_id, keys, work.partition);
+    const std::size_t uniques = work.partition.keys.size();
+    rpc::TablePull pull{.table_id = table.table_id,
+                        .schema_version = table.schema_version,
+                        .dim = table.dim,
+                        .keys = work.partition.keys,
+                        .shard_begin = work.partition.shard_begin,
+                        .rows = rows,
+                        .versions = versions,
+                        .found = found};
+    if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
+    work.rows.resize(uniques * table.dim);
+    pull.rows = work.rows.data();
+    if (versions != nullptr) {
+      work.versions.resize(uniques);
+      pull.versions = work.versions.data();
+    }
+    if (found != nullptr) {
+      work.found.resize(uniques);
+      pull.found = work.found.data();
+    }
+    SR_RETURN_IF_ERROR(client_->pull(std::span(&pull, 1), options));
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::size_t from = work.partition.inverse[i];
+      std::memcpy(rows + i * table.dim, work.rows.data() + from * table.dim, table.dim * sizeof(float));
+      if (versions != nullptr) versions[i] = work.versions[from];
+      if (found != nullptr) found[i] = work.found[from];
+    }
+    return Status::ok();
+  }
+
+  // Calls send(TablePush) with unique grouped keys; values of repeated keys are summed in order, or, for an
+  // assign, the last one stands.
+  template <class Send>
+  Status push(const TableRef& table, std::span<const std::uint64_t> keys, const float* values, float lr, bool sums,
+              Send&& send) {
+    Lease lease(*this);
+    Workspace& work = *lease.workspace;
+    work.partitioner.partition(table.table_id, keys, work.partition);
+    rpc::TablePush push{.table_id = table.table_id,
+                        .schema_version = table.schema_version,
+                        .dim = table.dim,
+                        .lr = lr,
+                        .keys = work.partition.keys,
+                        .shard_begin = work.partition.shard_begin,
+                        .grads = values};
+    if (!in_order(work, keys)) {
+      gather(work, table.dim, keys.size(), values, sums);
+      push.grads = work.rows.data();
+    }
+    return send(push);
+  }
+
+ private:
+  // A workspace for the time of one call.
+  struct Lease {
+    explicit Lease(PyClient& owner) : client(owner), workspace(client.take_workspace()) {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease() {
+      const std::lock_guard lock(client.mutex_);
+      client.workspaces_.push_back(std::move(workspace));
+    }
+    PyClient& client;
+    std::unique_ptr<Workspace> workspace;
+  };
+
+  std::unique_ptr<Workspace> take_workspace() {
+    const std::lock_guard lock(mutex_);
+    if (workspaces_.empty()) return std::make_unique<Workspace>(*client_);
+    auto workspace = std::move(workspaces_.back());
+    workspaces_.pop_back();
+    return workspace;
+  }
+
+  // Unique keys of a single shard stand in the caller's order: no row needs to move.
+  [[nodiscard]] bool in_order(const Workspace& work, std::span<const std::uint64_t> keys) const {
+    return client_->shard_count() == 1 && work.partition.keys.size() == keys.size();
+  }
+
+  static void gather(Workspace& work, std::uint32_t dim, std::size_t n, const float* values, bool sums) {
+    work.rows.resize(work.partition.keys.size() * dim);
+    work.found.assign(work.partition.keys.size(), 0);  // which rows have a value
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t at = work.partition.inverse[i];
+      float* to = work.rows.data() + at * dim;
+      const float* from = values + i * dim;
+      if (sums && work.found[at] != 0) {
+        for (std::uint32_t d = 0; d < dim; ++d) to[d] += from[d];
+      } else {
+        std::memcpy(to, from, dim * sizeof(float));
+      }
+      work.found[at] = 1;
+    }
+  }
+
+  const std::shared_ptr<rpc::Client> client_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> workspaces_;  // guarded by mutex_
+};
+
+std::shared_ptr<PyClient> connect(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
+                                  const py::array& slot_owner, rpc::ClientOptions options) {
+  if (!py::isinstance<Slots>(slot_owner) || slot_owner.ndim() != 1) {
+    refuse("slot_owner: allowed: a one-dimensional contiguous uint16 array");
+  }
+  for (const auto& [host, port] : shards) options.shards.push_back({host, port});
+  const auto* owners = static_cast<const std::uint16_t*>(slot_owner.data());
+  options.slot_owner.assign(owners, owners + slot_owner.size());
+  auto client = [&] {
+    const py::gil_scoped_release unlocked;
+    return rpc::Client::connect(options);
+  }();
+  return std::make_shared<PyClient>(value_or_raise(std::move(client)));
+}
+
+rpc::CallOptions call_options(std::int64_t step, std::int64_t deadline_ms) {
+  if (deadline_ms < 1) refuse("deadline_ms: " + std::to_string(deadline_ms) + " is not allowed; allowed: >= 1");
+  return {.deadline = std::chrono::milliseconds(deadline_ms), .step = step};
+}
+
+rpc::CommitOptions commit_options(std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
+  const auto call = call_options(step, deadline_ms);
+  return {.deadline = call.deadline, .sequence = sequence, .step = step, .grad_sum = grad_sum};
+}
+
+py::tuple pull(PyClient& client, std::uint32_t table_id, const py::array& keys, std::uint32_t dim,
+               std::uint32_t schema_version, std::int64_t step, std::int64_t deadline_ms, bool versions, bool found) {
+  check_dim(dim);
+  const auto ids = keys_of(keys);
+  const auto options = call_options(step, deadline_ms);
+  const auto n = static_cast<py::ssize_t>(ids.size());
+  Rows rows({n, static_cast<py::ssize_t>(dim)});
+  py::object version_array = py::none();
+  py::object found_array = py::none();
+  std::uint64_t* version_data = nullptr;
+  std::uint8_t* found_data = nullptr;
+  if (versions) {
+    py::array_t<std::uint64_t> array(n);
+    version_data = array.mutable_data();
+    version_array = std::move(array);
+  }
+  if (found) {
+    py::array_t<bool> array(n);
+    found_data = reinterpret_cast<std::uint8_t*>(array.mutable_data());
+    found_array = std::move(array);
+  }
+  float* row_data = rows.mutable_data();
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = client.pull({table_id, schema_version, dim}, ids, row_data, version_data, found_data, options);
+  }
+  raise_if_error(status);
+  return py::make_tuple(std::move(rows), std::move(version_array), std::move(found_array));
+}
+
+bool refuses_nonfinite(const std::string& on_nonfinite) {
+  if (on_nonfinite == "raise") return true;
+  if (on_nonfinite == "send") return false;
+  refuse("on_nonfinite: '" + on_nonfinite + "' is not allowed; allowed: raise, send");
+}
+
+template <Status (rpc::Client::*kSend)(std::span<const rpc::TablePush>, const rpc::CommitOptions&)>
+void push(PyClient& client, std::uint32_t table_id, const py::array& keys, const py::array& grads, std::uint32_t dim,
+          float lr, std::uint64_t sequence, std::uint32_t schema_version, std::int64_t step, bool grad_sum,
+          std::int64_t deadline_ms, const std::string& on_nonfinite) {
+  check_dim(dim);
+  const auto ids = keys_of(keys);
+  const float* values = matrix_of(grads, "grads", ids.size(), dim);
+  const auto options = commit_options(sequence, step, grad_sum, deadline_ms);
+  const bool checks = refuses_nonfinite(on_nonfinite);
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    if (checks) status = check_finite(ids, values, dim);
+    if (status.is_ok()) {
+      status = client.push({table_id, schema_version, dim}, ids, values, lr, true, [&](const rpc::TablePush& push) {
+        return ((*client.shards()).*kSend)(std::span(&push, 1), options);
+      });
+    }
+  }
+  raise_if_error(status);
+}
+
+template <Status (rpc::Client::*kSignal)(const rpc::CommitOptions&)>
+void signal(PyClient& client, std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
+  const auto options = commit_options(sequence, step, grad_sum, deadline_ms);
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = ((*client.shards()).*kSignal)(options);
+  }
+  raise_if_error(status);
+}
+
+void assign(PyClient& client, std::uint32_t table_id, const py::array& keys, const py::array& rows, std::uint32_t dim,
+            std::uint32_t schema_version, std::int64_t deadline_ms) {
+  check_dim(dim);
+  const auto ids = keys_of(keys);
+  const float* values = matrix_of(rows, "rows", ids.size(), dim);
+  const auto options = call_options(rpc::kNoStep, deadline_ms);
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = client.push({table_id, schema_version, dim}, ids, values, 0.0f, false, [&](const rpc::TablePush& push) {
+      return client.shards()->assign(std::span(&push, 1), options);
+    });
+  }
+  raise_if_error(status);
+}
+
+std::uint64_t erase(PyClient& client, std::uint32_t table_id, const py::array& keys, std::int64_t deadline_ms) {
+  const auto ids = keys_of(keys);
+  const auto options = call_options(rpc::kNoStep, deadline_ms);
+  Result<std::uint64_t> erased = std::uint64_t{0};
+  {
+    const py::gil_scoped_release unlocked;
+    rpc::Partition partition;
+    rpc::Partitioner(client.shards()->slot_owner(), client.shards()->shard_count()).partition(table_id, ids, partition);
+    erased = client.shards()->erase(table_id, partition.keys, partition.shard_begin, options);
+  }
+  return value_or_raise(std::move(erased));
+}
+
+// Walks one shard's rows of a table page by page.
+class Scan {
+ public:
+  Scan(std::shared_ptr<PyClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
+       bool with_state, rpc::CallOptions options)
+      : client_(std::move(client)),
+        table_id_(table_id),
+        shard_(shard),
+        max_rows_(max_rows),
+        with_state_(with_state),
+        options_(options) {}
+
+  py::tuple next() {
+    while (!ended_) {
+      auto result = [&] {
+        const py::gil_scoped_release unlocked;
+        return client_->shards()->scan(shard_, table_id_, cursor_, max_rows_, with_state_, options_);
+      }();
+      const ScanPage page = value_or_raise(std::move(result));
+      cursor_ = page.next_cursor;
+      ended_ = cursor_ == 0;
+      if (page.keys.empty()) continue;
+      const auto n = static_cast<py::ssize_t>(page.keys.size());
+      const auto columns = [n](const std::vector<float>& values) {
+        return static_cast<py::ssize_t>(values.size()) / n;
+      };
+      return py::make_tuple(Keys(n, page.keys.data()), Keys(n, page.versions.data()),
+                            py::array_t<std::uint32_t>(n, page.update_counts.data()),
+                            Rows({n, columns(page.rows)}, page.rows.data()),
+                            Rows({n, columns(page.state)}, page.state.data()));
+    }
+    throw py::stop_iteration();
+  }
+
+ private:
+  std::shared_ptr<PyClient> client_;
+  std::uint32_t table_id_;
+  std::uint32_t shard_;
+  std::uint32_t max_rows_;
+  bool with_state_;
+  rpc::CallOptions options_;
+  std::uint64_t cursor_ = 0;
+  bool ended_ = false;
+};
+
+py::dict stats(const PyClient& client) {
+  const rpc::ClientStats stats = client.shards()->stats();
+  py::dict out;
+  out["frames_sent"] = stats.frames_sent;
+  out["bytes_sent"] = stats.bytes_sent;
+  out["bytes_received"] = stats.bytes_received;
+  out["reconnects"] = stats.reconnects;
+  out["retries"] = stats.retries;
+  return out;
+}
+
+}  // namespace
+
+void bind_shards(py::module_& module) {
+  py::class_<rpc::Shards, std::shared_ptr<rpc::Shards>>(module, "Shards")
+      .def_property_readonly("shard_count", &rpc::Shards::shard_count);
+  py::class_<rpc::Client, rpc::Shards, std::shared_ptr<rpc::Client>>(module, "ClientShards");
+  py::class_<Scan>(module, "Scan").def("__iter__", [](py::object self) { return self; }).def("__next__", &Scan::next);
+  constexpr std::int64_t kDeadline = 30'000;
+  py::class_<PyClient, std::shared_ptr<PyClient>>(module, "Client")
+      .def(py::init([](const std::vector<std::pair<std::string, std::uint16_t>>& shards, const py::array& slot_owner,
+                       std::uint32_t route_epoch, std::uint64_t cluster_id, std::uint32_t namespace_id,
+                       std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
+                       const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms) {
+             rpc::ClientOptions options;
+             options.route_epoch = route_epoch;
+             options.cluster_id = cluster_id;
+             options.namespace_id = namespace_id;
+             options.job_id = job_id;
+             options.worker_id = worker_id;
+             options.worker_epoch = worker_epoch;
+             options.wire_dtype = dtype_of(wire_dtype);
+             options.frame_crc = frame_crc;
+             options.connect_timeout_ms = connect_timeout_ms;
+             return connect(shards, slot_owner, std::move(options));
+           }),
+           py::kw_only(), py::arg("shards"), py::arg("slot_owner"), py::arg("route_epoch"), py::arg("cluster_id") = 0,
+           py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
+           py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000)
+      .def_property_readonly("shards", &PyClient::shards)
+      .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dim"),
+           py::arg("schema_version") = 1, py::arg("step") = rpc::kNoStep, py::arg("deadline_ms") = kDeadline,
+           py::arg("versions") = false, py::arg("found") = false)
+      .def("push", &push<&rpc::Client::commit>, py::arg("table_id"), py::arg("keys"), py::arg("grads"), py::kw_only(),
+           py::arg("dim"), py::arg("lr"), py::arg("sequence"), py::arg("schema_version") = 1,
+           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline,
+           py::arg("on_nonfinite") = "raise")
+      .def("prepare", &push<&rpc::Client::prepare>, py::arg("table_id"), py::arg("keys"), py::arg("grads"),
+           py::kw_only(), py::arg("dim"), py::arg("lr"), py::arg("sequence"), py::arg("schema_version") = 1,
+           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline,
+           py::arg("on_nonfinite") = "raise")
+      .def("commit_prepared", &signal<&rpc::Client::commit_prepared>, py::kw_only(), py::arg("sequence"),
+           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
+      .def("abort", &signal<&rpc::Client::abort>, py::kw_only(), py::arg("sequence"), py::arg("step") = rpc::kNoStep,
+           py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
+      .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"), py::kw_only(), py::arg("dim"),
+           py::arg("schema_version") = 1, py::arg("deadline_ms") = kDeadline)
+      .def("erase", &erase, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("deadline_ms") = kDeadline)
+      .def(
+          "scan",
+          [](std::shared_ptr<PyClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
+             bool with_state, std::int64_t deadline_ms) {
+            return Scan(std::move(client), table_id, shard, max_rows, with_state,
+                        call_options(rpc::kNoStep, deadline_ms));
+          },
+          py::arg("table_id"), py::kw_only(), py::arg("shard"), py::arg("max_rows") = 65'536,
+          py::arg("with_state") = false, py::arg("deadline_ms") = kDeadline)
+      .def("stats", &stats);
+}
+
+}  // namespace sparserow::bindings

@@ -1,0 +1,135 @@
+// The data-plane server for Python: started on a Store, told routes and jobs, asked for counters.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "rpc/server.h"
+#include "shared_errors.h"
+
+namespace py = pybind11;
+
+namespace sparserow::bindings {
+namespace {
+
+using Slots = py::array_t<std::uint16_t, py::array::c_style>;
+
+std::unique_ptr<rpc::Server> start(std::shared_ptr<Store> store, const rpc::ServerOptions& options) {
+  auto server = [&] {
+    const py::gil_scoped_release unlocked;
+    return rpc::Server::start(options, std::move(store));
+  }();
+  return value_or_raise(std::move(server));
+}
+
+void set_route(rpc::Server& server, std::uint32_t route_epoch, const py::array& slot_owner) {
+  if (!py::isinstance<Slots>(slot_owner) || slot_owner.ndim() != 1) {
+    raise_error({Code::kInvalidArgument, "slot_owner: allowed: a one-dimensional contiguous uint16 array"});
+  }
+  const std::span owners(static_cast<const std::uint16_t*>(slot_owner.data()),
+                         static_cast<std::size_t>(slot_owner.size()));
+  raise_if_error(server.set_route(route_epoch, owners));
+}
+
+void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::optional<std::uint32_t> staleness,
+             const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>& members,
+             std::int64_t first_step) {
+  rpc::JobSpec spec{
+      .job_id = job_id, .name = std::move(name), .staleness = staleness, .members = {}, .first_step = first_step};
+  for (const auto& [worker_id, epoch, rank] : members) spec.members.push_back({worker_id, epoch, rank});
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;  // steps that only waited for a member that left are applied here
+    status = server.set_job(spec);
+  }
+  raise_if_error(status);
+}
+
+void drop_job(rpc::Server& server, std::uint32_t job_id) {
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = server.drop_job(job_id);
+  }
+  raise_if_error(status);
+}
+
+py::dict stats(const rpc::Server& server) {
+  const rpc::ServerStats stats = server.stats();
+  py::dict out;
+  out["connections_open"] = stats.connections_open;
+  out["connections_total"] = stats.connections_total;
+  out["frames_received"] = stats.frames_received;
+  out["frames_refused"] = stats.frames_refused;
+  out["bytes_received"] = stats.bytes_received;
+  out["bytes_sent"] = stats.bytes_sent;
+  out["rows_pulled"] = stats.rows_pulled;
+  out["rows_written"] = stats.rows_written;
+  out["inflight_bytes"] = stats.inflight_bytes;
+  out["requests_active"] = stats.requests_active;
+  out["commits_accepted"] = stats.commits.commits_accepted;
+  out["commits_duplicate"] = stats.commits.commits_duplicate;
+  out["commits_refused"] = stats.commits.commits_refused;
+  out["commits_fenced"] = stats.commits.commits_fenced;
+  out["steps_reduced"] = stats.commits.steps_reduced;
+  out["rows_applied"] = stats.commits.rows_applied;
+  out["pulls_clocked"] = stats.commits.pulls_clocked;
+  out["pulls_parked"] = stats.commits.pulls_parked;
+  out["pulls_waiting"] = stats.commits.pulls_waiting;
+  out["staleness_sum"] = stats.commits.staleness_sum;
+  out["staleness_max"] = stats.commits.staleness_max;
+  out["kept_bytes"] = stats.commits.kept_bytes;
+  return out;
+}
+
+}  // namespace
+
+void bind_shard(py::module_& module) {
+  const rpc::ServerOptions defaults;
+  py::class_<rpc::Server>(module, "Server")
+      .def(py::init([](std::shared_ptr<Store> store, std::string host, std::uint16_t port, std::uint32_t io_threads,
+                       std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,
+                       std::uint64_t kept_budget_bytes, std::uint32_t max_connections, std::uint64_t cluster_id,
+                       std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
+                       std::uint32_t stall_timeout_ms) {
+             return start(std::move(store), {.host = std::move(host),
+                                             .port = port,
+                                             .io_threads = io_threads,
+                                             .max_frame_bytes = max_frame_bytes,
+                                             .inflight_budget_bytes = inflight_budget_bytes,
+                                             .kept_budget_bytes = kept_budget_bytes,
+                                             .max_connections = max_connections,
+                                             .cluster_id = cluster_id,
+                                             .shard_index = shard_index,
+                                             .default_deadline_ms = default_deadline_ms,
+                                             .hello_timeout_ms = hello_timeout_ms,
+                                             .stall_timeout_ms = stall_timeout_ms});
+           }),
+           py::arg("store"), py::kw_only(), py::arg("host") = defaults.host, py::arg("port") = defaults.port,
+           py::arg("io_threads") = defaults.io_threads, py::arg("max_frame_bytes") = defaults.max_frame_bytes,
+           py::arg("inflight_budget_bytes") = defaults.inflight_budget_bytes,
+           py::arg("kept_budget_bytes") = defaults.kept_budget_bytes,
+           py::arg("max_connections") = defaults.max_connections, py::arg("cluster_id") = defaults.cluster_id,
+           py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,
+           py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
+           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms)
+      .def_property_readonly("port", &rpc::Server::port)
+      .def("set_route", &set_route, py::arg("route_epoch"), py::arg("slot_owner"))
+      .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
+           py::arg("first_step") = 0)
+      .def("drop_job", &drop_job, py::arg("job_id"))
+      .def("stats", &stats)
+      .def(
+          "drain",
+          [](rpc::Server& server, std::uint32_t deadline_ms) { server.drain(std::chrono::milliseconds(deadline_ms)); },
+          py::arg("deadline_ms"), py::call_guard<py::gil_scoped_release>())
+      .def("stop", &rpc::Server::stop, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace sparserow::bindings

@@ -1,0 +1,162 @@
+// One connection of the client to one shard: a state machine that never blocks.
+//
+//   down --dial--> connecting --writable--> greeting --HELLO_ACK--> ready
+//    ^-------------- broken: outstanding requests are queued again --------'
+//
+// Requests belong to their callers and are only borrowed; the caller keeps one alive until it is done or
+// cancel() returned. Gradients are sent from, and rows received into, the caller's memory.
+//
+// Not thread-safe: the client's mutex guards every call. Only the leading thread may call tick() and
+// on_events(), which are the only ones that close the socket, so its fd stays valid while the leader polls.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "rpc/client.h"
+#include "rpc/crc32c.h"
+#include "rpc/frame.h"
+#include "rpc/stream.h"
+
+namespace sparserow::rpc {
+
+// Where one table of a ROWS reply goes, and what it must look like.
+struct RowsSink {
+  TableDescriptor expected;
+  float* rows = nullptr;              // (n, dim)
+  std::uint64_t* versions = nullptr;  // (n) or null
+  std::uint8_t* found = nullptr;      // (n) or null
+};
+
+struct Request {
+  // Written by the caller before submit().
+  std::uint32_t shard = 0;
+  FrameHeader header;       // type, flags, ids, sequence, step, section_count, body_bytes
+  std::vector<iovec> body;  // pieces of the body in order, in memory that outlives the request
+  FrameType expected = FrameType::kAck;
+  std::vector<RowsSink> sinks;
+  std::chrono::steady_clock::time_point deadline;
+  std::uint32_t* open_requests = nullptr;  // counted down when done
+
+  // Written by the channel.
+  bool done = false;
+  Status status;
+  std::vector<std::byte> reply;  // body of an ACK or SCAN_PAGE
+
+  // The channel's own: how much is sent.
+  bool sending = false;
+  bool sent = false;
+  bool header_sent = false;
+  std::size_t piece = 0;
+  std::size_t offset = 0;
+};
+
+class Channel {
+ public:
+  using Clock = std::chrono::steady_clock;
+  Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats);
+
+  // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
+  // left, or the shard must be dialled.
+  bool submit(Request& request);
+  // Forgets the request; afterwards its memory is not touched.
+  void cancel(Request& request);
+  // Why a request that never ended did not: unreachable, draining, or no reply in time.
+  [[nodiscard]] Status overdue(const Request& request, Clock::duration waited) const;
+
+  // Leader only.
+  void tick(Clock::time_point now);
+  [[nodiscard]] pollfd interest() const noexcept;
+  [[nodiscard]] Clock::time_point wake_at() const noexcept;  // when tick() is wanted at the latest
+  void on_events(short events);
+
+ private:
+  enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReady };
+  enum class Stage : std::uint8_t { kHeader, kSection, kDescriptor, kPieces };
+  // A run of reply bytes and where it goes; null drops it.
+  struct Piece {
+    std::byte* to = nullptr;
+    std::size_t left = 0;
+    // When all is there, widen `floats` elements of `dtype` from `packed`; null: nothing to widen.
+    const std::byte* packed = nullptr;
+    float* widened = nullptr;
+    std::size_t floats = 0;
+    Dtype dtype = Dtype::kFloat32;
+  };
+
+  void dial(Clock::time_point now);
+  void greet();
+  void flush();
+  bool send_front(Request& request);
+  void begin_send(Request& request);
+  void break_off(const std::string& reason);
+  void fail_all(const Status& status);
+  void finish(Request& request, Status status);
+  [[nodiscard]] Status named(const Status& status) const;
+  [[nodiscard]] bool wants_write() const noexcept;
+
+  void receive();
+  Status digest();
+  Status on_header();
+  Status on_section();
+  Status on_descriptor();
+  Status on_frame_end();
+  Status on_hello_ack();
+  void on_reply_end();
+  bool take(void* into, std::size_t bytes);
+  void consumed(const void* bytes, std::size_t count);
+  void finish_piece(const Piece& piece);
+  void collect_body();
+  void drop_body();
+  void reset_inbox();
+
+  const std::uint32_t index_;
+  const ClientOptions& options_;
+  ClientStats& stats_;
+  const std::string name_;  // "shard 1 (127.0.0.1:7001)"
+  std::mt19937 jitter_;
+
+  State state_ = State::kDown;
+  std::unique_ptr<Stream> stream_;
+  bool failed_ = false;  // the stream broke; the leader will close it
+  bool was_ready_ = false;
+  std::string last_error_ = "not connected yet";
+  std::uint32_t attempts_ = 0;
+  Clock::time_point retry_at_{};
+  Clock::time_point attempt_until_{};
+  bool draining_ = false;
+  Clock::time_point paused_until_{};
+  std::uint32_t max_body_bytes_ = 0;
+
+  std::uint64_t next_id_ = 1;
+  std::map<std::uint64_t, Request*> outstanding_;
+  std::deque<Request*> queue_;  // not wholly sent; the front may be half sent
+  std::vector<std::byte> hello_;
+  std::size_t hello_sent_ = 0;
+
+  // The reply being received.
+  std::vector<std::byte> staging_;
+  std::size_t staged_begin_ = 0;
+  std::size_t staged_end_ = 0;
+  Stage stage_ = Stage::kHeader;
+  FrameHeader reply_header_;
+  std::uint64_t body_left_ = 0;
+  std::uint32_t sections_left_ = 0;
+  std::uint64_t section_bytes_ = 0;
+  Request* receiving_ = nullptr;  // null while a frame is dropped
+  std::size_t sink_ = 0;
+  std::deque<Piece> pieces_;
+  std::vector<std::byte> narrow_;  // 16-bit rows before they are widened
+  std::vector<std::byte> collected_;
+  bool collecting_ = false;
+  std::uint32_t crc_ = 0;
+};
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,455 @@
+#include "rpc/client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <mutex>
+
+#include "rpc/channel.h"
+#include "rpc/partition.h"
+
+namespace sparserow::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+const std::array<std::byte, 8> kZeros{};
+
+// What one table adds to a request's body; stays in place until the request is done.
+struct TableHead {
+  SectionHeader section;
+  TableDescriptor descriptor;
+};
+static_assert(sizeof(TableHead) == 56);
+
+// A request with the memory that its body points into.
+struct Outgoing {
+  Request request;
+  std::vector<TableHead> heads;
+  std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
+  ScanPayload scan;
+};
+
+iovec piece_of(const void* bytes, std::size_t count) { return {const_cast<void*>(bytes), count}; }
+
+void add_piece(Request& request, const void* bytes, std::size_t count) {
+  if (count == 0) return;
+  request.body.push_back(piece_of(bytes, count));
+  request.header.body_bytes += static_cast<std::uint32_t>(count);
+}
+
+Status check_groups(const char* field, std::uint32_t dim, std::span<const std::uint64_t> keys,
+                    std::span<const std::uint32_t> shard_begin, std::size_t shards) {
+  const bool ordered = std::is_sorted(shard_begin.begin(), shard_begin.end());
+  if (shard_begin.size() != shards + 1 || !ordered || shard_begin.front() != 0 || shard_begin.back() != keys.size()) {
+    return Status(Code::kInvalidArgument,
+                  std::string(field) + ".shard_begin: must rise from 0 to the number of keys (" +
+                      std::to_string(keys.size()) + ") in " + std::to_string(shards + 1) + " entries");
+  }
+  if (dim == 0 || dim > kMaxDim) {
+    return Status(Code::kInvalidArgument, std::string(field) + ".dim: " + std::to_string(dim) + "; allowed: [1, " +
+                                              std::to_string(kMaxDim) + "]");
+  }
+  return Status::ok();
+}
+
+class FileHandle {
+ public:
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(const FileHandle&) = delete;
+  FileHandle& operator=(const FileHandle&) = delete;
+  ~FileHandle() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] int get() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+class Client::Impl {
+ public:
+  explicit Impl(const ClientOptions& options);
+
+  Status connect();
+  Status pull(std::span<const TablePull> tables, const CallOptions& options);
+  Status push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options, std::uint8_t flags,
+              bool every_shard);
+  Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags);
+  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                              std::span<const std::uint32_t> shard_begin, const CallOptions& options);
+  Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
+                        bool with_state, const CallOptions& options);
+  ClientStats stats() const;
+  [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // One caller waiting for its requests.
+  struct Call {
+    explicit Call(std::chrono::milliseconds allowed) : begun(Clock::now()), deadline(begun + allowed) {}
+    const Clock::time_point begun;
+    const Clock::time_point deadline;
+    std::list<Outgoing> requests;
+    std::uint32_t open = 0;  // requests not done; guarded by mutex_
+    std::condition_variable wake;
+  };
+
+  Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
+  Status run(Call& call);
+  void lead(Lock& lock, Call& call);
+  void wake_leader();
+  void notify_finished();
+  [[nodiscard]] std::uint32_t shards() const noexcept { return static_cast<std::uint32_t>(options_.shards.size()); }
+
+  const ClientOptions options_;
+  const pid_t pid_;
+  const FileHandle wake_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<Channel> channels_;
+  std::list<Call*> calls_;
+  bool leading_ = false;
+  ClientStats stats_;
+  std::vector<pollfd> polled_;  // the leader's
+};
+
+Client::Impl::Impl(const ClientOptions& options)
+    : options_(options), pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  channels_.reserve(options_.shards.size());
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) channels_.emplace_back(shard, options_, stats_);
+}
+
+Outgoing& Client::Impl::add(Call& call, std::uint32_t shard, FrameType type, FrameType expected,
+                            std::int64_t step) const {
+  Outgoing& out = call.requests.emplace_back();
+  Request& request = out.request;
+  request.shard = shard;
+  request.expected = expected;
+  request.deadline = call.deadline;
+  request.header.type = static_cast<std::uint16_t>(type);
+  request.header.namespace_id = options_.namespace_id;
+  request.header.job_id = options_.job_id;
+  request.header.worker_id = options_.worker_id;
+  request.header.worker_epoch = options_.worker_epoch;
+  request.header.route_epoch = options_.route_epoch;
+  request.header.step = step;
+  return out;
+}
+
+// Sends the call's requests and waits for their replies, doing the I/O of every caller while it leads.
+Status Client::Impl::run(Call& call) {
+  if (::getpid() != pid_) {
+    return Status(Code::kFailedPrecondition, "this client was made before fork; connect anew in this process");
+  }
+  Lock lock(mutex_);
+  bool wake = false;
+  for (Outgoing& out : call.requests) {
+    ++call.open;
+    out.request.open_requests = &call.open;
+    wake |= channels_[out.request.shard].submit(out.request);
+  }
+  if (wake && leading_) wake_leader();
+  const auto place = calls_.insert(calls_.end(), &call);
+  while (call.open > 0 && Clock::now() < call.deadline) {
+    if (leading_) {
+      call.wake.wait_until(lock, call.deadline);
+      continue;
+    }
+    leading_ = true;
+    lead(lock, call);
+    leading_ = false;
+  }
+  calls_.erase(place);
+  Status status;
+  const auto waited = Clock::now() - call.begun;
+  for (Outgoing& out : call.requests) {
+    Channel& channel = channels_[out.request.shard];
+    if (!out.request.done) {
+      out.request.status = channel.overdue(out.request, waited);
+      channel.cancel(out.request);
+    }
+    if (status.is_ok()) status = out.request.status;
+  }
+  // Whoever leaves passes the lead on; giving up a request may have left work for the next leader.
+  if (leading_) {
+    wake_leader();
+  } else if (!calls_.empty()) {
+    calls_.front()->wake.notify_one();
+  }
+  return status;
+}
+
+void Client::Impl::wake_leader() {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full means that it is awake already
+}
+
+void Client::Impl::notify_finished() {
+  for (Call* call : calls_) {
+    if (call->open == 0) call->wake.notify_one();
+  }
+}
+
+void Client::Impl::lead(Lock& lock, Call& call) {
+  while (call.open > 0) {
+    auto now = Clock::now();
+    if (now >= call.deadline) return;
+    auto until = call.deadline;
+    polled_.assign(1, pollfd{wake_.get(), POLLIN, 0});
+    for (Channel& channel : channels_) {
+      channel.tick(now);
+      polled_.push_back(channel.interest());
+      until = std::min(until, channel.wake_at());
+    }
+    if (call.open == 0) return;
+    const auto left = std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero());
+    const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+    const timespec timeout{left_ns / 1'000'000'000, left_ns % 1'000'000'000};
+    lock.unlock();
+    const int ready = ::ppoll(polled_.data(), polled_.size(), &timeout, nullptr);
+    lock.lock();
+    if (ready <= 0) continue;
+    if (polled_[0].revents != 0) {
+      std::uint64_t count;
+      static_cast<void>(!::read(wake_.get(), &count, sizeof count));
+    }
+    for (std::size_t i = 0; i < channels_.size(); ++i) channels_[i].on_events(polled_[i + 1].revents);
+    if (calls_.size() > 1) notify_finished();
+  }
+}
+
+Status Client::Impl::connect() {
+  Call call(std::chrono::milliseconds(options_.connect_timeout_ms));
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    add(call, shard, FrameType::kHello, FrameType::kHelloAck, kNoStep);
+  }
+  return run(call);
+}
+
+Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& options) {
+  for (const TablePull& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("pull", table.dim, table.keys, table.shard_begin, shards()));
+  }
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kPull, FrameType::kRows, options.step);
+        out->heads.reserve(tables.size());
+      }
+      TableHead& head = out->heads.emplace_back();
+      head.descriptor.table_id = table.table_id;
+      head.descriptor.schema_version = table.schema_version;
+      head.descriptor.dim = table.dim;
+      head.descriptor.dtype = options_.wire_dtype;
+      head.descriptor.n = n;
+      head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
+                                                        (table.found != nullptr ? kTableFound : 0));
+      head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+      head.section.flags = kSectionRequired;
+      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
+      add_piece(out->request, &head, sizeof head);
+      add_piece(out->request, table.keys.data() + begin, std::size_t{n} * 8);
+      ++out->request.header.section_count;
+      out->request.sinks.push_back({.expected = head.descriptor,
+                                    .rows = table.rows + std::size_t{begin} * table.dim,
+                                    .versions = table.versions != nullptr ? table.versions + begin : nullptr,
+                                    .found = table.found != nullptr ? table.found + begin : nullptr});
+    }
+  }
+  return run(call);
+}
+
+Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options,
+                          std::uint8_t flags, bool every_shard) {
+  for (const TablePush& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("push", table.dim, table.keys, table.shard_begin, shards()));
+  }
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    const bool any = std::any_of(tables.begin(), tables.end(), [&](const TablePush& table) {
+      return table.shard_begin[shard + 1] > table.shard_begin[shard];
+    });
+    if (!any && !every_shard) continue;
+    Outgoing& out = add(call, shard, type, FrameType::kAck, options.step);
+    out.request.header.sequence = options.sequence;
+    out.request.header.flags = static_cast<std::uint8_t>(flags | (options.grad_sum ? kFrameGradSum : 0));
+    out.heads.reserve(tables.size());
+    std::uint64_t body_bytes = 0;
+    for (const TablePush& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0) continue;
+      TableHead& head = out.heads.emplace_back();
+      head.descriptor.table_id = table.table_id;
+      head.descriptor.schema_version = table.schema_version;
+      head.descriptor.dim = table.dim;
+      head.descriptor.dtype = options_.wire_dtype;
+      head.descriptor.n = n;
+      head.descriptor.lr = table.lr;
+      head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableGrads);
+      head.section.flags = kSectionRequired;
+      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
+      body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
+      if (body_bytes > UINT32_MAX - 7) {
+        return Status(Code::kInvalidArgument, "push: " + std::to_string(body_bytes) +
+                                                  " bytes for one shard; a frame has less than 2^32, send fewer rows");
+      }
+      const std::size_t count = std::size_t{n} * table.dim;
+      const float* grads = table.grads + std::size_t{begin} * table.dim;
+      const void* sent = grads;
+      const std::size_t bytes = count * size_of(options_.wire_dtype);
+      if (options_.wire_dtype != Dtype::kFloat32) {
+        auto& narrowed = out.narrowed.emplace_back(bytes);
+        convert_from_float(options_.wire_dtype, grads, narrowed.data(), count);
+        sent = narrowed.data();
+      }
+      add_piece(out.request, &head, sizeof head);
+      add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+      add_piece(out.request, sent, bytes);
+      add_piece(out.request, kZeros.data(), padded8(bytes) - bytes);
+      ++out.request.header.section_count;
+    }
+  }
+  return run(call);
+}
+
+Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags) {
+  return push(type, {}, options, flags, true);
+}
+
+Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                          std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
+  SR_RETURN_IF_ERROR(check_groups("erase", 1, keys, shard_begin, shards()));
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    const std::uint32_t begin = shard_begin[shard];
+    const std::uint32_t n = shard_begin[shard + 1] - begin;
+    if (n == 0) continue;
+    Outgoing& out = add(call, shard, FrameType::kDelete, FrameType::kAck, options.step);
+    TableHead& head = out.heads.emplace_back();
+    head.descriptor.table_id = table_id;
+    head.descriptor.dim = 1;  // not looked at: keys alone name rows
+    head.descriptor.n = n;
+    head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+    head.section.flags = kSectionRequired;
+    head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
+    out.request.header.section_count = 1;
+    add_piece(out.request, &head, sizeof head);
+    add_piece(out.request, keys.data() + begin, std::size_t{n} * 8);
+  }
+  SR_RETURN_IF_ERROR(run(call));
+  std::uint64_t count = 0;
+  for (const Outgoing& out : call.requests) {
+    SectionReader sections(out.request.reply, 1);
+    auto section = sections.next();
+    if (!section.is_ok()) return section.status();
+    const auto ack = parse_ack(section.value() ? section.value()->payload : std::span<const std::byte>());
+    if (!ack.is_ok()) return ack.status();
+    count += ack.value().count;
+  }
+  return count;
+}
+
+Result<ScanPage> Client::Impl::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
+                                    std::uint32_t max_rows, bool with_state, const CallOptions& options) {
+  if (shard >= shards()) {
+    return Status(Code::kInvalidArgument,
+                  "shard: " + std::to_string(shard) + "; allowed: [0, " + std::to_string(shards()) + ")");
+  }
+  Call call(options.deadline);
+  Outgoing& out = add(call, shard, FrameType::kScan, FrameType::kScanPage, options.step);
+  out.scan = {.cursor = cursor, .table_id = table_id, .max_rows = max_rows, .with_state = with_state ? 1u : 0u};
+  TableHead& head = out.heads.emplace_back();
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kScan);
+  head.section.flags = kSectionRequired;
+  head.section.payload_bytes = sizeof out.scan;
+  out.request.header.section_count = 1;
+  add_piece(out.request, &head.section, sizeof head.section);
+  add_piece(out.request, &out.scan, sizeof out.scan);
+  SR_RETURN_IF_ERROR(run(call));
+  SectionReader sections(out.request.reply, 1);
+  auto section = sections.next();
+  if (!section.is_ok()) return section.status();
+  if (!section.value() || section.value()->kind != SectionKind::kScanPage) {
+    return Status(Code::kDataLoss, "malformed reply: no SCAN_PAGE section");
+  }
+  auto view = parse_scan_page(section.value()->payload);
+  if (!view.is_ok()) return view.status();
+  const ScanPageView& page = view.value();
+  return ScanPage{.keys = {page.keys.begin(), page.keys.end()},
+                  .versions = {page.versions.begin(), page.versions.end()},
+                  .update_counts = {page.update_counts.begin(), page.update_counts.end()},
+                  .rows = {page.rows.begin(), page.rows.end()},
+                  .state = {page.state.begin(), page.state.end()},
+                  .next_cursor = page.page.next_cursor};
+}
+
+ClientStats Client::Impl::stats() const {
+  const Lock lock(mutex_);
+  return stats_;
+}
+
+Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
+  if (options.shards.empty() || options.shards.size() > 65535) {
+    return Status(Code::kInvalidArgument,
+                  "shards: " + std::to_string(options.shards.size()) + " given; allowed: [1, 65535]");
+  }
+  SR_RETURN_IF_ERROR(check_slot_owner(options.slot_owner, static_cast<std::uint32_t>(options.shards.size())));
+  if (!is_valid(options.wire_dtype)) return Status(Code::kInvalidArgument, "wire_dtype: not a known dtype");
+  std::shared_ptr<Client> client(new Client(std::make_unique<Impl>(options)));
+  SR_RETURN_IF_ERROR(client->impl_->connect());
+  return client;
+}
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::~Client() = default;
+
+std::uint32_t Client::shard_count() const noexcept {
+  return static_cast<std::uint32_t>(impl_->options().shards.size());
+}
+std::span<const std::uint16_t> Client::slot_owner() const noexcept { return impl_->options().slot_owner; }
+
+Status Client::pull(std::span<const TablePull> tables, const CallOptions& options) {
+  return impl_->pull(tables, options);
+}
+Status Client::prepare(std::span<const TablePush> tables, const CommitOptions& options) {
+  return impl_->push(FrameType::kPrepare, tables, options, 0, true);
+}
+Status Client::commit_prepared(const CommitOptions& options) {
+  return impl_->signal(FrameType::kCommit, options, kFramePrepared);
+}
+Status Client::abort(const CommitOptions& options) { return impl_->signal(FrameType::kAbort, options, 0); }
+Status Client::commit(std::span<const TablePush> tables, const CommitOptions& options) {
+  return impl_->push(FrameType::kCommit, tables, options, 0, true);
+}
+Status Client::assign(std::span<const TablePush> tables, const CallOptions& options) {
+  CommitOptions as_commit;
+  as_commit.deadline = options.deadline;
+  return impl_->push(FrameType::kAssign, tables, as_commit, 0, false);
+}
+Result<std::uint64_t> Client::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                    std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
+  return impl_->erase(table_id, keys, shard_begin, options);
+}
+Result<ScanPage> Client::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
+                              bool with_state, const CallOptions& options) {
+  return impl_->scan(shard, table_id, cursor, max_rows, with_state, options);
+}
+ClientStats Client::stats() const { return impl_->stats(); }
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,387 @@
+#include "rpc/connection.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace sparserow::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Holds a whole frame of a few hundred keys, so that a small request costs one read.
+constexpr std::size_t kStagingBytes = 64u << 10;
+// What is read and thrown away so that a refused peer can still read its ERROR.
+constexpr std::size_t kLingerBytes = 4u << 20;
+
+std::int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+FrameHeader reply_to(const FrameHeader& request, FrameType type) {
+  FrameHeader reply;
+  reply.type = static_cast<std::uint16_t>(type);
+  reply.request_id = request.request_id;
+  reply.flags = request.flags & kFrameHasCrc;
+  return reply;
+}
+
+// Counts a request as under way while it exists.
+class ActiveRequest {
+ public:
+  explicit ActiveRequest(std::atomic<std::uint64_t>& count) : count_(count) { ++count_; }
+  ActiveRequest(const ActiveRequest&) = delete;
+  ActiveRequest& operator=(const ActiveRequest&) = delete;
+  ~ActiveRequest() { --count_; }
+
+ private:
+  std::atomic<std::uint64_t>& count_;
+};
+
+}  // namespace
+
+Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream)
+    : core_(core),
+      stream_(std::move(stream)),
+      strand_(asio::make_strand(core.io)),
+      readiness_(strand_, stream_->fd()),
+      budget_timer_(strand_),
+      staging_(kStagingBytes),
+      moved_at_ms_(now_ms()) {
+  ++core_.counters.connections_open;
+  ++core_.counters.connections_total;
+}
+
+Connection::~Connection() {
+  readiness_.release();  // the fd is the stream's
+  --core_.counters.connections_open;
+}
+
+void Connection::start() {
+  asio::co_spawn(strand_, [self = shared_from_this()] { return self->run(); }, asio::detached);
+}
+
+void Connection::close() {
+  closed_ = true;
+  stream_->reset();  // whoever waits for the fd wakes and sees the end
+  asio::post(strand_, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->budget_timer_.cancel();
+  });
+}
+
+void Connection::check_stall(Clock::time_point now) {
+  const std::int64_t still_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() - moved_at_ms_.load();
+  std::int64_t limit_ms = INT64_MAX;
+  switch (phase_.load()) {
+    case Phase::kHello:
+      limit_ms = core_.options.hello_timeout_ms;
+      break;
+    case Phase::kReceiving:
+    case Phase::kSending:
+      limit_ms = core_.options.stall_timeout_ms;
+      break;
+    case Phase::kEnding:
+      limit_ms = 1000;
+      break;
+    case Phase::kIdle:
+    case Phase::kWorking:
+      break;
+  }
+  if (still_ms > limit_ms) close();
+}
+
+Connection::Task<void> Connection::run() {
+  const auto self = shared_from_this();
+  if (co_await greet()) {
+    while (co_await serve_one()) {
+    }
+  }
+  co_await end_politely();
+  close();
+}
+
+// The first frame must be HELLO; it is answered, or refused and the connection closed.
+Connection::Task<bool> Connection::greet() {
+  if (!co_await fill(sizeof(FrameHeader))) co_return false;
+  FrameHeader header;
+  std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
+  ++core_.counters.frames_received;
+  Status status = check_header(header, kStagingBytes - sizeof header);
+  std::vector<std::byte> reply;
+  if (status.is_ok() && header.type != static_cast<std::uint16_t>(FrameType::kHello)) {
+    status = Status(Code::kInvalidArgument, "the first frame must be HELLO");
+  }
+  if (status.is_ok()) {
+    if (!co_await fill(sizeof header + header.body_bytes)) co_return false;
+    const auto body = std::span(staging_).subspan(staged_begin_ + sizeof header, header.body_bytes);
+    status = check_crc(header, body);
+    if (status.is_ok()) status = check_hello(header, body, reply);
+    consume(sizeof header + header.body_bytes);
+  }
+  phase_ = Phase::kIdle;
+  if (status.is_ok()) co_return co_await write_reply(reply);
+  ++core_.counters.frames_refused;
+  const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
+  co_await write_reply(refusal);
+  co_return false;
+}
+
+Status Connection::check_hello(const FrameHeader& header, std::span<const std::byte> body,
+                               std::vector<std::byte>& reply) const {
+  SectionReader sections(body, header.section_count);
+  std::optional<HelloPayload> hello;
+  while (true) {
+    auto section = sections.next();
+    if (!section.is_ok()) return section.status();
+    if (!section.value()) break;
+    if (section.value()->kind != SectionKind::kHello || hello) {
+      return Status(Code::kInvalidArgument, "HELLO: exactly one HELLO section is allowed");
+    }
+    auto parsed = parse_hello(section.value()->payload);
+    if (!parsed.is_ok()) return parsed.status();
+    hello = parsed.value();
+  }
+  if (!hello) return Status(Code::kInvalidArgument, "HELLO: the section is missing");
+  if (hello->protocol_min > kProtocolVersion || hello->protocol_max < kProtocolMin) {
+    return Status(Code::kFailedPrecondition, "protocol: the client speaks " + std::to_string(hello->protocol_min) +
+                                                 " to " + std::to_string(hello->protocol_max) + ", this shard " +
+                                                 std::to_string(kProtocolMin) + " to " +
+                                                 std::to_string(kProtocolVersion));
+  }
+  if (hello->hash_version != kHashVersion) {
+    return Status(Code::kFailedPrecondition, "hash version: the client has " + std::to_string(hello->hash_version) +
+                                                 ", this shard " + std::to_string(kHashVersion));
+  }
+  if (hello->cluster_id != 0 && hello->cluster_id != core_.options.cluster_id) {
+    return Status(Code::kFailedPrecondition, "cluster id: the client belongs to " + std::to_string(hello->cluster_id) +
+                                                 ", this shard to " + std::to_string(core_.options.cluster_id));
+  }
+  HelloPayload mine;
+  mine.shard_index = core_.options.shard_index;
+  mine.cluster_id = core_.options.cluster_id;
+  mine.hash_version = kHashVersion;
+  mine.slot_count = core_.store->options().slot_count;
+  mine.route_epoch = core_.route()->epoch;
+  mine.max_frame_bytes = core_.options.max_frame_bytes;
+  reply = small_frame(reply_to(header, FrameType::kHelloAck), SectionKind::kHello, bytes_of(mine), {});
+  return Status::ok();
+}
+
+// One request: read, served, answered. False ends the connection.
+Connection::Task<bool> Connection::serve_one() {
+  if (staged_end_ - staged_begin_ < sizeof(FrameHeader) && !co_await fill(sizeof(FrameHeader))) co_return false;
+  FrameHeader header;
+  std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
+  ++core_.counters.frames_received;
+  const ActiveRequest active(core_.counters.requests_active);
+  if (Status status = check_header(header, core_.options.max_frame_bytes); !status.is_ok()) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
+    co_await write_reply(refusal);
+    co_return false;
+  }
+  const auto deadline =
+      Clock::now() +
+      std::chrono::milliseconds(header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
+  Body body;
+  Outcome outcome;
+  outcome.status = co_await read_body(header, body, deadline);
+  if (closed_) co_return false;
+  if (outcome.status.is_ok()) {
+    phase_ = Phase::kWorking;
+    outcome.status = check_crc(header, body.bytes);
+    outcome.grammar_broken = !outcome.status.is_ok();  // a corrupt header may have led astray
+  }
+  if (outcome.status.is_ok()) outcome = co_await dispatch(header, body, deadline);
+  consume(body.staged);
+  body = Body{};
+  bool alive = true;
+  if (!outcome.status.is_ok()) {
+    ++core_.counters.frames_refused;
+    outcome.reply = error_frame(reply_to(header, FrameType::kError), outcome.status);
+  }
+  if (!outcome.reply.empty()) alive = co_await write_reply(outcome.reply);
+  phase_ = Phase::kIdle;
+  co_return alive && !outcome.grammar_broken && !closed_;
+}
+
+// Lets the peer read the last ERROR: a socket closed with unread bytes would reset it away.
+Connection::Task<void> Connection::end_politely() {
+  if (closed_) co_return;
+  stream_->shutdown_write();
+  moved_at_ms_ = now_ms();
+  phase_ = Phase::kEnding;
+  std::size_t thrown_away = 0;
+  while (thrown_away < kLingerBytes) {
+    const iovec into{staging_.data(), staging_.size()};
+    const Transfer moved = stream_->try_read(std::span(&into, 1));
+    if (moved.ended()) co_return;
+    thrown_away += moved.bytes;
+    if (moved.bytes == 0 && !co_await wait_for(moved.want)) co_return;
+  }
+}
+
+Connection::Task<bool> Connection::wait_for(Transfer::Want want) {
+  asio::error_code error;
+  const auto kind = want == Transfer::Want::kRead ? asio::posix::stream_descriptor::wait_read
+                                                  : asio::posix::stream_descriptor::wait_write;
+  co_await readiness_.async_wait(kind, asio::redirect_error(asio::use_awaitable, error));
+  co_return !error && !closed_;
+}
+
+void Connection::consume(std::size_t bytes) noexcept {
+  staged_begin_ += bytes;
+  if (staged_begin_ == staged_end_) staged_begin_ = staged_end_ = 0;
+}
+
+// Reads until `wanted` bytes are staged; wanted <= kStagingBytes.
+Connection::Task<bool> Connection::fill(std::size_t wanted) {
+  if (staging_.size() - staged_begin_ < wanted) {
+    std::memmove(staging_.data(), staging_.data() + staged_begin_, staged_end_ - staged_begin_);
+    staged_end_ -= staged_begin_;
+    staged_begin_ = 0;
+  }
+  while (staged_end_ - staged_begin_ < wanted) {
+    const iovec into{staging_.data() + staged_end_, staging_.size() - staged_end_};
+    const Transfer moved = stream_->try_read(std::span(&into, 1));
+    if (moved.bytes > 0) {
+      staged_end_ += moved.bytes;
+      core_.counters.bytes_received += moved.bytes;
+      moved_at_ms_ = now_ms();
+      if (phase_ == Phase::kIdle) phase_ = Phase::kReceiving;
+      continue;
+    }
+    if (moved.ended() || !co_await wait_for(moved.want)) co_return false;
+  }
+  co_return true;
+}
+
+Connection::Task<bool> Connection::read_into(std::span<std::byte> into) {
+  while (!into.empty()) {
+    const iovec piece{into.data(), into.size()};
+    const Transfer moved = stream_->try_read(std::span(&piece, 1));
+    if (moved.bytes > 0) {
+      into = into.subspan(moved.bytes);
+      core_.counters.bytes_received += moved.bytes;
+      moved_at_ms_ = now_ms();
+      continue;
+    }
+    if (moved.ended() || !co_await wait_for(moved.want)) co_return false;
+  }
+  co_return true;
+}
+
+// Ok; or ResourceExhausted with the body read past; or, the connection lost, anything with closed_ set.
+Connection::Task<Status> Connection::read_body(const FrameHeader& header, Body& body, Clock::time_point deadline) {
+  const Status lost(Code::kUnavailable, "connection lost");
+  const std::size_t frame_bytes = sizeof header + header.body_bytes;
+  phase_ = Phase::kReceiving;
+  if (frame_bytes <= kStagingBytes) {
+    if (!co_await fill(frame_bytes)) {
+      closed_ = true;
+      co_return lost;
+    }
+    body.bytes = std::span(staging_).subspan(staged_begin_ + sizeof header, header.body_bytes);
+    body.staged = frame_bytes;
+    co_return Status::ok();
+  }
+  phase_ = Phase::kWorking;  // waiting for budget is our matter, not a stall of the peer
+  Status status = co_await acquire_inflight(header.body_bytes, deadline);
+  phase_ = Phase::kReceiving;
+  moved_at_ms_ = now_ms();
+  if (status.is_ok()) {
+    body.charge = Charge(&core_.inflight, header.body_bytes);
+    try {
+      body.buffer = core_.buffers.acquire(header.body_bytes);
+    } catch (const std::bad_alloc&) {
+      status =
+          Status(Code::kResourceExhausted, "no memory for a frame of " + std::to_string(header.body_bytes) + " bytes");
+    }
+  }
+  consume(sizeof header);
+  std::size_t left = header.body_bytes;
+  while (!status.is_ok() && left > 0 && !closed_) {  // read past
+    const std::size_t staged = std::min(left, staged_end_ - staged_begin_);
+    consume(staged);
+    left -= staged;
+    if (left > 0 && !co_await fill(1)) closed_ = true;
+  }
+  if (!status.is_ok()) co_return status;
+  const std::size_t staged = std::min(left, staged_end_ - staged_begin_);
+  std::memcpy(body.buffer.data(), staging_.data() + staged_begin_, staged);
+  consume(staged);
+  body.bytes = {body.buffer.data(), header.body_bytes};
+  if (!co_await read_into({body.buffer.data() + staged, header.body_bytes - staged})) {
+    closed_ = true;
+    co_return lost;
+  }
+  co_return Status::ok();
+}
+
+Connection::Task<Status> Connection::acquire_inflight(std::uint64_t bytes, Clock::time_point deadline) {
+  while (!core_.inflight.try_acquire(bytes)) {
+    budget_timer_.expires_at(deadline);
+    const bool waits = core_.inflight.wait(bytes, [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (!self) return;
+      asio::post(self->strand_, [self] { self->budget_timer_.cancel(); });
+    });
+    if (!waits) continue;
+    asio::error_code error;
+    co_await budget_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (closed_) co_return Status(Code::kUnavailable, "connection closed");
+    if (error != asio::error::operation_aborted) {
+      co_return Status(Code::kResourceExhausted,
+                       "in-flight budget of " + std::to_string(core_.options.inflight_budget_bytes) +
+                           " bytes stayed full until the deadline; " + std::to_string(bytes) + " needed");
+    }
+  }
+  co_return Status::ok();
+}
+
+Connection::Task<bool> Connection::write_all(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    const Transfer moved = stream_->try_write(std::span(&piece, 1));
+    if (moved.bytes > 0) {
+      bytes = bytes.subspan(moved.bytes);
+      core_.counters.bytes_sent += moved.bytes;
+      continue;
+    }
+    if (moved.ended()) co_return false;
+    moved_at_ms_ = now_ms();
+    const Phase before = phase_.exchange(Phase::kSending);
+    if (!co_await wait_for(moved.want)) co_return false;
+    phase_ = before;
+  }
+  co_return true;
+}
+
+Connection::Task<bool> Connection::write_reply(std::span<const std::byte> bytes) {
+  if (writing_) co_await take_turn();
+  writing_ = true;
+  const bool alive = co_await write_all(bytes);
+  end_turn();
+  co_return alive;
+}
+
+// On return it is the caller's turn to write; end_turn() passes it on.
+Connection::Task<void> Connection::take_turn() {
+  while (writing_) {
+    const auto turn = std::make_shared<asio::steady_timer>(strand_, asio::steady_timer::time_point::max());
+    turns_.push_back(turn);
+    asio::error_code error;
+    co_await turn->async_wait(asio::redirect_error(asio::use_awaitable, error));
+  }
+  writing_ = true;
+}
+
+void Connection::end_turn() {
+  writing_ = false;
+  if (turns_.empty()) return;
+  turns_.front()->cancel();
+  turns_.pop_front();
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,292 @@
+#include "rpc/frame.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "rpc/crc32c.h"
+
+namespace sparserow::rpc {
+namespace {
+
+constexpr std::size_t kMaxErrorBytes = 4096;
+
+Status bad(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+
+// Cuts `bytes` from the front; the caller has checked that they are there.
+std::span<const std::byte> take(std::span<const std::byte>& rest, std::uint64_t bytes) {
+  const auto part = rest.first(bytes);
+  rest = rest.subspan(bytes);
+  return part;
+}
+
+template <class T>
+std::span<const T> as(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+}
+
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+// Reads a fixed payload; `exact` refuses bytes after it.
+template <class T>
+Result<T> parse_fixed(std::span<const std::byte> payload, const char* what, bool exact) {
+  if (payload.size() < sizeof(T) || (exact && payload.size() != sizeof(T))) {
+    return bad(std::string(what) + " section: " + std::to_string(payload.size()) + " bytes; " +
+               std::to_string(sizeof(T)) + " expected");
+  }
+  T value;
+  std::memcpy(&value, payload.data(), sizeof value);
+  return value;
+}
+
+}  // namespace
+
+std::string_view type_name(FrameType type) noexcept {
+  constexpr std::string_view kNames[] = {"",    "HELLO", "HELLO_ACK", "PULL",   "ROWS", "PREPARE",   "COMMIT", "ABORT",
+                                         "ACK", "ERROR", "ASSIGN",    "DELETE", "SCAN", "SCAN_PAGE", "PING",   "PONG"};
+  const auto index = static_cast<std::size_t>(type);
+  return index > 0 && index < std::size(kNames) ? kNames[index] : "unknown";
+}
+
+Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
+  if (header.version < kProtocolMin || header.version > kProtocolVersion) {
+    return bad("header.version: " + std::to_string(header.version) + "; allowed: [" + std::to_string(kProtocolMin) +
+               ", " + std::to_string(kProtocolVersion) + "]");
+  }
+  if ((header.flags & ~(kFrameHasCrc | kFramePrepared | kFrameGradSum)) != 0) {
+    return bad("header.flags: unknown bit in " + std::to_string(header.flags));
+  }
+  if (header.body_bytes % 8 != 0) {
+    return bad("header.body_bytes: " + std::to_string(header.body_bytes) + " is not a multiple of 8");
+  }
+  if (header.body_bytes > max_body_bytes) {
+    return bad("header.body_bytes: " + std::to_string(header.body_bytes) + "; at most " +
+               std::to_string(max_body_bytes));
+  }
+  if (header.section_count > header.body_bytes / sizeof(SectionHeader)) {
+    return bad("header.section_count: " + std::to_string(header.section_count) + " sections cannot fit " +
+               std::to_string(header.body_bytes) + " bytes");
+  }
+  if ((header.flags & kFrameHasCrc) == 0 && header.crc32c != 0) return bad("header.crc32c: set without its flag");
+  return Status::ok();
+}
+
+Status check_crc(const FrameHeader& header, std::span<const std::byte> body) {
+  if ((header.flags & kFrameHasCrc) == 0) return Status::ok();
+  FrameHeader plain = header;
+  plain.crc32c = 0;
+  const std::uint32_t crc = crc32c(crc32c(0, &plain, sizeof plain), body.data(), body.size());
+  if (crc == header.crc32c) return Status::ok();
+  return Status(Code::kDataLoss,
+                "frame checksum: " + std::to_string(crc) + " computed, " + std::to_string(header.crc32c) + " received");
+}
+
+Result<std::optional<Section>> SectionReader::next() {
+  while (sections_left_ > 0) {
+    if (rest_.size() < sizeof(SectionHeader)) return bad("section header: truncated");
+    SectionHeader header;
+    std::memcpy(&header, rest_.data(), sizeof header);
+    rest_ = rest_.subspan(sizeof header);
+    if (header.reserved != 0) return bad("section.reserved: not zero");
+    if ((header.flags & ~kSectionRequired) != 0) return bad("section.flags: unknown bit");
+    if (header.payload_bytes > rest_.size() || padded8(header.payload_bytes) > rest_.size()) {
+      return bad("section.payload_bytes: " + std::to_string(header.payload_bytes) + "; " +
+                 std::to_string(rest_.size()) + " bytes are left");
+    }
+    const auto payload = take(rest_, header.payload_bytes);
+    if (!all_zero(take(rest_, padded8(header.payload_bytes) - header.payload_bytes))) {
+      return bad("section padding: not zero");
+    }
+    --sections_left_;
+    if (header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
+        header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage)) {
+      return std::optional<Section>(Section{static_cast<SectionKind>(header.kind), payload});
+    }
+    if ((header.flags & kSectionRequired) != 0) {
+      return bad("section.kind: " + std::to_string(header.kind) + " is unknown and required");
+    }
+  }
+  if (!rest_.empty()) return bad("body: " + std::to_string(rest_.size()) + " bytes after the last section");
+  return std::optional<Section>();
+}
+
+Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags) {
+  const bool versions = (flags & kTableVersions) != 0;
+  const bool found = (flags & kTableFound) != 0;
+  if ((flags & ~(kTableVersions | kTableFound)) != 0)
+    return bad("table.flags: unknown bit in " + std::to_string(flags));
+  switch (kind) {
+    case SectionKind::kTableKeys:
+      return TableLayout{.keys = true};
+    case SectionKind::kTableRows:
+      return TableLayout{.rows = true, .versions = versions, .found = found};
+    case SectionKind::kTableGrads:
+      if (flags != 0) return bad("table.flags: gradients carry none");
+      return TableLayout{.keys = true, .rows = true};
+    default:
+      return bad("section.kind: not a table section");
+  }
+}
+
+std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const TableLayout& layout) noexcept {
+  // n < 2^32, dim <= 2^14 and 4 bytes an element: no product here reaches 2^64.
+  const std::uint64_t n = descriptor.n;
+  std::uint64_t bytes = sizeof(TableDescriptor);
+  if (layout.keys) bytes += n * 8;
+  if (layout.rows) bytes += padded8(n * descriptor.dim * size_of(descriptor.dtype));
+  if (layout.versions) bytes += n * 8;
+  if (layout.found) bytes += padded8(n);
+  return bytes;
+}
+
+Status check_descriptor(const TableDescriptor& descriptor) {
+  if (descriptor.reserved != 0 || descriptor.reserved2 != 0 || descriptor.reserved3 != 0) {
+    return bad("table.reserved: not zero");
+  }
+  if (descriptor.dim == 0 || descriptor.dim > kMaxDim) {
+    return bad("table.dim: " + std::to_string(descriptor.dim) + "; allowed: [1, " + std::to_string(kMaxDim) + "]");
+  }
+  if (!is_valid(descriptor.dtype)) {
+    return bad("table.dtype: " + std::to_string(static_cast<int>(descriptor.dtype)) + "; allowed: [0, 2]");
+  }
+  return Status::ok();
+}
+
+Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> payload) {
+  auto descriptor = parse_fixed<TableDescriptor>(payload, "table", false);
+  if (!descriptor.is_ok()) return descriptor.status();
+  TableView view{.descriptor = descriptor.value(), .keys = {}, .rows = {}, .versions = {}, .found = {}};
+  SR_RETURN_IF_ERROR(check_descriptor(view.descriptor));
+  const auto layout = layout_of(kind, view.descriptor.flags);
+  if (!layout.is_ok()) return layout.status();
+  const std::uint64_t expected = table_payload_bytes(view.descriptor, layout.value());
+  if (payload.size() != expected) {
+    return bad("table.n: " + std::to_string(view.descriptor.n) + " rows of dim " + std::to_string(view.descriptor.dim) +
+               " need " + std::to_string(expected) + " bytes; the section has " + std::to_string(payload.size()));
+  }
+  const std::uint64_t n = view.descriptor.n;
+  auto rest = payload.subspan(sizeof(TableDescriptor));
+  if (layout.value().keys) view.keys = as<std::uint64_t>(take(rest, n * 8));
+  if (layout.value().rows) {
+    const std::uint64_t bytes = n * view.descriptor.dim * size_of(view.descriptor.dtype);
+    view.rows = take(rest, bytes);
+    if (!all_zero(take(rest, padded8(bytes) - bytes))) return bad("table padding: not zero");
+  }
+  if (layout.value().versions) view.versions = as<std::uint64_t>(take(rest, n * 8));
+  if (layout.value().found) {
+    view.found = as<std::uint8_t>(take(rest, n));
+    if (!all_zero(take(rest, padded8(n) - n))) return bad("table padding: not zero");
+  }
+  return view;
+}
+
+Result<HelloPayload> parse_hello(std::span<const std::byte> payload) {
+  auto hello = parse_fixed<HelloPayload>(payload, "HELLO", false);
+  if (!hello.is_ok()) return hello;
+  if (hello.value().magic != kHelloMagic) return bad("hello.magic: this is not a Sparserow peer");
+  if (hello.value().reserved != 0) return bad("hello.reserved: not zero");
+  if (payload.size() != sizeof(HelloPayload) + std::uint64_t{hello.value().token_bytes}) {
+    return bad("hello.token_bytes: " + std::to_string(hello.value().token_bytes) + "; " +
+               std::to_string(payload.size() - sizeof(HelloPayload)) + " bytes follow");
+  }
+  return hello;
+}
+
+Result<AckPayload> parse_ack(std::span<const std::byte> payload) {
+  return parse_fixed<AckPayload>(payload, "ACK", true);
+}
+
+Result<ScanPayload> parse_scan(std::span<const std::byte> payload) {
+  auto scan = parse_fixed<ScanPayload>(payload, "SCAN", true);
+  if (!scan.is_ok()) return scan;
+  if (scan.value().reserved != 0) return bad("scan.reserved: not zero");
+  if (scan.value().with_state > 1) return bad("scan.with_state: allowed: 0, 1");
+  return scan;
+}
+
+Status parse_error(std::span<const std::byte> payload) {
+  auto error = parse_fixed<ErrorPayload>(payload, "ERROR", false);
+  if (!error.is_ok()) return error.status();
+  const auto message = payload.subspan(sizeof(ErrorPayload));
+  const std::uint16_t code = error.value().code;
+  if (message.size() != error.value().message_bytes || error.value().reserved != 0 || code == 0) {
+    return bad("ERROR section: malformed");
+  }
+  const bool known = code <= static_cast<std::uint16_t>(Code::kInternal);
+  return Status(known ? static_cast<Code>(code) : Code::kInternal,
+                std::string(reinterpret_cast<const char*>(message.data()), message.size()));
+}
+
+Result<ScanPageView> parse_scan_page(std::span<const std::byte> payload) {
+  auto page = parse_fixed<ScanPagePayload>(payload, "SCAN_PAGE", false);
+  if (!page.is_ok()) return page.status();
+  ScanPageView view{.page = page.value(), .keys = {}, .versions = {}, .update_counts = {}, .rows = {}, .state = {}};
+  const std::uint64_t n = view.page.n;
+  const std::uint64_t dim = view.page.dim;
+  const std::uint64_t state = view.page.state_floats;
+  if (dim > kMaxDim || state > std::uint64_t{4} * kMaxDim || view.page.reserved != 0) {
+    return bad("SCAN_PAGE section: dim " + std::to_string(dim) + ", state_floats " + std::to_string(state));
+  }
+  const std::uint64_t expected = sizeof(ScanPagePayload) + n * 16 + padded8(n * 4) + n * dim * 4 + n * state * 4;
+  if (payload.size() != expected) {
+    return bad("SCAN_PAGE section: " + std::to_string(payload.size()) + " bytes; " + std::to_string(expected) +
+               " expected");
+  }
+  auto rest = payload.subspan(sizeof(ScanPagePayload));
+  view.keys = as<std::uint64_t>(take(rest, n * 8));
+  view.versions = as<std::uint64_t>(take(rest, n * 8));
+  view.update_counts = as<std::uint32_t>(take(rest, padded8(n * 4)).first(n * 4));
+  view.rows = as<float>(take(rest, n * dim * 4));
+  view.state = as<float>(take(rest, n * state * 4));
+  return view;
+}
+
+std::vector<std::byte> empty_frame(FrameHeader header) {
+  header.body_bytes = 0;
+  header.section_count = 0;
+  if ((header.flags & kFrameHasCrc) != 0) seal_crc(header, {});
+  std::vector<std::byte> out(sizeof header);
+  std::memcpy(out.data(), &header, sizeof header);
+  return out;
+}
+
+std::vector<std::byte> small_frame(FrameHeader header, SectionKind kind, std::span<const std::byte> head,
+                                   std::span<const std::byte> tail) {
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(kind);
+  section.flags = kSectionRequired;
+  section.payload_bytes = head.size() + tail.size();
+  header.section_count = 1;
+  header.body_bytes = static_cast<std::uint32_t>(sizeof section + padded8(section.payload_bytes));
+  std::vector<std::byte> out(sizeof header + header.body_bytes);
+  std::byte* body = out.data() + sizeof header;
+  std::memcpy(body, &section, sizeof section);
+  if (!head.empty()) std::memcpy(body + sizeof section, head.data(), head.size());
+  if (!tail.empty()) std::memcpy(body + sizeof section + head.size(), tail.data(), tail.size());
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec piece{body, header.body_bytes};
+    seal_crc(header, std::span(&piece, 1));
+  }
+  std::memcpy(out.data(), &header, sizeof header);
+  return out;
+}
+
+std::vector<std::byte> error_frame(FrameHeader header, const Status& status) {
+  const std::string_view message = std::string_view(status.message()).substr(0, kMaxErrorBytes);
+  ErrorPayload payload;
+  payload.code = static_cast<std::uint16_t>(status.code());
+  payload.message_bytes = static_cast<std::uint32_t>(message.size());
+  header.type = static_cast<std::uint16_t>(FrameType::kError);
+  return small_frame(header, SectionKind::kError, bytes_of(payload), std::as_bytes(std::span(message)));
+}
+
+void seal_crc(FrameHeader& header, std::span<const iovec> body) noexcept {
+  header.flags |= kFrameHasCrc;
+  header.crc32c = 0;
+  std::uint32_t crc = crc32c(0, &header, sizeof header);
+  for (const iovec& piece : body) crc = crc32c(crc, piece.iov_base, piece.iov_len);
+  header.crc32c = crc;
+}
+
+}  // namespace sparserow::rpc

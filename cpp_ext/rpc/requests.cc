@@ -1,0 +1,552 @@
+// What a connection does with each request: the serve_* half of rpc/connection.h.
+#include <algorithm>
+#include <cstring>
+
+#include "rpc/connection.h"
+
+namespace sparserow::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A reply up to this size is gathered whole; a larger one in chunks of it, which stay in the L2 cache
+// between the gather and the copy into the socket.
+constexpr std::size_t kChunkBytes = 256u << 10;
+constexpr std::uint32_t kMaxScanBytes = 16u << 20;
+
+FrameHeader reply_to(const FrameHeader& request, FrameType type) {
+  FrameHeader reply;
+  reply.type = static_cast<std::uint16_t>(type);
+  reply.request_id = request.request_id;
+  reply.flags = request.flags & kFrameHasCrc;
+  return reply;
+}
+
+std::vector<std::byte> ack_frame(const FrameHeader& request, std::uint64_t count, bool duplicate) {
+  AckPayload ack;
+  ack.sequence = request.sequence;
+  ack.count = count;
+  ack.duplicate = duplicate ? 1 : 0;
+  return small_frame(reply_to(request, FrameType::kAck), SectionKind::kAck, bytes_of(ack), {});
+}
+
+Status no_table(std::uint32_t table_id) {
+  return Status(Code::kNotFound, "table " + std::to_string(table_id) + " is not known to this shard");
+}
+
+TableDescriptor reply_descriptor(const PullPart& part) {
+  TableDescriptor descriptor = part.descriptor;
+  descriptor.lr = 0.0f;
+  return descriptor;
+}
+
+std::uint64_t reply_section_bytes(const PullPart& part) {
+  const TableLayout layout{.keys = false,
+                           .rows = true,
+                           .versions = (part.descriptor.flags & kTableVersions) != 0,
+                           .found = (part.descriptor.flags & kTableFound) != 0};
+  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, layout);
+}
+
+// Appends into memory that the caller has sized.
+class Packer {
+ public:
+  explicit Packer(std::byte* out) : begin_(out), at_(out) {}
+  template <class T>
+  void put(const T& value) {
+    std::memcpy(at_, &value, sizeof value);
+    at_ += sizeof value;
+  }
+  void put(const void* bytes, std::size_t count) {
+    if (count > 0) std::memcpy(at_, bytes, count);
+    at_ += count;
+  }
+  // Gives `count` bytes to be written by the caller.
+  std::byte* claim(std::size_t count) { return std::exchange(at_, at_ + count); }
+  void zero(std::size_t count) { std::memset(claim(count), 0, count); }
+  [[nodiscard]] std::size_t used() const noexcept { return static_cast<std::size_t>(at_ - begin_); }
+  void rewind() noexcept { at_ = begin_; }
+
+ private:
+  std::byte* begin_;
+  std::byte* at_;
+};
+
+void put_section(Packer& packer, const PullPart& part) {
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
+  section.flags = kSectionRequired;
+  section.payload_bytes = reply_section_bytes(part) - sizeof section;
+  packer.put(section);
+  packer.put(reply_descriptor(part));
+}
+
+}  // namespace
+
+Status Connection::check_request(const FrameHeader& header) const {
+  if (core_.draining) return Status(Code::kUnavailable, "the shard is draining");
+  const std::uint32_t epoch = core_.route()->epoch;
+  if (header.route_epoch != epoch) {
+    return Status(Code::kStaleRoute, "route epoch: the request has " + std::to_string(header.route_epoch) +
+                                         ", this shard " + std::to_string(epoch));
+  }
+  return Status::ok();
+}
+
+Status Connection::check_table(const TableDescriptor& descriptor) const {
+  const auto schema = core_.store->schema(descriptor.table_id);
+  if (!schema) {
+    return no_table(descriptor.table_id);
+  }
+  if (descriptor.schema_version != schema->version) {
+    return Status(Code::kInvalidArgument, "table '" + schema->name + "': the request has schema version " +
+                                              std::to_string(descriptor.schema_version) + ", the table " +
+                                              std::to_string(schema->version));
+  }
+  if (descriptor.dim != schema->dim) {
+    return Status(Code::kInvalidArgument, "table '" + schema->name + "': the request has dim " +
+                                              std::to_string(descriptor.dim) + ", the table " +
+                                              std::to_string(schema->dim));
+  }
+  return Status::ok();
+}
+
+Status Connection::check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
+  const auto route = core_.route();
+  if (route->slot_owner.empty()) return Status::ok();
+  const auto slots = static_cast<std::uint32_t>(route->slot_owner.size());
+  for (const std::uint64_t key : keys) {
+    const std::uint16_t owner = route->slot_owner[slot_of(row_hash(table_id, key), slots)];
+    if (owner == core_.options.shard_index) continue;
+    return Status(Code::kStaleRoute, "key " + std::to_string(key) + " belongs to shard " + std::to_string(owner) +
+                                         ", not to shard " + std::to_string(core_.options.shard_index));
+  }
+  return Status::ok();
+}
+
+Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& header, Body& body,
+                                                           Clock::time_point deadline) {
+  const auto type = static_cast<FrameType>(header.type);
+  if (type == FrameType::kPing) {
+    // Sections of a PING are walked like any other's, so that a broken one is noticed.
+    std::vector<TableView> none;
+    Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, none);
+    if (outcome.status.is_ok()) outcome.reply = empty_frame(reply_to(header, FrameType::kPong));
+    co_return outcome;
+  }
+  if (type != FrameType::kPull && type != FrameType::kPrepare && type != FrameType::kCommit &&
+      type != FrameType::kAbort && type != FrameType::kAssign && type != FrameType::kDelete &&
+      type != FrameType::kScan) {
+    co_return Outcome{Status(Code::kInvalidArgument, "header.type: " + std::to_string(header.type) + " (" +
+                                                         std::string(type_name(type)) + ") is not a request"),
+                      true,
+                      {}};
+  }
+  if (Status status = check_request(header); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
+  if (Clock::now() >= deadline) {
+    co_return Outcome{
+        Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
+  }
+  switch (type) {
+    case FrameType::kPull:
+      co_return co_await serve_pull(header, body, deadline);
+    case FrameType::kPrepare:
+    case FrameType::kCommit:
+      co_return serve_commit(header, body);
+    case FrameType::kAbort:
+      co_return serve_abort(header, body);
+    case FrameType::kAssign:
+      co_return serve_assign(header, body);
+    case FrameType::kDelete:
+      co_return serve_delete(header, body);
+    default:
+      co_return serve_scan(header, body);
+  }
+}
+
+Connection::Outcome Connection::parse_tables(const FrameHeader& header, std::span<const std::byte> body,
+                                             SectionKind kind, std::vector<TableView>& out) const {
+  SectionReader sections(body, header.section_count);
+  while (true) {
+    auto section = sections.next();
+    if (!section.is_ok()) return {section.status(), true, {}};
+    if (!section.value()) return {};
+    if (section.value()->kind != kind) {
+      return {Status(Code::kInvalidArgument,
+                     "section.kind: " + std::to_string(static_cast<int>(section.value()->kind)) +
+                         " does not belong in " + std::string(type_name(static_cast<FrameType>(header.type)))),
+              true,
+              {}};
+    }
+    auto view = parse_table(kind, section.value()->payload);
+    if (!view.is_ok()) return {view.status(), true, {}};
+    out.push_back(std::move(view).value());
+  }
+}
+
+Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& header, Body& body,
+                                                             Clock::time_point deadline) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
+    co_return outcome;
+  }
+  auto request = std::make_shared<PullRequest>();
+  request->header = header;
+  for (const TableView& view : views) {
+    if (Status status = check_table(view.descriptor); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
+    request->parts.push_back({view.descriptor, view.keys});
+    request->reply_bytes += reply_section_bytes(request->parts.back());
+  }
+  if (request->reply_bytes > core_.options.max_frame_bytes) {
+    co_return Outcome{
+        Status(Code::kInvalidArgument,
+               "the reply would have " + std::to_string(request->reply_bytes) + " bytes, a frame has at most " +
+                   std::to_string(core_.options.max_frame_bytes) + "; pull fewer rows at a time"),
+        false,
+        {}};
+  }
+  if (header.step != kNoStep) {
+    bool parked = false;
+    Outcome outcome = park_until_readable(request, body, deadline, parked);
+    if (parked || !outcome.status.is_ok()) co_return outcome;
+  }
+  if (!co_await send_rows(*request)) closed_ = true;
+  co_return Outcome{};
+}
+
+// Asks the clock. A pull that must wait takes its keys along and gives its in-flight bytes back.
+Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRequest>& request, Body& body,
+                                                    Clock::time_point deadline, bool& parked) {
+  struct Wait {
+    std::mutex mutex;
+    bool answered = false;
+    bool is_parked = false;
+    Status status;
+  };
+  const auto wait = std::make_shared<Wait>();
+  const FrameHeader& header = request->header;
+  core_.commits.when_readable(header.job_id, header.worker_id, header.worker_epoch, header.step, deadline,
+                              [wait, request, self = shared_from_this()](Status status) {
+                                const std::lock_guard lock(wait->mutex);
+                                wait->answered = true;
+                                wait->status = std::move(status);
+                                if (wait->is_parked) resume_parked(self, request, wait->status);
+                              });
+  {
+    const std::lock_guard lock(wait->mutex);
+    if (wait->answered) return {wait->status, false, {}};
+  }
+  if (!core_.parked.try_acquire(body.bytes.size())) {
+    return {Status(Code::kResourceExhausted, "pulls that wait for the clock fill their budget of " +
+                                                 std::to_string(core_.options.kept_budget_bytes) + " bytes"),
+            false,
+            {}};
+  }
+  request->charge = Charge(&core_.parked, body.bytes.size());
+  if (body.buffer.data() != nullptr) {
+    request->body = std::move(body.buffer);
+    body.charge.reset();
+  } else {
+    request->body = core_.buffers.acquire(body.bytes.size());
+    std::memcpy(request->body.data(), body.bytes.data(), body.bytes.size());
+    for (PullPart& part : request->parts) {
+      const auto offset = reinterpret_cast<const std::byte*>(part.keys.data()) - body.bytes.data();
+      part.keys = {reinterpret_cast<const std::uint64_t*>(request->body.data() + offset), part.keys.size()};
+    }
+  }
+  const std::lock_guard lock(wait->mutex);
+  if (wait->answered) return {wait->status, false, {}};
+  wait->is_parked = true;
+  parked = true;
+  return {};
+}
+
+void Connection::resume_parked(const std::shared_ptr<Connection>& self, const std::shared_ptr<PullRequest>& request,
+                               const Status& status) {
+  // Posted: the commit that made it readable may be running on this very strand.
+  asio::post(self->strand_, [self, request, status] {
+    asio::co_spawn(
+        self->strand_, [self, request, status] { return self->finish_parked(request, status); }, asio::detached);
+  });
+}
+
+Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> request, Status status) {
+  ++core_.counters.requests_active;
+  bool alive = !closed_;
+  if (alive && status.is_ok()) {
+    alive = co_await send_rows(*request);
+  } else if (alive) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(request->header, FrameType::kError), status);
+    alive = co_await write_reply(refusal);
+  }
+  if (!alive) close();
+  --core_.counters.requests_active;
+}
+
+Connection::Task<bool> Connection::send_rows(PullRequest& request) {
+  // A checksum stands in the header, so its frame must be whole before the first byte leaves.
+  const bool whole =
+      sizeof(FrameHeader) + request.reply_bytes <= kChunkBytes || (request.header.flags & kFrameHasCrc) != 0;
+  if (whole) co_return co_await send_rows_whole(request);
+  co_await take_turn();
+  const bool alive = co_await send_rows_chunked(request);
+  end_turn();
+  co_return alive;
+}
+
+Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
+  FrameHeader header = reply_to(request.header, FrameType::kRows);
+  header.section_count = static_cast<std::uint32_t>(request.parts.size());
+  header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
+  Buffer out = core_.buffers.acquire(sizeof header + request.reply_bytes);
+  Packer packer(out.data());
+  packer.put(header);
+  Status status;
+  for (const PullPart& part : request.parts) {
+    put_section(packer, part);
+    const std::size_t n = part.keys.size();
+    const std::size_t bytes = n * part.descriptor.dim * size_of(part.descriptor.dtype);
+    std::byte* rows = packer.claim(bytes);
+    packer.zero(padded8(bytes) - bytes);
+    PullExtras extras;
+    if ((part.descriptor.flags & kTableVersions) != 0) {
+      extras.versions = reinterpret_cast<std::uint64_t*>(packer.claim(n * 8));
+    }
+    if ((part.descriptor.flags & kTableFound) != 0) {
+      extras.found = reinterpret_cast<std::uint8_t*>(packer.claim(n));
+      packer.zero(padded8(n) - n);
+    }
+    status = core_.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);
+    if (!status.is_ok()) break;
+    core_.counters.rows_pulled += n;
+  }
+  if (!status.is_ok()) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(request.header, FrameType::kError), status);
+    co_return co_await write_reply(refusal);
+  }
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec body{out.data() + sizeof header, request.reply_bytes};
+    seal_crc(header, std::span(&body, 1));
+    std::memcpy(out.data(), &header, sizeof header);
+  }
+  co_return co_await write_reply({out.data(), packer.used()});
+}
+
+// The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
+// in between cannot be told any more: the connection ends, and the retry learns it.
+Connection::Task<bool> Connection::send_rows_chunked(PullRequest& request) {
+  FrameHeader header = reply_to(request.header, FrameType::kRows);
+  header.section_count = static_cast<std::uint32_t>(request.parts.size());
+  header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
+  Buffer chunk = core_.buffers.acquire(kChunkBytes + 4096);
+  Packer packer(chunk.data());
+  packer.put(header);
+  std::vector<std::uint64_t> versions;
+  std::vector<std::uint8_t> found;
+  for (const PullPart& part : request.parts) {
+    if (packer.used() > kChunkBytes) {
+      if (!co_await write_all({chunk.data(), packer.used()})) co_return false;
+      packer.rewind();
+    }
+    put_section(packer, part);
+    const std::size_t n = part.keys.size();
+    const std::size_t row_bytes = part.descriptor.dim * size_of(part.descriptor.dtype);
+    const bool wants_versions = (part.descriptor.flags & kTableVersions) != 0;
+    const bool wants_found = (part.descriptor.flags & kTableFound) != 0;
+    versions.resize(wants_versions ? n : 0);
+    found.resize(wants_found ? n : 0);
+    for (std::size_t begin = 0; begin < n;) {
+      const std::size_t room = packer.used() < kChunkBytes ? (kChunkBytes - packer.used()) / row_bytes : 0;
+      if (room == 0) {
+        if (!co_await write_all({chunk.data(), packer.used()})) co_return false;
+        packer.rewind();
+        continue;
+      }
+      const std::size_t count = std::min(room, n - begin);
+      const Status status = core_.store->pull(part.descriptor.table_id, part.keys.subspan(begin, count),
+                                              part.descriptor.dtype, packer.claim(count * row_bytes),
+                                              {.versions = wants_versions ? versions.data() + begin : nullptr,
+                                               .found = wants_found ? found.data() + begin : nullptr});
+      if (!status.is_ok()) co_return false;
+      begin += count;
+    }
+    core_.counters.rows_pulled += n;
+    packer.zero(padded8(n * row_bytes) - n * row_bytes);
+    if (wants_versions || wants_found) {
+      found.resize(wants_found ? padded8(n) : 0, 0);
+      if (!co_await write_all({chunk.data(), packer.used()}) ||
+          !co_await write_all(std::as_bytes(std::span(versions))) ||
+          !co_await write_all(std::as_bytes(std::span(found)))) {
+        co_return false;
+      }
+      packer.rewind();
+    }
+  }
+  co_return co_await write_all({chunk.data(), packer.used()});
+}
+
+const float* Connection::floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners) {
+  if (view.descriptor.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(view.rows.data());
+  const std::size_t count = std::size_t{view.descriptor.n} * view.descriptor.dim;
+  auto widened = std::make_shared<Buffer>(core_.buffers.acquire(count * sizeof(float)));
+  auto* floats = reinterpret_cast<float*>(widened->data());
+  convert_to_float(view.descriptor.dtype, view.rows.data(), floats, count);
+  owners.push_back(std::move(widened));
+  return floats;
+}
+
+Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& body) {
+  const bool prepared = (header.flags & kFramePrepared) != 0;
+  if (body.buffer.data() == nullptr) {  // what may be kept must not point into the staging buffer
+    body.buffer = core_.buffers.acquire(std::max<std::size_t>(1, body.bytes.size()));
+    if (!body.bytes.empty()) std::memcpy(body.buffer.data(), body.bytes.data(), body.bytes.size());
+    body.bytes = {body.buffer.data(), body.bytes.size()};
+  }
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  const bool commits = static_cast<FrameType>(header.type) == FrameType::kCommit;
+  if (prepared && (!commits || !views.empty())) {
+    return {Status(Code::kInvalidArgument, "header.flags: PREPARED is for a COMMIT without tables"), true, {}};
+  }
+  std::vector<std::shared_ptr<void>> owners;
+  Commit commit{.job_id = header.job_id,
+                .worker_id = header.worker_id,
+                .worker_epoch = header.worker_epoch,
+                .sequence = header.sequence,
+                .step = header.step,
+                .grad_sum = (header.flags & kFrameGradSum) != 0,
+                .blocks = {},
+                .owner = nullptr};
+  for (const TableView& view : views) {
+    Status status = check_table(view.descriptor);
+    if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    commit.blocks.push_back({.table_id = view.descriptor.table_id,
+                             .dim = view.descriptor.dim,
+                             .lr = view.descriptor.lr,
+                             .keys = view.keys,
+                             .grads = floats_of(view, owners)});
+  }
+  owners.push_back(std::make_shared<Buffer>(std::move(body.buffer)));
+  commit.owner = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(owners));
+  if (!commits) {
+    Status status = core_.commits.prepare(std::move(commit));
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    return {Status::ok(), false, ack_frame(header, 0, false)};
+  }
+  auto result = core_.commits.commit(std::move(commit), prepared);
+  if (!result.is_ok()) return {result.status(), false, {}};
+  if (!result.value().duplicate) core_.counters.rows_written += result.value().applied_rows;
+  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+}
+
+Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  if (!views.empty()) return {Status(Code::kInvalidArgument, "ABORT: no table is allowed"), true, {}};
+  Status status = core_.commits.abort(header.job_id, header.worker_id, header.worker_epoch, header.sequence);
+  if (!status.is_ok()) return {std::move(status), false, {}};
+  return {Status::ok(), false, ack_frame(header, 0, false)};
+}
+
+Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  // All memory is promised before the first row is set: a frame is assigned whole or not at all.
+  std::vector<Store::Reservation> reservations;
+  for (const TableView& view : views) {
+    Status status = check_table(view.descriptor);
+    if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
+    if (!reservation.is_ok()) return {reservation.status(), false, {}};
+    reservations.push_back(std::move(reservation).value());
+  }
+  std::uint64_t rows = 0;
+  for (const TableView& view : views) {
+    std::vector<std::shared_ptr<void>> owners;
+    Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    rows += view.keys.size();
+  }
+  core_.counters.rows_written += rows;
+  return {Status::ok(), false, ack_frame(header, rows, false)};
+}
+
+Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  for (const TableView& view : views) {
+    Status status = check_owner(view.descriptor.table_id, view.keys);
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    if (!core_.store->schema(view.descriptor.table_id)) return {no_table(view.descriptor.table_id), false, {}};
+  }
+  std::uint64_t rows = 0;
+  for (const TableView& view : views) {
+    auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
+    if (!erased.is_ok()) return {erased.status(), false, {}};
+    rows += erased.value();
+  }
+  core_.counters.rows_written += rows;
+  return {Status::ok(), false, ack_frame(header, rows, false)};
+}
+
+Connection::Outcome Connection::serve_scan(const FrameHeader& header, const Body& body) {
+  SectionReader sections(body.bytes, header.section_count);
+  std::optional<ScanPayload> scan;
+  while (true) {
+    auto section = sections.next();
+    if (!section.is_ok()) return {section.status(), true, {}};
+    if (!section.value()) break;
+    if (section.value()->kind != SectionKind::kScan || scan) {
+      return {Status(Code::kInvalidArgument, "SCAN: exactly one SCAN section is allowed"), true, {}};
+    }
+    auto parsed = parse_scan(section.value()->payload);
+    if (!parsed.is_ok()) return {parsed.status(), true, {}};
+    scan = parsed.value();
+  }
+  if (!scan) return {Status(Code::kInvalidArgument, "SCAN: the section is missing"), true, {}};
+  const auto schema = core_.store->schema(scan->table_id);
+  if (!schema) {
+    return {no_table(scan->table_id), false, {}};
+  }
+  if (scan->max_rows == 0) {
+    return {Status(Code::kInvalidArgument, "scan.max_rows: 0 is not allowed; allowed: >= 1"), false, {}};
+  }
+  // State of the optimizers has at most two floats per column.
+  const std::uint32_t row_bytes = 20 + 12 * schema->dim;
+  const std::uint32_t page_rows = std::clamp(kMaxScanBytes / row_bytes, 1u, scan->max_rows);
+  auto page = core_.store->scan(scan->table_id, scan->cursor, page_rows, scan->with_state != 0);
+  if (!page.is_ok()) return {page.status(), false, {}};
+  const ScanPage& rows = page.value();
+  ScanPagePayload head;
+  head.next_cursor = rows.next_cursor;
+  head.n = static_cast<std::uint32_t>(rows.keys.size());
+  head.dim = schema->dim;
+  head.state_floats = head.n == 0 ? 0 : static_cast<std::uint32_t>(rows.state.size() / head.n);
+  std::vector<std::byte> tail;
+  const auto add = [&tail](const auto& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    tail.insert(tail.end(), bytes.begin(), bytes.end());
+  };
+  add(rows.keys);
+  add(rows.versions);
+  add(rows.update_counts);
+  tail.resize(padded8(tail.size()));
+  add(rows.rows);
+  add(rows.state);
+  return {Status::ok(), false,
+          small_frame(reply_to(header, FrameType::kScanPage), SectionKind::kScanPage, bytes_of(head), tail)};
+}
+
+}  // namespace sparserow::rpc

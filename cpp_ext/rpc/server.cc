@@ -1,0 +1,225 @@
+#include "rpc/server.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <asio.hpp>
+#include <cerrno>
+#include <list>
+#include <thread>
+
+#include "rpc/connection.h"
+#include "rpc/partition.h"
+#include "rpc/server_core.h"
+#include "rpc/stream.h"
+
+namespace sparserow::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kTick{20};         // how late a parked pull may learn its deadline
+constexpr std::chrono::milliseconds kStallCheck{500};  // how late a stalled connection may be closed
+
+Status check_range(const char* field, std::uint64_t value, std::uint64_t low, std::uint64_t high) {
+  if (value >= low && value <= high) return Status::ok();
+  return Status(Code::kInvalidArgument, std::string(field) + ": " + std::to_string(value) + "; allowed: [" +
+                                            std::to_string(low) + ", " + std::to_string(high) + "]");
+}
+
+Status check(const ServerOptions& options) {
+  SR_RETURN_IF_ERROR(check_range("io_threads", options.io_threads, 1, 256));
+  SR_RETURN_IF_ERROR(check_range("max_frame_bytes", options.max_frame_bytes, 64u << 10, 0xfffffff8u));
+  SR_RETURN_IF_ERROR(check_range("inflight_budget_bytes", options.inflight_budget_bytes, options.max_frame_bytes,
+                                 std::uint64_t{1} << 62));
+  SR_RETURN_IF_ERROR(check_range("kept_budget_bytes", options.kept_budget_bytes, 0, std::uint64_t{1} << 62));
+  SR_RETURN_IF_ERROR(check_range("max_connections", options.max_connections, 1, 1u << 20));
+  SR_RETURN_IF_ERROR(check_range("default_deadline_ms", options.default_deadline_ms, 1, 86'400'000));
+  SR_RETURN_IF_ERROR(check_range("hello_timeout_ms", options.hello_timeout_ms, 1, 86'400'000));
+  return check_range("stall_timeout_ms", options.stall_timeout_ms, 1, 86'400'000);
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const ServerOptions& options, std::shared_ptr<Store> store, int listener)
+      : core_(options, std::move(store)),
+        listener_fd_(listener),
+        port_(local_port(listener)),
+        listener_(core_.io, listener),
+        timer_(core_.io) {}
+
+  ~Impl() { stop(); }
+
+  void run() {
+    asio::co_spawn(core_.io, accept_loop(), asio::detached);
+    asio::co_spawn(core_.io, tick_loop(), asio::detached);
+    for (std::uint32_t i = 0; i < core_.options.io_threads; ++i) {
+      threads_.emplace_back([this] { core_.io.run(); });
+    }
+  }
+
+  void drain(std::chrono::milliseconds deadline);
+  void stop();
+  [[nodiscard]] ServerStats stats() const;
+  [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+  [[nodiscard]] ServerCore& core() noexcept { return core_; }
+
+ private:
+  asio::awaitable<void> accept_loop();
+  asio::awaitable<void> tick_loop();
+  void admit(int fd);
+  std::vector<std::shared_ptr<Connection>> connections();
+
+  ServerCore core_;
+  const int listener_fd_;
+  const std::uint16_t port_;
+  asio::posix::stream_descriptor listener_;  // owns the listening fd
+  asio::steady_timer timer_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stopping_{false};
+  std::mutex connections_mutex_;
+  std::list<std::weak_ptr<Connection>> connections_;  // guarded by connections_mutex_
+};
+
+asio::awaitable<void> Server::Impl::accept_loop() {
+  asio::steady_timer pause(core_.io);
+  while (!stopping_) {
+    const int fd = ::accept4(listener_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0) {
+      admit(fd);
+      continue;
+    }
+    asio::error_code error;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED) {
+      co_await listener_.async_wait(asio::posix::stream_descriptor::wait_read,
+                                    asio::redirect_error(asio::use_awaitable, error));
+      if (error) co_return;
+    } else {  // out of descriptors or memory: those that exist are served, new ones wait in the backlog
+      pause.expires_after(std::chrono::milliseconds(100));
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    }
+  }
+}
+
+void Server::Impl::admit(int fd) {
+  auto stream = make_tcp_stream(fd);
+  if (core_.counters.connections_open >= core_.options.max_connections) {
+    FrameHeader header;
+    const auto refusal = error_frame(
+        header, Status(Code::kResourceExhausted,
+                       "the shard has its " + std::to_string(core_.options.max_connections) + " connections already"));
+    const iovec piece{const_cast<std::byte*>(refusal.data()), refusal.size()};
+    static_cast<void>(stream->try_write(std::span(&piece, 1)));  // best effort: the peer may not read it
+    return;
+  }
+  const auto connection = std::make_shared<Connection>(core_, std::move(stream));
+  {
+    const std::lock_guard lock(connections_mutex_);
+    connections_.push_back(connection);
+  }
+  connection->start();
+}
+
+std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
+  std::vector<std::shared_ptr<Connection>> alive;
+  const std::lock_guard lock(connections_mutex_);
+  std::erase_if(connections_, [&](const std::weak_ptr<Connection>& weak) {
+    auto connection = weak.lock();
+    if (!connection) return true;
+    alive.push_back(std::move(connection));
+    return false;
+  });
+  return alive;
+}
+
+asio::awaitable<void> Server::Impl::tick_loop() {
+  auto next_stall_check = Clock::now() + kStallCheck;
+  while (!stopping_) {
+    asio::error_code error;
+    timer_.expires_after(kTick);
+    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (error) co_return;
+    const auto now = Clock::now();
+    core_.commits.expire(now);
+    if (now < next_stall_check) continue;
+    next_stall_check = now + kStallCheck;
+    for (const auto& connection : connections()) connection->check_stall(now);
+  }
+}
+
+void Server::Impl::drain(std::chrono::milliseconds deadline) {
+  core_.draining = true;
+  const auto until = Clock::now() + deadline;
+  while (Clock::now() < until) {
+    core_.commits.fail_parked(Status(Code::kUnavailable, "the shard is draining"));
+    if (core_.counters.requests_active == 0 && core_.commits.stats().pulls_waiting == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void Server::Impl::stop() {
+  if (stopping_.exchange(true)) return;
+  core_.draining = true;
+  core_.commits.fail_parked(Status(Code::kUnavailable, "the shard is stopping"));
+  asio::post(core_.io, [this] {
+    listener_.close();
+    timer_.cancel();
+  });
+  for (const auto& connection : connections()) connection->close();
+  // Coroutines end by themselves once their sockets do; one that cannot is dropped with the event loop.
+  const auto until = Clock::now() + std::chrono::seconds(2);
+  while (core_.counters.connections_open > 0 && Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (const auto& connection : connections()) connection->close();
+  }
+  core_.io.stop();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+ServerStats Server::Impl::stats() const {
+  const Counters& counters = core_.counters;
+  return {.connections_open = counters.connections_open,
+          .connections_total = counters.connections_total,
+          .frames_received = counters.frames_received,
+          .frames_refused = counters.frames_refused,
+          .bytes_received = counters.bytes_received,
+          .bytes_sent = counters.bytes_sent,
+          .rows_pulled = counters.rows_pulled,
+          .rows_written = counters.rows_written,
+          .inflight_bytes = core_.inflight.used(),
+          .requests_active = counters.requests_active,
+          .commits = core_.commits.stats()};
+}
+
+Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, std::shared_ptr<Store> store) {
+  SR_RETURN_IF_ERROR(check(options));
+  auto listener = listen_tcp(options.host, options.port);
+  if (!listener.is_ok()) return listener.status();
+  std::unique_ptr<Server> server(new Server(std::make_unique<Impl>(options, std::move(store), listener.value())));
+  server->impl_->run();
+  return server;
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() = default;
+std::uint16_t Server::port() const noexcept { return impl_->port(); }
+
+Status Server::set_route(std::uint32_t route_epoch, std::span<const std::uint16_t> slot_owner) {
+  const std::uint32_t slots = impl_->core().store->options().slot_count;
+  if (slot_owner.size() != slots) {
+    return Status(Code::kInvalidArgument, "slot_owner: " + std::to_string(slot_owner.size()) +
+                                              " slots; this shard's store has " + std::to_string(slots));
+  }
+  SR_RETURN_IF_ERROR(check_slot_owner(slot_owner, 65536));
+  impl_->core().set_route(std::make_shared<const Route>(Route{route_epoch, {slot_owner.begin(), slot_owner.end()}}));
+  return Status::ok();
+}
+
+Status Server::set_job(const JobSpec& spec) { return impl_->core().commits.set_job(spec); }
+Status Server::drop_job(std::uint32_t job_id) { return impl_->core().commits.drop_job(job_id); }
+ServerStats Server::stats() const { return impl_->stats(); }
+void Server::drain(std::chrono::milliseconds deadline) { impl_->drain(deadline); }
+void Server::stop() { impl_->stop(); }
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,94 @@
+#include "rpc/server_core.h"
+
+#include <algorithm>
+
+namespace sparserow::rpc {
+namespace {
+
+constexpr std::size_t kKeptBufferBytes = 256u << 20;
+
+// One parallel_for under way. Helpers that come late find no part left and touch nothing of the caller's.
+struct ParallelWork {
+  std::atomic<std::uint32_t> next{0};
+  std::uint32_t parts = 0;
+  const std::function<void(std::uint32_t)>* work = nullptr;
+  std::mutex mutex;
+  std::condition_variable finished;
+  std::uint32_t done = 0;  // guarded by mutex
+
+  void run() {
+    for (std::uint32_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
+      (*work)(part);
+      const std::lock_guard lock(mutex);
+      if (++done == parts) finished.notify_all();
+    }
+  }
+};
+
+}  // namespace
+
+bool InflightBudget::try_acquire(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (used_ + bytes > limit_) return false;
+  used_ += bytes;
+  return true;
+}
+
+void InflightBudget::release(std::uint64_t bytes) {
+  std::vector<std::function<void()>> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    used_ -= bytes;
+    waiting.swap(waiting_);
+  }
+  for (const auto& wake : waiting) wake();
+}
+
+bool InflightBudget::wait(std::uint64_t bytes, std::function<void()> wake) {
+  const std::lock_guard lock(mutex_);
+  if (used_ + bytes <= limit_) return false;
+  waiting_.push_back(std::move(wake));
+  return true;
+}
+
+std::uint64_t InflightBudget::used() const {
+  const std::lock_guard lock(mutex_);
+  return used_;
+}
+
+ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store)
+    : options(server_options),
+      store(std::move(server_store)),
+      inflight(options.inflight_budget_bytes),
+      parked(options.kept_budget_bytes),
+      buffers(kKeptBufferBytes),
+      io(static_cast<int>(options.io_threads)),
+      commits(*store,
+              {.kept_budget_bytes = options.kept_budget_bytes,
+               .parts = options.io_threads,
+               .parallel_for = [this](std::uint32_t parts,
+                                      const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
+      route_(std::make_shared<const Route>()) {}
+
+void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work) {
+  const auto shared = std::make_shared<ParallelWork>();
+  shared->parts = parts;
+  shared->work = &work;
+  const std::uint32_t helpers = std::min(parts, options.io_threads) - 1;
+  for (std::uint32_t i = 0; i < helpers; ++i) asio::post(io, [shared] { shared->run(); });
+  shared->run();
+  std::unique_lock lock(shared->mutex);
+  shared->finished.wait(lock, [&] { return shared->done == parts; });
+}
+
+std::shared_ptr<const Route> ServerCore::route() const {
+  const std::lock_guard lock(route_mutex_);
+  return route_;
+}
+
+void ServerCore::set_route(std::shared_ptr<const Route> route) {
+  const std::lock_guard lock(route_mutex_);
+  route_ = std::move(route);
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,105 @@
+// What the connections of one server share: the store, the commit log, budgets, counters and threads.
+//
+// Lock order: CommitLog's mutex and Store's locks are leaves; InflightBudget's and the route's mutex too.
+#pragma once
+
+#include <asio.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "rpc/buffer_pool.h"
+#include "rpc/commit_log.h"
+#include "rpc/server.h"
+#include "store/store.h"
+
+namespace sparserow::rpc {
+
+// Bytes that may be held at once. Those that must wait leave a callback, called once when room was given
+// back (they then try again). Thread-safe.
+class InflightBudget {
+ public:
+  explicit InflightBudget(std::uint64_t limit) : limit_(limit) {}
+  [[nodiscard]] bool try_acquire(std::uint64_t bytes);
+  void release(std::uint64_t bytes);
+  // Calls `wake` at the next release. Returns false, without keeping it, when the bytes fit by now.
+  bool wait(std::uint64_t bytes, std::function<void()> wake);
+  [[nodiscard]] std::uint64_t used() const;
+
+ private:
+  const std::uint64_t limit_;
+  mutable std::mutex mutex_;
+  std::uint64_t used_ = 0;
+  std::vector<std::function<void()>> waiting_;
+};
+
+// Bytes taken from a budget, given back when destroyed.
+class Charge {
+ public:
+  Charge() = default;
+  Charge(InflightBudget* budget, std::uint64_t bytes) : budget_(budget), bytes_(bytes) {}
+  Charge(Charge&& other) noexcept : budget_(std::exchange(other.budget_, nullptr)), bytes_(other.bytes_) {}
+  Charge& operator=(Charge&& other) noexcept {
+    if (this != &other) {
+      reset();
+      budget_ = std::exchange(other.budget_, nullptr);
+      bytes_ = other.bytes_;
+    }
+    return *this;
+  }
+  ~Charge() { reset(); }
+  void reset() noexcept {
+    if (budget_ != nullptr) std::exchange(budget_, nullptr)->release(bytes_);
+  }
+
+ private:
+  InflightBudget* budget_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+struct Route {
+  std::uint32_t epoch = 0;
+  std::vector<std::uint16_t> slot_owner;  // empty: ownership is not checked
+};
+
+struct Counters {
+  std::atomic<std::uint64_t> connections_open{0};
+  std::atomic<std::uint64_t> connections_total{0};
+  std::atomic<std::uint64_t> frames_received{0};
+  std::atomic<std::uint64_t> frames_refused{0};
+  std::atomic<std::uint64_t> bytes_received{0};
+  std::atomic<std::uint64_t> bytes_sent{0};
+  std::atomic<std::uint64_t> rows_pulled{0};
+  std::atomic<std::uint64_t> rows_written{0};
+  std::atomic<std::uint64_t> requests_active{0};
+};
+
+// Declared in the order of need: the event loop goes first when a server ends, taking the connections along.
+struct ServerCore {
+  ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store);
+
+  // Runs work(part) for every part on the I/O threads that are free and on this one; returns when all ended.
+  void parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work);
+  [[nodiscard]] std::shared_ptr<const Route> route() const;
+  void set_route(std::shared_ptr<const Route> route);
+
+  const ServerOptions options;
+  const std::shared_ptr<Store> store;
+  std::atomic<bool> draining{false};
+  Counters counters;
+  InflightBudget inflight;
+  InflightBudget parked;  // of pulls that wait for the clock
+  BufferPool buffers;
+  asio::io_context io;
+  CommitLog commits;
+
+ private:
+  mutable std::mutex route_mutex_;
+  std::shared_ptr<const Route> route_;
+};
+
+}  // namespace sparserow::rpc

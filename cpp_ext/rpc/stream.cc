@@ -1,0 +1,156 @@
+#include "rpc/stream.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+namespace sparserow::rpc {
+namespace {
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&&) = delete;
+  ~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] int get() const noexcept { return fd_; }
+  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+Transfer transfer_of(ssize_t moved, Transfer::Want want) noexcept {
+  if (moved > 0) return {static_cast<std::size_t>(moved), Transfer::Want::kNothing, 0};
+  if (moved == 0) return {};
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return {0, want, 0};
+  return {0, Transfer::Want::kNothing, errno};
+}
+
+class TcpStream final : public Stream {
+ public:
+  explicit TcpStream(int fd) : fd_(fd) {
+    const int one = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  }
+  [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
+
+  Transfer try_read(std::span<const iovec> into) noexcept override {
+    ssize_t moved;
+    do {
+      if (into.size() == 1) {
+        moved = ::recv(fd(), into[0].iov_base, into[0].iov_len, 0);
+      } else {
+        moved = ::readv(fd(), into.data(), count(into));
+      }
+    } while (moved < 0 && errno == EINTR);
+    return transfer_of(moved, Transfer::Want::kRead);
+  }
+
+  Transfer try_write(std::span<const iovec> from) noexcept override {
+    ssize_t moved;
+    do {
+      if (from.size() == 1) {
+        moved = ::send(fd(), from[0].iov_base, from[0].iov_len, MSG_NOSIGNAL);
+      } else {
+        msghdr message{};
+        message.msg_iov = const_cast<iovec*>(from.data());  // sendmsg does not write to it
+        message.msg_iovlen = static_cast<std::size_t>(count(from));
+        moved = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+      }
+    } while (moved < 0 && errno == EINTR);
+    return transfer_of(moved, Transfer::Want::kWrite);
+  }
+
+  void shutdown_write() noexcept override { ::shutdown(fd(), SHUT_WR); }
+  void reset() noexcept override { ::shutdown(fd(), SHUT_RDWR); }
+
+ private:
+  static int count(std::span<const iovec> pieces) noexcept {
+    return static_cast<int>(std::min<std::size_t>(pieces.size(), IOV_MAX));
+  }
+  FileDescriptor fd_;
+};
+
+struct AddressList {
+  addrinfo* first = nullptr;
+  AddressList() = default;
+  AddressList(const AddressList&) = delete;
+  AddressList& operator=(const AddressList&) = delete;
+  ~AddressList() {
+    if (first != nullptr) ::freeaddrinfo(first);
+  }
+};
+
+Status resolve(const std::string& host, std::uint16_t port, int flags, AddressList& out) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &out.first);
+  if (error == 0) return Status::ok();
+  return Status(Code::kUnavailable, "cannot resolve " + host + ": " + ::gai_strerror(error));
+}
+
+}  // namespace
+
+std::unique_ptr<Stream> make_tcp_stream(int fd) { return std::make_unique<TcpStream>(fd); }
+
+Result<std::unique_ptr<Stream>> start_tcp_connect(const std::string& host, std::uint16_t port) {
+  AddressList addresses;
+  SR_RETURN_IF_ERROR(resolve(host, port, 0, addresses));
+  int error = 0;
+  for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
+    FileDescriptor fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol));
+    if (fd.get() >= 0 && (::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 || errno == EINPROGRESS)) {
+      return make_tcp_stream(fd.release());
+    }
+    error = errno;
+  }
+  return Status(Code::kUnavailable, std::strerror(error));
+}
+
+int connect_error(const Stream& stream) noexcept {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(stream.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error;
+}
+
+Result<int> listen_tcp(const std::string& host, std::uint16_t port) {
+  AddressList addresses;
+  SR_RETURN_IF_ERROR(resolve(host, port, AI_PASSIVE, addresses));
+  int error = 0;
+  for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
+    FileDescriptor fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol));
+    const int one = 1;
+    if (fd.get() >= 0 && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+        ::bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) {
+      return fd.release();
+    }
+    error = errno;
+  }
+  return Status(Code::kUnavailable,
+                "cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(error));
+}
+
+std::uint16_t local_port(int fd) noexcept {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
+  return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,53 @@
+// The byte stream under the frames: TCP here; TLS and Unix sockets fit the same seam.
+//
+// A Stream moves what can be moved now and says what to wait for; it never blocks and never waits. The
+// server waits through its event loop, the client through poll(2), both on fd(). One reader and one writer
+// may use it at a time, from one thread at a time.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "util/status.h"
+
+namespace sparserow::rpc {
+
+// What one try did. bytes > 0: that much moved. Else want says what to wait for; with kNothing the
+// stream has ended: in order (error 0), or by errno.
+struct Transfer {
+  enum class Want : std::uint8_t { kNothing, kRead, kWrite };
+  std::size_t bytes = 0;
+  Want want = Want::kNothing;
+  int error = 0;
+  [[nodiscard]] bool ended() const noexcept { return bytes == 0 && want == Want::kNothing; }
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  [[nodiscard]] virtual int fd() const noexcept = 0;  // owned by the stream
+  // Into / from the pieces in order; pieces must not be empty in sum. At most IOV_MAX are used.
+  virtual Transfer try_read(std::span<const iovec> into) noexcept = 0;
+  virtual Transfer try_write(std::span<const iovec> from) noexcept = 0;
+  virtual void shutdown_write() noexcept = 0;  // the peer reads to the end
+  virtual void reset() noexcept = 0;           // both sides end now; fd stays valid until destruction
+};
+
+// Takes over a connected or connecting socket.
+[[nodiscard]] std::unique_ptr<Stream> make_tcp_stream(int fd);
+
+// Resolves (may block as long as the resolver does) and starts a non-blocking connect; writability of the
+// stream ends it, then connect_error() says how. kUnavailable with the reason.
+Result<std::unique_ptr<Stream>> start_tcp_connect(const std::string& host, std::uint16_t port);
+[[nodiscard]] int connect_error(const Stream& stream) noexcept;  // errno of the connect; 0 when connected
+
+// Bound and listening, non-blocking. kUnavailable naming host:port when it is taken.
+Result<int> listen_tcp(const std::string& host, std::uint16_t port);
+[[nodiscard]] std::uint16_t local_port(int fd) noexcept;
+
+}  // namespace sparserow::rpc
