@@ -42,8 +42,17 @@ def _holds_dict(annotation: Any) -> bool:
 
 def _branch_names(section: type[BaseModel]) -> set[str]:
     """What pydantic calls this section in a location when it is one branch of a union."""
-    tags = (get_args(field.annotation) for field in section.model_fields.values())
-    return {section.__name__, *(tag for tag_set in tags for tag in tag_set if isinstance(tag, str))}
+    return {section.__name__}.union(*(_tags(field) for field in section.model_fields.values()))
+
+
+def tag_values(field: FieldInfo | None, key: str) -> set[str]:
+    """The values of ``key`` that choose between the sections of a field."""
+    sections = sections_of(field.annotation) if field is not None else ()
+    return {tag for section in sections if key in section.model_fields for tag in _tags(section.model_fields[key])}
+
+
+def _tags(field: FieldInfo) -> set[str]:
+    return {tag for tag in get_args(field.annotation) if isinstance(tag, str)}
 
 
 def field_at(
@@ -98,6 +107,11 @@ def _bounds(metadata: Iterable[Any]) -> str:
     return "" if not words else " " + " and ".join(words)
 
 
+def _with_bounds(said: str, metadata: Iterable[Any]) -> str:
+    bounds = _bounds(metadata)
+    return f"{said};{bounds}" if bounds else said
+
+
 def _said(extra: Any) -> str | None:
     return str(extra["allowed"]) if isinstance(extra, dict) and "allowed" in extra else None
 
@@ -112,7 +126,7 @@ def allowed_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
             if isinstance(extra, FieldInfo):
                 said = _said(extra.json_schema_extra)
                 if said is not None:
-                    return said + _bounds((*extra.metadata, *metadata))
+                    return _with_bounds(said, (*extra.metadata, *metadata))
                 metadata = (*metadata, *extra.metadata)
             else:
                 metadata = (*metadata, extra)
@@ -138,5 +152,5 @@ def allowed_of_field(field: FieldInfo | None) -> str:
     said = _said(field.json_schema_extra)
     if said is not None:
         ends = ", or null" if type(None) in get_args(field.annotation) else ""
-        return said + _bounds(field.metadata) + ends
+        return _with_bounds(said, field.metadata) + ends
     return allowed_of(field.annotation, field.metadata)

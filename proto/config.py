@@ -19,7 +19,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from .allowed import allowed_of_field, field_at
+from .allowed import allowed_of_field, field_at, tag_values
 from .errors import InvalidArgument
 from .route import DEFAULT_SLOT_COUNT, check_slot_count
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
@@ -214,6 +214,11 @@ def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
         return f"{dotted}: unknown key{hint}"
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        key = str(detail["ctx"]["discriminator"]).strip("'")
+        tags = ", ".join(sorted(tag_values(found.field, key)))
+        found_tag = f"{detail['ctx']['tag']!r} is not allowed" if "tag" in detail["ctx"] else "is missing"
+        return f"{dotted}.{key}: {found_tag}; allowed: {tags}"
     if detail["type"] == "missing":
         return f"{dotted}: is missing; allowed: {allowed_of_field(found.field)}"
     message = detail["msg"].removeprefix("Value error, ")
