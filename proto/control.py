@@ -178,7 +178,7 @@ class ControlClient:
             DeadlineExceeded: says how many of how many ranks have come.
             Fenced: the same rank registered again meanwhile.
         """
-        if rank < 0 or world_size < 1 or (staleness is not None and staleness < 0):
+        if not 0 <= rank < world_size < 2**31 or (staleness is not None and not 0 <= staleness < 2**31):
             raise InvalidArgument(
                 f"register_worker: rank {rank}, world_size {world_size}, staleness {staleness}; "
                 "allowed: 0 <= rank < world_size, staleness >= 0 or None"

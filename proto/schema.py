@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .errors import InvalidArgument
+from .names import check_name
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
@@ -199,11 +200,7 @@ class TableSchema:
 
     def __post_init__(self) -> None:
         for part in ("namespace", "name"):
-            value: str = getattr(self, part)
-            if not value or len(value) > 255 or not value.isprintable() or "/" in value:
-                raise InvalidArgument(
-                    f"TableSchema.{part}: {value!r} is not allowed; allowed: 1-255 printable characters, no '/'"
-                )
+            check_name(f"TableSchema.{part}", getattr(self, part))
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidArgument(f"TableSchema.dim: {self.dim!r} is not allowed; allowed: [1, {MAX_DIM}]")
         if self.dtype not in DTYPES:

@@ -1,0 +1,64 @@
+"""``sparserow coordinator``: the control plane of a cluster whose shards run elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def coordinator(
+    *,
+    shards: options.Shards,
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the control plane; 0: any free one.")] = options.DEFAULT_PORT,
+    insecure: options.Insecure = False,
+    state: Annotated[
+        Path | None, typer.Option(help="File that keeps ids, route and epochs over a restart. Default: memory only.")
+    ] = None,
+    slot_count: options.SlotCount = 16384,
+    worker_lease: options.WorkerLease = "10s",
+    shard_lease: options.ShardLease = "10s",
+    metrics_port: options.MetricsPort = None,
+    log_format: options.LogFormat = "plain",
+    log_level: options.LogLevel = "info",
+) -> None:
+    """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
+    import uvloop
+
+    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...ps_server.coordinator.cluster import ClusterOptions
+    from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
+    from ...ps_server.logs import start_log
+    from ...ps_server.stopping import StopRequest
+
+    cluster = validate(
+        ClusterConfig,
+        {
+            "shards": shards,
+            "port": port,
+            "slot_count": slot_count,
+            "worker_lease": worker_lease,
+            "shard_lease": shard_lease,
+        },
+    )
+    start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
+
+    async def run() -> None:
+        stop = StopRequest()
+        config = CoordinatorOptions(
+            cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
+            host=host,
+            port=cluster.port,
+            insecure=insecure,
+            state=state,
+            metrics_port=metrics_port,
+        )
+        async with run_coordinator(config) as running:
+            print(f"sparserow: coordinator at {running.address}, waiting for {shards} shards", flush=True)
+            await stop.wait()
+
+    uvloop.run(run())

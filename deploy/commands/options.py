@@ -1,0 +1,28 @@
+"""Options that several commands have, with one help text each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+DEFAULT_PORT = 7000
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+
+Host = Annotated[str, typer.Option(help="Address to listen on; one that is not loopback needs --insecure.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen on an address that others can reach, without TLS (not there yet).")
+]
+MemoryBudget = Annotated[
+    str | None, typer.Option(help="Rows and indexes that a shard may hold, such as 8GiB. Default: no budget.")
+]
+IoThreads = Annotated[int, typer.Option(help="Network threads of a shard.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: none is served.")
+]
+LogFormat = Annotated[str, typer.Option(help="plain or json: how log lines are written to stderr.")]
+LogLevel = Annotated[str, typer.Option(help="Least severity that is logged: debug, info, warning or error.")]
+Shards = Annotated[int, typer.Option(help="Number of parameter servers that make up the cluster.")]
+SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
+WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
+ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]

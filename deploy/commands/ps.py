@@ -1,0 +1,67 @@
+"""``sparserow ps``: one parameter server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def ps(
+    *,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    shard: Annotated[int, typer.Option(help="Which shard to serve: 0, 1, ... below the cluster's number of shards.")],
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the data plane; 0: any free one.")] = 0,
+    control_port: Annotated[int, typer.Option(help="Port of the control plane; 0: any free one.")] = 0,
+    insecure: options.Insecure = False,
+    memory_budget: options.MemoryBudget = None,
+    io_threads: options.IoThreads = 2,
+    drain: Annotated[
+        str, typer.Option(help="How long requests under way may take after SIGTERM, such as 10s.")
+    ] = "10s",
+    metrics_port: options.MetricsPort = None,
+    log_format: options.LogFormat = "plain",
+    log_level: options.LogLevel = "info",
+    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
+) -> None:
+    """Run a parameter server until SIGTERM or Ctrl-C, then finish what is under way and leave."""
+    from ...ps_server.parent import die_with_parent as follow
+
+    if die_with_parent:
+        follow(die_with_parent)
+
+    import uvloop
+
+    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.units import parse_seconds
+    from ...ps_server.logs import start_log
+    from ...ps_server.shard.engine import EngineOptions
+    from ...ps_server.shard.server import ShardOptions, serve_shard
+    from ...ps_server.stopping import StopRequest
+
+    checked = validate(ClusterConfig, {"memory_budget": memory_budget, "io_threads": io_threads, "port": port})
+    validate(ClusterConfig, {"port": control_port})
+    start_log(f"shard {shard}", validate(LogConfig, {"format": log_format, "level": log_level}))
+    engine = EngineOptions(
+        shard=shard,
+        host=host,
+        port=port,
+        memory_budget_bytes=checked.memory_budget or 0,
+        io_threads=io_threads,
+    )
+    config = ShardOptions(
+        coordinator=coordinator,
+        engine=engine,
+        control_port=control_port,
+        insecure=insecure,
+        metrics_port=metrics_port,
+        drain_sec=parse_seconds(drain),
+    )
+
+    async def run() -> None:
+        await serve_shard(config, StopRequest())
+
+    uvloop.run(run())

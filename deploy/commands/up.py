@@ -1,0 +1,119 @@
+"""``sparserow up``: a whole cluster on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from ...ps_server.stopping import StopRequest
+    from ..embedded import EmbeddedCluster, EmbeddedOptions
+
+
+def up(
+    *,
+    shards: options.Shards = 2,
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = options.DEFAULT_PORT,
+    insecure: options.Insecure = False,
+    memory_budget: options.MemoryBudget = None,
+    io_threads: options.IoThreads = 2,
+    slot_count: options.SlotCount = 16384,
+    worker_lease: options.WorkerLease = "10s",
+    shard_lease: options.ShardLease = "10s",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Prometheus page of the coordinator; the shards use the ports after it. Default: none."),
+    ] = None,
+    log_format: options.LogFormat = "plain",
+    log_level: options.LogLevel = "warning",
+    parent_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+) -> None:
+    """Run a coordinator and its shards on this machine until Ctrl-C.
+
+    A shard that ends by itself stops the whole cluster with an error: its rows are lost, and restarting it needs
+    checkpoints, which are not there yet.
+    """
+    import uvloop
+
+    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.errors import SparserowError
+    from ...ps_server.logs import start_log
+    from ..embedded import EmbeddedOptions
+
+    parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
+    try:
+        cluster = validate(
+            ClusterConfig,
+            {
+                "shards": shards,
+                "port": port,
+                "memory_budget": memory_budget,
+                "io_threads": io_threads,
+                "slot_count": slot_count,
+                "worker_lease": worker_lease,
+                "shard_lease": shard_lease,
+            },
+        )
+        log = validate(LogConfig, {"format": log_format, "level": log_level})
+        start_log("coordinator", log)
+        uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port), parent))
+    except SparserowError as error:
+        if parent is None:
+            raise
+        _tell(parent, {"error": error.number, "message": str(error)})
+        raise typer.Exit(1) from None
+
+
+async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
+    from ...ps_server.stopping import StopRequest
+    from ..embedded import run_embedded
+
+    stop = StopRequest()
+    watch = _follow_parent(parent, stop) if parent is not None else None
+
+    def on_ready(cluster: EmbeddedCluster) -> None:
+        if parent is not None:
+            shards = [[shard.index, shard.host, shard.port, shard.pid] for shard in cluster.shards]
+            _tell(parent, {"address": cluster.address, "shards": shards})
+            return
+        for shard in cluster.shards:
+            print(f"sparserow: shard {shard.index} at {shard.host}:{shard.port} (process {shard.pid})")
+        print(f"sparserow: ready at {cluster.address} (Ctrl-C stops it)", flush=True)
+
+    try:
+        await run_embedded(config, stop, on_ready)
+    finally:
+        if watch is not None:
+            watch.cancel()
+    if parent is None:
+        print("sparserow: stopped", flush=True)
+
+
+def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[None]:
+    """Stops when the other end of ``parent`` is closed, or the parent process is gone (a fork may keep that end)."""
+    import os
+
+    from ...ps_server.parent import watch_parent
+
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        loop.remove_reader(parent.fileno())
+        stop.ask("the parent's request")
+
+    loop.add_reader(parent.fileno(), on_readable)
+    return loop.create_task(watch_parent(os.getppid(), lambda: stop.ask("the parent's end")))
+
+
+def _tell(parent: socket.socket, message: dict[str, object]) -> None:
+    try:
+        parent.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:  # the parent is gone; the watch ends this process
+        return

@@ -1,0 +1,189 @@
+"""A whole cluster on this machine: the coordinator in this process, one child process per shard.
+
+Behind ``sparserow up``, and through it behind ``local_cluster``. Children never outlive this process: each asks the
+kernel for it (ps_server/parent.py), which is why ``run_embedded`` belongs on the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from ..proto.config import ClusterConfig, LogConfig
+from ..proto.errors import DeadlineExceeded, Unavailable
+from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
+from ..ps_server.coordinator.server import CoordinatorOptions, run_coordinator
+from ..ps_server.stopping import StopRequest
+
+READY_DEADLINE_SEC = 60.0
+_DRAIN_SEC = 10.0
+_KILL_AFTER_SEC = _DRAIN_SEC + 5.0
+_READY_POLL_SEC = 0.02
+
+
+@dataclass(frozen=True)
+class EmbeddedOptions:
+    """How the cluster is run.
+
+    Args:
+        cluster: shards, budget, port, slots, leases; its ``address`` is None.
+        log: of all its processes.
+        host, insecure: of all its servers.
+        metrics_port: of the coordinator; shard i has the i+1-th port after it. None is off.
+    """
+
+    cluster: ClusterConfig
+    log: LogConfig
+    host: str = "127.0.0.1"
+    insecure: bool = False
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardProcess:
+    """One child process and where its data plane listens."""
+
+    index: int
+    host: str
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class EmbeddedCluster:
+    """A cluster that is ready."""
+
+    address: str
+    shards: tuple[ShardProcess, ...]
+
+
+async def run_embedded(
+    options: EmbeddedOptions, stop: StopRequest, on_ready: Callable[[EmbeddedCluster], None]
+) -> None:
+    """Runs a cluster until it is asked to stop; every process has ended when this returns.
+
+    Raises:
+        Unavailable: a shard's process ended by itself; all others are stopped. Its rows are lost: restarting it
+            needs checkpoints, which are not there yet.
+        DeadlineExceeded: not ready within ``READY_DEADLINE_SEC``.
+        SparserowError: an option or a port is at fault.
+    """
+    cluster = options.cluster
+    coordinator_options = CoordinatorOptions(
+        cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
+        host=options.host,
+        port=cluster.port,
+        insecure=options.insecure,
+        metrics_port=options.metrics_port,
+    )
+    async with run_coordinator(coordinator_options) as coordinator, _children(options, coordinator.address) as children:
+        loop = asyncio.get_running_loop()
+        stopping = loop.create_task(stop.wait())
+        ended = loop.create_task(_first_end(children))
+        ready = loop.create_task(_until_ready(coordinator.cluster))
+        try:
+            await asyncio.wait((ready, stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done() and not ended.done():
+                ready.result()
+                on_ready(_describe(coordinator.address, coordinator.cluster, children))
+                await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                raise Unavailable(ended.result())
+        finally:
+            for task in (ready, stopping, ended):
+                task.cancel()
+            await asyncio.gather(ready, stopping, ended, return_exceptions=True)
+
+
+def _describe(address: str, cluster: Cluster, children: list[asyncio.subprocess.Process]) -> EmbeddedCluster:
+    shards = tuple(
+        ShardProcess(shard.index, shard.data[0], shard.data[1], child.pid)
+        for shard, child in zip(cluster.shards.shards, children, strict=True)
+        if shard.data is not None
+    )
+    return EmbeddedCluster(address, shards)
+
+
+async def _until_ready(cluster: Cluster) -> None:
+    deadline = asyncio.get_running_loop().time() + READY_DEADLINE_SEC
+    while problem := cluster.shards.problem():
+        if asyncio.get_running_loop().time() > deadline:
+            raise DeadlineExceeded(f"the cluster was not ready within {READY_DEADLINE_SEC:.0f} s: {problem}")
+        await asyncio.sleep(_READY_POLL_SEC)
+
+
+async def _first_end(children: list[asyncio.subprocess.Process]) -> str:
+    """Waits until a child ends by itself; says which and how."""
+    waits = {asyncio.create_task(child.wait()): index for index, child in enumerate(children)}
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    ended = min(done, key=lambda wait: waits[wait])
+    return (
+        f"shard {waits[ended]} ended {_how(ended.result())}; its rows are lost (restarting it needs checkpoints, "
+        "which are not there yet), so the cluster was stopped; start it anew"
+    )
+
+
+def _how(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+@contextlib.asynccontextmanager
+async def _children(options: EmbeddedOptions, coordinator: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """One process per shard for the duration of the block: asked to drain at its end, killed when they do not."""
+    children: list[asyncio.subprocess.Process] = []
+    try:
+        for index in range(options.cluster.shards):
+            children.append(
+                await asyncio.create_subprocess_exec(
+                    *_shard_command(options, coordinator, index),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is this process's to handle, in order
+                )
+            )
+        yield children
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(_await_end(child) for child in children))
+
+
+async def _await_end(child: asyncio.subprocess.Process) -> None:
+    try:
+        await asyncio.wait_for(child.wait(), _KILL_AFTER_SEC)
+    except asyncio.TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+def _shard_command(options: EmbeddedOptions, coordinator: str, index: int) -> list[str]:
+    command = [
+        sys.executable,
+        "-m",
+        f"{__package__}.cli",
+        "ps",
+        f"--coordinator={coordinator}",
+        f"--shard={index}",
+        f"--host={options.host}",
+        f"--io-threads={options.cluster.io_threads}",
+        f"--drain={_DRAIN_SEC}s",
+        f"--log-format={options.log.format}",
+        f"--log-level={options.log.level}",
+        f"--die-with-parent={os.getpid()}",
+    ]
+    if options.cluster.memory_budget is not None:
+        command.append(f"--memory-budget={options.cluster.memory_budget}")
+    if options.metrics_port is not None:
+        command.append(f"--metrics-port={options.metrics_port + 1 + index if options.metrics_port else 0}")
+    if options.insecure:
+        command.append("--insecure")
+    return command

@@ -1,0 +1,20 @@
+"""Names of namespaces, tables and jobs, and the 32-bit ids made of them (``id_of_name`` of cpp_ext/util/hash.h)."""
+
+from __future__ import annotations
+
+import xxhash
+
+from .errors import InvalidArgument
+
+NAME_FORM = "1-255 printable characters, no '/'"
+
+
+def check_name(owner: str, name: str) -> None:
+    """Raises InvalidArgument unless ``name`` may name a namespace, a table or a job; ``owner`` begins the message."""
+    if not name or len(name) > 255 or not name.isprintable() or "/" in name:
+        raise InvalidArgument(f"{owner}: {name!r} is not allowed; allowed: {NAME_FORM}")
+
+
+def id_of_name(name: str) -> int:
+    """The id of ``namespace/name``: the low 32 bits of XXH3-64 of its UTF-8 bytes; 0 is reserved and becomes 1."""
+    return (xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF) or 1

@@ -1,0 +1,95 @@
+"""A gRPC server of the control plane: one service of ours with health and reflection beside it.
+
+Errors of the taxonomy become gRPC statuses here and nowhere else; anything else is a bug, logged with its traceback
+and answered as Internal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ..proto.errors import Internal, SparserowError, Unavailable
+from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
+from .listen import check_port_free
+
+log = logging.getLogger(__name__)
+
+
+class _ErrorStatus(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns what a method of ours raises into a status."""
+
+    def __init__(self, service: str) -> None:
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefix):
+            return handler
+
+        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                return await handler.unary_unary(request, context)
+            except SparserowError as error:
+                failure = error
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                log.exception("%s failed", handler_call_details.method)
+                failure = Internal(f"{type(error).__name__}: {error}")
+            code, message, metadata = status_of_error(failure)
+            return await context.abort(code, message, metadata)
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class ControlServer:
+    """One listening gRPC server.
+
+    Args:
+        service: full name, such as ``sparserow.v1.Coordinator``.
+        add_service: registers the servicer with a server.
+        host, port: 0 lets the system choose; ``port`` afterwards says which.
+    """
+
+    def __init__(self, service: str, add_service: Callable[[Any], None], *, host: str, port: int) -> None:
+        check_port_free(host, port)
+        self._service = service
+        self._server = grpc.aio.server(interceptors=(_ErrorStatus(service),), options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        add_service(self._server)
+        reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            self.port: int = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
+        self.host = host
+
+    async def start(self) -> None:
+        """Answers from now on; health says NOT_SERVING until :meth:`set_serving`."""
+        await self.set_serving(False)
+        await self._server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service says of this service and of the server."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in (self._service, ""):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_sec: float) -> None:
+        """Refuses new calls and gives those under way ``grace_sec``."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_sec)

@@ -1,0 +1,164 @@
+"""All that a coordinator knows, and its form on disk. No I/O; not thread-safe.
+
+The saved form is one JSON document; leases are not saved: after a restart they begin anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...proto import control_pb2 as pb
+from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
+from ...proto.schema_message import message_of_schema, schema_of_message
+from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
+from .registry import Registry
+from .shards import ShardBook
+from .slots import SlotMap
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What a cluster is made of; fixed at its creation, the leases excepted.
+
+    Args:
+        shards: number of parameter servers.
+        slot_count: power of two in [2, 65536].
+        worker_lease_sec, shard_lease_sec: see :class:`Membership` and :class:`ShardBook`.
+    """
+
+    shards: int
+    slot_count: int
+    worker_lease_sec: float = 10.0
+    shard_lease_sec: float = 10.0
+
+
+@dataclass
+class Cluster:
+    """The one value that a coordinator is about."""
+
+    cluster_id: int
+    slots: SlotMap
+    shards: ShardBook
+    registry: Registry = field(default_factory=Registry)
+    jobs: Membership = field(default_factory=lambda: Membership(10.0))
+
+    @staticmethod
+    def create(options: ClusterOptions) -> Cluster:
+        """A new cluster with a random id.
+
+        Raises:
+            InvalidArgument: ``slot_count`` or ``shards`` out of range.
+        """
+        return Cluster(
+            cluster_id=secrets.randbits(63) + 1,
+            slots=SlotMap.even(options.slot_count, options.shards),
+            shards=ShardBook(options.shards, options.shard_lease_sec),
+            jobs=Membership(options.worker_lease_sec),
+        )
+
+    def check_ready(self) -> None:
+        """Raises Unavailable, naming the shards that are waited for, unless every shard serves."""
+        problem = self.shards.problem()
+        if problem:
+            raise Unavailable(problem)
+
+    def to_document(self) -> dict[str, Any]:
+        """The saved form: plain values for JSON."""
+        return {
+            "format": FORMAT,
+            "cluster_id": self.cluster_id,
+            "route": {"epoch": self.slots.epoch, "slot_count": self.slots.slot_count, "runs": self.slots.runs()},
+            "lineage": self.shards.lineage,
+            "shards": [[shard.instance, shard.lineage] for shard in self.shards.shards],
+            "namespaces": self.registry.namespaces(),
+            "tables": [
+                base64.b64encode(message_of_schema(schema).SerializeToString()).decode()
+                for schema in self.registry.tables()
+            ],
+            "next_worker_id": self.jobs.next_worker_id,
+            "workers": [
+                [job_id, rank, identity.worker_id, identity.epoch]
+                for (job_id, rank), identity in self.jobs.identities.items()
+            ],
+            "job_names": [[job_id, name] for job_id, name in self.jobs.names.items()],
+            "generations": [[job_id, generation] for job_id, generation in self.jobs.generations.items()],
+            "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
+        }
+
+    @staticmethod
+    def from_document(document: Any, options: ClusterOptions, *, now: float) -> Cluster:
+        """The cluster of a saved form; admitted members get a fresh lease, candidates have to come again.
+
+        Raises:
+            DataLoss: the document is not of this form.
+            FailedPrecondition: it is of another format, or of a cluster with other options.
+        """
+        try:
+            if document["format"] != FORMAT:
+                raise FailedPrecondition(f"it has format {document['format']}, this program reads format {FORMAT}")
+            route = document["route"]
+            _check_same("shards", len(document["shards"]), options.shards)
+            _check_same("slot count", route["slot_count"], options.slot_count)
+            runs = [(start, shard) for start, shard in route["runs"]]
+            cluster = Cluster(
+                cluster_id=document["cluster_id"],
+                slots=SlotMap.from_runs(route["epoch"], route["slot_count"], runs),
+                shards=ShardBook(options.shards, options.shard_lease_sec),
+                jobs=Membership(options.worker_lease_sec),
+            )
+            cluster.shards.lineage = document["lineage"]
+            for shard, (instance, lineage) in zip(cluster.shards.shards, document["shards"], strict=True):
+                shard.instance, shard.lineage = instance, lineage
+            for namespace in document["namespaces"]:
+                cluster.registry.namespace_id(namespace)
+            for text in document["tables"]:
+                cluster.registry.admit(schema_of_message(pb.TableSchema.FromString(base64.b64decode(text))))
+            jobs = cluster.jobs
+            jobs.next_worker_id = document["next_worker_id"]
+            jobs.identities = {(job, rank): Identity(worker, epoch) for job, rank, worker, epoch in document["workers"]}
+            jobs.names = dict(document["job_names"])
+            jobs.generations = dict(document["generations"])
+            for saved in document["jobs"]:
+                job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
+                jobs.jobs[job.job_id] = job
+        except FailedPrecondition:
+            raise
+        except (KeyError, TypeError, ValueError, SparserowError) as error:
+            raise DataLoss(f"it is damaged ({type(error).__name__}: {error})") from None
+        return cluster
+
+
+def _check_same(what: str, saved: int, wanted: int) -> None:
+    if saved != wanted:
+        raise FailedPrecondition(f"it is of a cluster with {what} {saved}, the command says {wanted}")
+
+
+def _job_document(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "namespace": job.namespace,
+        "name": job.name,
+        "terms": [job.terms.world_size, job.terms.staleness, job.terms.grad_scale],
+        "generation": job.generation,
+        "gathered": job.gathered,
+        "members": [
+            [rank, member.ticket.worker_id, member.ticket.epoch, member.step]
+            for rank, member in job.members.items()
+            if member.admitted
+        ],
+    }
+
+
+def _job_of_document(saved: dict[str, Any], *, expires_at: float) -> Job:
+    world_size, staleness, grad_scale = saved["terms"]
+    job = Job(saved["id"], saved["namespace"], saved["name"], JobTerms(world_size, staleness, grad_scale))
+    job.generation, job.gathered = saved["generation"], saved["gathered"]
+    for rank, worker_id, epoch, step in saved["members"]:
+        ticket = Ticket(job.job_id, rank, worker_id, epoch)
+        job.members[rank] = Member(ticket, expires_at=expires_at, step=step, admitted=True)
+    return job

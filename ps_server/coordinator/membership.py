@@ -1,0 +1,243 @@
+"""Jobs and their workers: ranks, epochs, leases. No I/O; not thread-safe.
+
+A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
+itself or when its lease ends; a job without members is over. A rank that registers again gets a new epoch and its
+former self is fenced. In a job with a clock (staleness is not None) that also fences all the other members: steps
+are counted together, so workers go back together; they register anew as the next *generation*, whose clock starts
+at step 0. An async job has no clock: there a single rank comes back alone.
+
+Invariants:
+ 1. (job, rank) keeps its worker id for the cluster's life; its epoch only grows.
+ 2. All members and candidates of a job agree on world size, staleness and gradient scale.
+ 3. ``revision`` changes whenever what shards must know of a job changes.
+
+Times are seconds of a monotonic clock that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
+from ...proto.names import check_name, id_of_name
+
+
+@dataclass(frozen=True)
+class JobTerms:
+    """What all workers of a job must agree on. ``staleness`` None is async; ``grad_scale`` is mean or sum."""
+
+    world_size: int
+    staleness: int | None
+    grad_scale: str
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One registration of one rank."""
+
+    job_id: int
+    rank: int
+    worker_id: int
+    epoch: int
+
+
+@dataclass
+class Member:
+    """A registered rank. ``expires_at`` is infinite until it is admitted."""
+
+    ticket: Ticket
+    expires_at: float = float("inf")
+    step: int = 0  # as last reported
+    admitted: bool = False
+
+
+@dataclass
+class Job:
+    """A set of workers with one clock."""
+
+    job_id: int
+    namespace: str
+    name: str
+    terms: JobTerms
+    generation: int = 1
+    revision: int = 1
+    gathered: bool = False  # all ranks have come at least once in this generation
+    members: dict[int, Member] = field(default_factory=dict)  # by rank
+
+    @property
+    def full_name(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    def missing_ranks(self) -> list[int]:
+        """Ranks that have not come, in order."""
+        return [rank for rank in range(self.terms.world_size) if rank not in self.members]
+
+
+@dataclass
+class Identity:
+    """What (job, rank) is remembered by when it is not a member."""
+
+    worker_id: int
+    epoch: int
+
+
+class Membership:
+    """All jobs of a cluster.
+
+    Args:
+        lease_sec: a member that has not been heard of for so long leaves its job.
+    """
+
+    def __init__(self, lease_sec: float) -> None:
+        self.lease_sec = lease_sec
+        self.jobs: dict[int, Job] = {}
+        self.identities: dict[tuple[int, int], Identity] = {}  # by (job id, rank)
+        self.names: dict[int, str] = {}  # job id -> full name, for ever
+        self.generations: dict[int, int] = {}  # job id -> the last one
+        self.next_worker_id = 1
+
+    def register(self, namespace: str, name: str, rank: int, terms: JobTerms) -> Ticket:
+        """Adds a rank to its job as a candidate, or fences its former self.
+
+        Raises:
+            InvalidArgument: rank or world size out of range.
+            FailedPrecondition: the terms are not those of the job's other workers (names the field and both).
+        """
+        check_name("job", name)
+        if not 0 <= rank < terms.world_size:
+            raise InvalidArgument(f"rank: {rank} is not allowed; allowed: [0, world_size ({terms.world_size}))")
+        job = self._job(namespace, name, rank, terms)
+        if rank in job.members and job.gathered and terms.staleness is not None:
+            self._begin_generation(job)
+        identity = self.identities.get((job.job_id, rank))
+        if identity is None:
+            identity = self.identities[job.job_id, rank] = Identity(self.next_worker_id, 0)
+            self.next_worker_id += 1
+        identity.epoch += 1
+        ticket = Ticket(job.job_id, rank, identity.worker_id, identity.epoch)
+        job.members[rank] = Member(ticket)
+        job.revision += 1
+        job.gathered = job.gathered or not job.missing_ranks()
+        return ticket
+
+    def check(self, ticket: Ticket) -> Job:
+        """The job of a ticket that still counts.
+
+        Raises:
+            Fenced: the lease has ended, or the rank has registered again.
+        """
+        job = self.jobs.get(ticket.job_id)
+        member = job.members.get(ticket.rank) if job is not None else None
+        if job is None or member is None or member.ticket != ticket:
+            name = self.names.get(ticket.job_id, str(ticket.job_id))
+            raise Fenced(
+                f"worker {ticket.worker_id} (epoch {ticket.epoch}) is no member of job {name}: its lease has ended, "
+                "or a worker of the job has registered again; connect anew"
+            )
+        return job
+
+    def find(self, job_id: int, worker_id: int, epoch: int) -> Ticket:
+        """The ticket of a worker that says who it is.
+
+        Raises:
+            Fenced: as :meth:`check`.
+        """
+        job = self.jobs.get(job_id)
+        for member in job.members.values() if job is not None else ():
+            if member.ticket.worker_id == worker_id:
+                ticket = Ticket(job_id, member.ticket.rank, worker_id, epoch)
+                self.check(ticket)
+                return ticket
+        self.check(ticket := Ticket(job_id, -1, worker_id, epoch))
+        return ticket
+
+    def admit(self, ticket: Ticket, now: float) -> int:
+        """Starts the lease of a candidate whose job is told to all shards; returns its first step.
+
+        Raises:
+            Fenced: as :meth:`check`.
+        """
+        job = self.check(ticket)
+        member = job.members[ticket.rank]
+        member.admitted, member.expires_at = True, now + self.lease_sec
+        if job.terms.staleness is None:
+            member.step = max(other.step for other in job.members.values())
+        return member.step
+
+    def heartbeat(self, ticket: Ticket, step: int | None, now: float) -> None:
+        """Renews a lease.
+
+        Raises:
+            Fenced: as :meth:`check`.
+        """
+        member = self.check(ticket).members[ticket.rank]
+        member.expires_at = now + self.lease_sec
+        if step is not None:
+            member.step = max(member.step, step)
+
+    def leave(self, ticket: Ticket) -> Job | None:
+        """Removes a member or candidate; returns its job, or None when it was none."""
+        job = self.jobs.get(ticket.job_id)
+        if job is None or ticket.rank not in job.members or job.members[ticket.rank].ticket != ticket:
+            return None
+        self._remove(job, ticket.rank)
+        return job
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Removes members whose lease has ended, and returns these."""
+        ended = [
+            member.ticket for job in self.jobs.values() for member in job.members.values() if member.expires_at <= now
+        ]
+        for ticket in ended:
+            self._remove(self.jobs[ticket.job_id], ticket.rank)
+        return ended
+
+    def waiting_error(self, job: Job, ticket: Ticket, waited_sec: float) -> DeadlineExceeded:
+        """What a candidate is told whose fellow ranks did not come in time."""
+        missing = job.missing_ranks()
+        return DeadlineExceeded(
+            f"{len(job.members)} of {job.terms.world_size} ranks of job {job.full_name} came in {waited_sec:.1f} s; "
+            f"rank {ticket.rank} waited for {'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
+        )
+
+    def _job(self, namespace: str, name: str, rank: int, terms: JobTerms) -> Job:
+        """The job, made when there is none; its terms are ``terms``."""
+        full_name = f"{namespace}/{name}"
+        job_id = id_of_name(full_name)
+        if self.names.setdefault(job_id, full_name) != full_name:
+            raise FailedPrecondition(
+                f"job {full_name} hashes to the id of {self.names[job_id]} ({job_id}); choose another name"
+            )
+        job = self.jobs.get(job_id)
+        if job is None:
+            self.generations[job_id] = self.generations.get(job_id, 0) + 1
+            job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.generations[job_id])
+        others = [member for other, member in job.members.items() if other != rank]
+        if job.terms != terms and others:
+            field_name = next(f for f in ("world_size", "staleness", "grad_scale") if _differs(job.terms, terms, f))
+            raise FailedPrecondition(
+                f"job {full_name}: {field_name} is {getattr(job.terms, field_name)!r} for rank "
+                f"{others[0].ticket.rank} and {getattr(terms, field_name)!r} for rank {rank}; its workers must agree"
+            )
+        if job.terms != terms:
+            self._begin_generation(job)
+            job.terms = terms
+        return job
+
+    def _begin_generation(self, job: Job) -> None:
+        job.members.clear()
+        self.generations[job.job_id] += 1
+        job.generation = self.generations[job.job_id]
+        job.gathered = False
+        job.revision += 1
+
+    def _remove(self, job: Job, rank: int) -> None:
+        del job.members[rank]
+        job.revision += 1
+        if not job.members:
+            del self.jobs[job.job_id]
+
+
+def _differs(one: JobTerms, other: JobTerms, field_name: str) -> bool:
+    return bool(getattr(one, field_name) != getattr(other, field_name))

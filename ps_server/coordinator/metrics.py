@@ -1,0 +1,47 @@
+"""The coordinator's metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .cluster import Cluster
+from .shards import Phase
+
+
+class CoordinatorMetrics(Collector):
+    """Reads the cluster from the metrics server's thread: copies of small maps, each taken at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics at this moment."""
+        cluster = self._cluster
+        shards = GaugeMetricFamily("sparserow_shards", "Shards by state (count).", labels=["state"])
+        for phase in Phase:
+            count = sum(shard.phase is phase for shard in cluster.shards.shards)
+            shards.add_metric([phase.name.lower()], count)
+        yield shards
+        ready = 0 if cluster.shards.problem() else 1
+        yield GaugeMetricFamily("sparserow_cluster_ready", "Whether every shard serves (0 or 1).", ready)
+        yield GaugeMetricFamily("sparserow_tables", "Tables on record (count).", len(cluster.registry.tables()))
+        yield GaugeMetricFamily("sparserow_route_epoch", "Epoch of the slot map (number).", cluster.slots.epoch)
+        workers = GaugeMetricFamily("sparserow_job_workers", "Live workers of a job (count).", labels=["job"])
+        lease = GaugeMetricFamily(
+            "sparserow_job_lease_left_seconds", "Shortest lease left among a job's workers (seconds).", labels=["job"]
+        )
+        step = GaugeMetricFamily(
+            "sparserow_job_step", "Lowest step that a worker of a job has reported (number).", labels=["job"]
+        )
+        now = time.monotonic()
+        for job in list(cluster.jobs.jobs.values()):
+            members = [member for member in list(job.members.values()) if member.admitted]
+            workers.add_metric([job.full_name], len(members))
+            if members:
+                lease.add_metric([job.full_name], max(0.0, min(member.expires_at for member in members) - now))
+                step.add_metric([job.full_name], min(member.step for member in members))
+        yield from (workers, lease, step)

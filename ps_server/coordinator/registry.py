@@ -1,0 +1,114 @@
+"""Namespaces and tables of one cluster: names, ids and schemas. No I/O; not thread-safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import struct
+from typing import Any
+
+from ...proto.errors import FailedPrecondition, NotFound
+from ...proto.names import check_name, id_of_name
+from ...proto.schema import TableSchema
+
+
+class Registry:
+    """Invariants: a table id belongs to one name for ever; a namespace id likewise; ids are hashes of names."""
+
+    def __init__(self) -> None:
+        self._namespaces: dict[int, str] = {}
+        self._tables: dict[int, TableSchema] = {}
+
+    def namespace_id(self, namespace: str) -> int:
+        """Id of a namespace, which is created on first use.
+
+        Raises:
+            InvalidArgument: not a name.
+            FailedPrecondition: its id is another namespace's.
+        """
+        check_name("namespace", namespace)
+        number = id_of_name(namespace)
+        holder = self._namespaces.setdefault(number, namespace)
+        if holder != namespace:
+            raise FailedPrecondition(
+                f"namespace {namespace!r} hashes to the id of {holder!r} ({number}); choose another name"
+            )
+        return number
+
+    def admit(self, schema: TableSchema) -> tuple[TableSchema, bool]:
+        """Records a table; returns its schema with id and version, and whether it is new.
+
+        The starting learning rate is no part of a schema: the first one given stays on record.
+
+        Raises:
+            FailedPrecondition: the table exists with another schema (names the field and both values), or its id
+                is another table's. Nothing is changed.
+        """
+        number = id_of_name(schema.full_name)
+        existing = self._tables.get(number)
+        if existing is None:
+            self.namespace_id(schema.namespace)
+            self._tables[number] = dataclasses.replace(schema, id=number, version=1)
+            return self._tables[number], True
+        if existing.full_name != schema.full_name:
+            raise FailedPrecondition(
+                f"table {schema.full_name} hashes to the id of {existing.full_name} ({number}); choose another name"
+            )
+        difference = first_difference(existing, schema)
+        if difference is not None:
+            field, old, new = difference
+            raise FailedPrecondition(
+                f"table {schema.full_name} exists with {field} {old!r}, the request says {new!r}; "
+                "ask for the same schema, choose another name or drop the table"
+            )
+        return existing, False
+
+    def find(self, namespace: str, name: str) -> TableSchema:
+        """The schema of a table.
+
+        Raises:
+            NotFound: suggests the nearest name.
+        """
+        full_name = f"{namespace}/{name}"
+        schema = self._tables.get(id_of_name(full_name))
+        if schema is not None and schema.full_name == full_name:
+            return schema
+        near = difflib.get_close_matches(full_name, [table.full_name for table in self._tables.values()], n=1)
+        raise NotFound(f"there is no table {full_name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def remove(self, table_id: int) -> None:
+        """Forgets a table; harmless when it is gone."""
+        self._tables.pop(table_id, None)
+
+    def tables(self, namespace: str = "") -> list[TableSchema]:
+        """The tables of a namespace (empty: of all), by name."""
+        found = [table for table in self._tables.values() if namespace in ("", table.namespace)]
+        return sorted(found, key=lambda table: table.full_name)
+
+    def namespaces(self) -> list[str]:
+        """All namespaces, by name."""
+        return sorted(self._namespaces.values())
+
+
+def first_difference(existing: TableSchema, requested: TableSchema) -> tuple[str, Any, Any] | None:
+    """The first field in which two schemas of one table differ, with both values.
+
+    Hyper-parameters are compared as float32, which is what shards hold; the learning rate is not compared.
+    """
+    for field in ("dim", "dtype", "seed", "init", "optimizer"):
+        old, new = getattr(existing, field), getattr(requested, field)
+        if not dataclasses.is_dataclass(old):
+            if old != new:
+                return field, old, new
+        elif type(old) is not type(new):
+            return field, type(old).__name__, type(new).__name__
+        else:
+            for part in dataclasses.fields(old):
+                old_part, new_part = getattr(old, part.name), getattr(new, part.name)
+                if part.name != "lr" and _as_float32(old_part) != _as_float32(new_part):
+                    return f"{field}.{part.name}", old_part, new_part
+    return None
+
+
+def _as_float32(value: float) -> bytes:
+    return struct.pack("<f", value)

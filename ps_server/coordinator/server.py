@@ -1,0 +1,125 @@
+"""The composition root of a coordinator: state, service, gRPC server, leases, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...proto import control_pb2_grpc as pb_grpc
+from ...proto.errors import SparserowError
+from ..control_server import ControlServer
+from ..listen import check_host
+from ..metrics import serve_metrics
+from .cluster import Cluster, ClusterOptions
+from .fleet import Fleet
+from .metrics import CoordinatorMetrics
+from .service import CoordinatorService
+from .state_file import StateFile
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sparserow.v1.Coordinator"
+_STOP_GRACE_SEC = 2.0
+_LEASE_CHECKS = 20  # in the time of a lease
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """How a coordinator is run.
+
+    Args:
+        cluster: what it coordinates.
+        host, port: of the control plane; port 0 lets the system choose.
+        insecure: accept an address that other machines can reach.
+        state: file that keeps the state over a restart; None keeps it in memory.
+        metrics_port: of the Prometheus page on the same host; None is off.
+    """
+
+    cluster: ClusterOptions
+    host: str = "127.0.0.1"
+    port: int = 0
+    insecure: bool = False
+    state: Path | None = None
+    metrics_port: int | None = None
+
+
+class Coordinator:
+    """A running coordinator."""
+
+    def __init__(self, cluster: Cluster, server: ControlServer) -> None:
+        self.cluster = cluster
+        self._server = server
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of the control plane."""
+        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
+        return f"{host}:{self._server.port}"
+
+
+@contextlib.asynccontextmanager
+async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordinator]:
+    """Runs a coordinator for the duration of the block.
+
+    Raises:
+        SparserowError: the address, the state file or an option is at fault.
+    """
+    check_host(options.host, insecure=options.insecure)
+    async with contextlib.AsyncExitStack() as stack:
+        state = StateFile(options.state) if options.state is not None else None
+        if state is not None:
+            stack.callback(state.close)
+        cluster = _load_or_create(options, state)
+
+        def save() -> None:
+            if state is not None:
+                state.save(cluster.to_document())
+
+        save()
+        fleet = Fleet(cluster)
+        stack.push_async_callback(fleet.close)
+        service = CoordinatorService(cluster, fleet, save=save)
+        stack.push_async_callback(service.close)
+        server = ControlServer(
+            SERVICE,
+            lambda grpc_server: pb_grpc.add_CoordinatorServicer_to_server(service, grpc_server),
+            host=options.host,
+            port=options.port,
+        )
+        stack.enter_context(serve_metrics(CoordinatorMetrics(cluster), host=options.host, port=options.metrics_port))
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
+        await server.set_serving(True)
+        leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
+        stack.push_async_callback(_end, leases)
+        coordinator = Coordinator(cluster, server)
+        log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
+        yield coordinator
+
+
+def _load_or_create(options: CoordinatorOptions, state: StateFile | None) -> Cluster:
+    document = state.load() if state is not None else None
+    if document is None:
+        return Cluster.create(options.cluster)
+    try:
+        return Cluster.from_document(document, options.cluster, now=time.monotonic())
+    except SparserowError as error:
+        raise type(error)(f"--state {options.state}: {error}") from None
+
+
+async def _watch_leases(service: CoordinatorService, cluster: Cluster) -> None:
+    pause = min(cluster.jobs.lease_sec, cluster.shards.lease_sec) / _LEASE_CHECKS
+    while True:
+        await asyncio.sleep(min(1.0, pause))
+        await service.expire_leases()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

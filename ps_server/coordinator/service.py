@@ -1,0 +1,260 @@
+"""The Coordinator service: each method checks, changes the cluster, saves it, tells the shards and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...proto import control_pb2 as pb
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.schema_message import message_of_schema, schema_of_message
+from .cluster import Cluster
+from .fleet import Fleet
+from .membership import JobTerms, Ticket
+from .status import status_message
+
+log = logging.getLogger(__name__)
+
+GRAD_SCALES = ("mean", "sum")  # in the order of the message's enum
+# The answer that ranks are missing must reach a worker before its own deadline does.
+_ANSWER_MARGIN_SEC = 0.3
+_DEFAULT_WAIT_SEC = 60.0
+
+
+class CoordinatorService:
+    """Answers all clients of one cluster. Belongs to one event loop.
+
+    Args:
+        cluster: changed only here and by :meth:`expire_leases`.
+        fleet: reaches the shards.
+        save: puts the cluster on disk (or nowhere); raises when it cannot, before anything is told to a shard.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, cluster: Cluster, fleet: Fleet, *, save: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._fleet = fleet
+        self._save = save
+        self._clock = clock
+        self._tables_lock = asyncio.Lock()
+        self._membership_changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Ends the work that no request waits for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- shards
+
+    async def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
+        """Gives a shard to a process."""
+        cluster = self._cluster
+        if request.cluster_id not in (0, cluster.cluster_id):
+            raise FailedPrecondition(
+                f"shard {request.shard} holds rows of cluster {request.cluster_id:x} and this coordinator is of "
+                f"cluster {cluster.cluster_id:x}; start the coordinator with the --state of the former, or restart "
+                "the shard"
+            )
+        if not request.instance or not request.control.host or not request.control.port:
+            raise InvalidArgument("RegisterShard: instance and control address must be set")
+        shard = cluster.shards.register(
+            request.shard,
+            instance=request.instance,
+            control=(request.control.host, request.control.port),
+            pid=request.pid,
+            tables=len(cluster.registry.tables()),
+            now=self._clock(),
+        )
+        self._save()
+        log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
+        return pb.RegisterShardReply(
+            cluster_id=cluster.cluster_id,
+            slot_count=cluster.slots.slot_count,
+            lineage=shard.lineage,
+            lease_sec=cluster.shards.lease_sec,
+        )
+
+    async def ShardHeartbeat(self, request: pb.ShardHeartbeatRequest, context: Any) -> pb.ShardHeartbeatReply:
+        """Renews a shard's lease; a shard that is behind is told everything before this is answered."""
+        data = (request.data.host, request.data.port) if request.HasField("data") else None
+        shards = self._cluster.shards
+        shard = shards.heartbeat(
+            request.shard, instance=request.instance, data=data, draining=request.draining, now=self._clock()
+        )
+        if request.leaving:
+            shards.leave(shard.index, request.instance)
+            log.info("shard %d has left", shard.index)
+        elif shard.behind and shard.data is not None and not shard.draining:
+            await self._fleet.catch_up(shard)
+            log.info("shard %d serves at %s:%d", shard.index, *shard.data)
+            if not shards.problem():
+                log.info("the cluster is ready: all %d shards serve", len(shards.shards))
+        return pb.ShardHeartbeatReply(lease_sec=shards.lease_sec)
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
+        """The route and where every shard's data plane listens."""
+        self._cluster.check_ready()
+        addresses = [
+            pb.ShardAddress(shard=shard.index, data=pb.Address(host=shard.data[0], port=shard.data[1]))
+            for shard in self._cluster.shards.shards
+            if shard.data is not None
+        ]
+        return pb.GetClusterReply(
+            cluster_id=self._cluster.cluster_id, route=self._fleet.route_message(), shards=addresses
+        )
+
+    # ---- tables
+
+    async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableReply:
+        """Creates a table on all shards or on none; asking again is harmless."""
+        self._cluster.check_ready()
+        async with self._tables_lock:
+            schema, created = self._cluster.registry.admit(schema_of_message(request.schema))
+            message = message_of_schema(schema)
+            try:
+                if created:
+                    self._save()
+                await self._fleet.create_table(message)
+            except SparserowError:
+                if created:
+                    await self._take_back(schema.id)
+                raise
+        if created:
+            log.info("table %s created (id %d, dim %d)", schema.full_name, schema.id, schema.dim)
+        return pb.CreateTableReply(schema=message, created=created)
+
+    async def _take_back(self, table_id: int) -> None:
+        """Undoes a creation that a shard refused; a shard that cannot be told drops the table when it catches up."""
+        self._cluster.registry.remove(table_id)
+        try:
+            self._save()
+            await self._fleet.drop_table(table_id)
+        except SparserowError as error:
+            log.warning("table %d: %s", table_id, error)
+
+    async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesReply:
+        """The tables of one or all namespaces."""
+        tables = self._cluster.registry.tables(request.namespace)
+        return pb.ListTablesReply(schemas=[message_of_schema(schema) for schema in tables])
+
+    async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableReply:
+        """Removes a table and its rows."""
+        self._cluster.check_ready()
+        async with self._tables_lock:
+            schema = self._cluster.registry.find(request.namespace, request.name)
+            self._cluster.registry.remove(schema.id)
+            self._save()
+            await self._fleet.drop_table(schema.id)
+        log.info("table %s dropped", schema.full_name)
+        return pb.DropTableReply()
+
+    # ---- workers
+
+    async def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
+        """Holds the answer until every rank has come and every shard knows the members."""
+        self._cluster.check_ready()
+        if not 0 <= request.grad_scale < len(GRAD_SCALES):
+            raise InvalidArgument(f"grad_scale: {request.grad_scale} is not allowed; allowed: MEAN (0), SUM (1)")
+        terms = JobTerms(
+            world_size=request.world_size,
+            staleness=request.staleness if request.HasField("staleness") else None,
+            grad_scale=GRAD_SCALES[request.grad_scale],
+        )
+        namespace_id = self._cluster.registry.namespace_id(request.namespace)
+        ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms)
+        left = context.time_remaining()
+        wait_sec = max(0.05, left - _ANSWER_MARGIN_SEC) if left is not None else _DEFAULT_WAIT_SEC
+        try:
+            self._save()
+            await self._notify()
+            await self._fleet.tell_job(ticket.job_id)
+            await self._gather(ticket, wait_sec)
+            await self._fleet.tell_job(ticket.job_id)
+            first_step = self._cluster.jobs.admit(ticket, self._clock())
+            self._save()
+        except BaseException:  # the caller's departure too
+            self._withdraw(ticket)
+            raise
+        log.info("job %s/%s: rank %d is worker %d", request.namespace, request.job, request.rank, ticket.worker_id)
+        return pb.RegisterWorkerReply(
+            namespace_id=namespace_id,
+            job_id=ticket.job_id,
+            worker_id=ticket.worker_id,
+            epoch=ticket.epoch,
+            lease_sec=self._cluster.jobs.lease_sec,
+            first_step=first_step,
+        )
+
+    async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
+        """Waits for the other ranks; raises DeadlineExceeded, or Fenced when this rank registers again."""
+        jobs = self._cluster.jobs
+        try:
+            async with self._membership_changed:
+                await asyncio.wait_for(
+                    self._membership_changed.wait_for(lambda: jobs.check(ticket).gathered), timeout=wait_sec
+                )
+        except asyncio.TimeoutError:
+            raise jobs.waiting_error(jobs.check(ticket), ticket, wait_sec) from None
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """A candidate goes; the rest happens behind the caller's back, which may be gone."""
+        if self._cluster.jobs.leave(ticket) is not None:
+            self._in_background(self._after_leaving(ticket.job_id))
+
+    async def _after_leaving(self, job_id: int) -> None:
+        try:
+            self._save()
+            await self._notify()
+            await self._fleet.tell_job(job_id)
+        except SparserowError as error:  # the shard is behind now, or the disk is full: both are seen elsewhere
+            log.warning("job %d: %s", job_id, error)
+
+    async def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, context: Any) -> pb.WorkerHeartbeatReply:
+        """Renews a worker's lease."""
+        ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
+        step = request.step if request.HasField("step") else None
+        self._cluster.jobs.heartbeat(ticket, step, self._clock())
+        return pb.WorkerHeartbeatReply(lease_sec=self._cluster.jobs.lease_sec)
+
+    async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
+        """Takes a worker out of its job, and answers once the shards know; harmless when it is out already."""
+        try:
+            ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
+        except SparserowError:
+            return pb.DeregisterWorkerReply()
+        self._cluster.jobs.leave(ticket)
+        await self._after_leaving(ticket.job_id)
+        return pb.DeregisterWorkerReply()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
+        """Everything for ``sparserow status``."""
+        return await status_message(self._cluster, self._fleet, now=self._clock())
+
+    # ---- leases
+
+    async def expire_leases(self) -> None:
+        """Takes out workers and shards whose lease has ended, and tells the shards."""
+        now = self._clock()
+        for shard in self._cluster.shards.expire(now):
+            log.warning("shard %d (process %d) is lost: no sign of life", shard.index, shard.pid)
+        ended = self._cluster.jobs.expire(now)
+        for ticket in ended:
+            log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
+        for job_id in {ticket.job_id for ticket in ended}:
+            await self._after_leaving(job_id)
+
+    async def _notify(self) -> None:
+        async with self._membership_changed:
+            self._membership_changed.notify_all()
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

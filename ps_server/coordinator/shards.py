@@ -1,0 +1,181 @@
+"""Which process serves which shard, and until when it is believed to live. No I/O; not thread-safe.
+
+    MISSING -register-> STARTING -data address, then told everything-> SERVING -drains-> DRAINING
+        any of them -lease ends, or leaves-> LOST -another process registers-> STARTING
+
+Times are seconds of a monotonic clock that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+
+
+class Phase(Enum):
+    """States of a shard; the values are those of ``ShardState`` in control.proto."""
+
+    MISSING = 0
+    STARTING = 1
+    SERVING = 2
+    DRAINING = 3
+    LOST = 4
+
+
+@dataclass
+class Shard:
+    """One shard's place.
+
+    Attributes:
+        instance: random number of the process that holds it; 0 before the first.
+        lineage: of the versions that this process writes.
+        control, data: addresses (host, port) of its Shard service and its data plane.
+        behind: it must be told route, tables and jobs before it serves (again).
+    """
+
+    index: int
+    phase: Phase = Phase.MISSING
+    instance: int = 0
+    lineage: int = 0
+    control: tuple[str, int] | None = None
+    data: tuple[str, int] | None = None
+    pid: int = 0
+    expires_at: float = 0.0
+    behind: bool = True
+    draining: bool = field(default=False, repr=False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process holds it and its lease runs."""
+        return self.phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING)
+
+
+class ShardBook:
+    """Leases of all shards.
+
+    Args:
+        count: of shards that the cluster is made of.
+        lease_sec: a shard that has not been heard of for so long is lost.
+    """
+
+    def __init__(self, count: int, lease_sec: float) -> None:
+        self.shards = [Shard(index) for index in range(count)]
+        self.lease_sec = lease_sec
+        self.lineage = 1  # the newest given out
+
+    def register(
+        self,
+        index: int,
+        *,
+        instance: int,
+        control: tuple[str, int],
+        pid: int,
+        tables: int,
+        now: float,
+    ) -> Shard:
+        """Gives a shard to a process; the same process may come again.
+
+        A process that replaces another starts without rows, so it is refused while tables exist: reading initial
+        rows in place of trained ones would go unnoticed.
+
+        Raises:
+            InvalidArgument: no such shard.
+            FailedPrecondition: another process holds it, or the rows of the former one are lost.
+        """
+        if not 0 <= index < len(self.shards):
+            raise InvalidArgument(
+                f"shard: {index} is not allowed; allowed: [0, {len(self.shards) - 1}], the cluster has "
+                f"{len(self.shards)} shards"
+            )
+        shard = self.shards[index]
+        if shard.instance != instance:
+            if shard.is_live:
+                raise FailedPrecondition(
+                    f"shard {index} is held by process {shard.pid}; stop it first, or wait "
+                    f"{max(0.0, shard.expires_at - now):.1f} s for its lease to end"
+                )
+            if shard.instance != 0 and tables:
+                raise FailedPrecondition(
+                    f"shard {index} ended with its rows of {tables} tables, and restoring them is not possible yet; "
+                    "start a new cluster and train anew"
+                )
+            if shard.instance != 0:
+                self.lineage += 1
+            shard.lineage = self.lineage
+        shard.instance, shard.control, shard.pid = instance, control, pid
+        shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
+        shard.expires_at = now + self.lease_sec
+        return shard
+
+    def heartbeat(
+        self,
+        index: int,
+        *,
+        instance: int,
+        data: tuple[str, int] | None,
+        draining: bool,
+        now: float,
+    ) -> Shard:
+        """Renews a lease. A process whose lease had ended must be told everything before it serves again.
+
+        Raises:
+            NotFound: this process does not hold the shard; it must register.
+        """
+        shard = self.shards[index] if 0 <= index < len(self.shards) else None
+        if shard is None or shard.instance != instance or shard.phase is Phase.MISSING:
+            raise NotFound(f"shard {index} is not registered by this process")
+        if shard.phase is Phase.LOST:
+            shard.phase, shard.behind = Phase.STARTING, True
+        if data is not None and data != shard.data:
+            shard.data, shard.behind = data, True
+        if draining:
+            shard.phase, shard.draining = Phase.DRAINING, True
+        shard.expires_at = now + self.lease_sec
+        return shard
+
+    def mark_serving(self, index: int, instance: int) -> None:
+        """The process has been told everything; ignored when another one holds the shard now, or it drains."""
+        shard = self.shards[index]
+        if shard.instance == instance and shard.phase in (Phase.STARTING, Phase.SERVING):
+            shard.phase, shard.behind = Phase.SERVING, False
+
+    def mark_behind(self, index: int, instance: int) -> None:
+        """A change could not be told to the process; it serves again once it has been told everything."""
+        shard = self.shards[index]
+        if shard.instance == instance and shard.phase is Phase.SERVING:
+            shard.phase, shard.behind = Phase.STARTING, True
+
+    def leave(self, index: int, instance: int) -> None:
+        """The process ends in good order."""
+        shard = self.shards[index]
+        if shard.instance == instance:
+            shard.phase = Phase.LOST
+
+    def expire(self, now: float) -> list[Shard]:
+        """Marks shards whose lease has ended as lost, and returns these."""
+        lost = [shard for shard in self.shards if shard.is_live and shard.expires_at <= now]
+        for shard in lost:
+            shard.phase = Phase.LOST
+        return lost
+
+    def problem(self) -> str:
+        """Why the cluster is not ready, for a user; empty when every shard serves."""
+        waiting = [shard.index for shard in self.shards if shard.phase is Phase.MISSING]
+        if waiting:
+            came = len(self.shards) - len(waiting)
+            return f"{came} of {len(self.shards)} shards have registered; waiting for {_shards(waiting)}"
+        for phase, words in (
+            (Phase.LOST, "no sign of life from its process"),
+            (Phase.DRAINING, "its process is stopping"),
+            (Phase.STARTING, "its process is not serving yet"),
+        ):
+            found = [shard.index for shard in self.shards if shard.phase is phase]
+            if found:
+                return f"{_shards(found)}: {words}"
+        return ""
+
+
+def _shards(indexes: list[int]) -> str:
+    return ("shard " if len(indexes) == 1 else "shards ") + ", ".join(map(str, indexes))

@@ -1,0 +1,61 @@
+"""The slot map: which shard owns which slots, and the epoch that every change raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...proto.errors import InvalidArgument
+from ...proto.route import check_slot_count, owners_of_runs, runs_of_owners
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """Owners of all slots at one epoch.
+
+    Attributes:
+        epoch: >= 1.
+        owners: (slot_count) uint16 shard indexes.
+    """
+
+    epoch: int
+    owners: NDArray[np.uint16]
+
+    @staticmethod
+    def even(slot_count: int, shards: int) -> SlotMap:
+        """Epoch 1: one contiguous range per shard, whose lengths differ by at most one slot.
+
+        Rows are spread over slots by a hash, so contiguous ranges are as even as any and stay short when stored.
+
+        Raises:
+            InvalidArgument: ``slot_count`` is no power of two in range, or smaller than ``shards``.
+        """
+        check_slot_count(slot_count)
+        if not 1 <= shards <= slot_count:
+            raise InvalidArgument(f"shards: {shards} is not allowed; allowed: [1, slot_count ({slot_count})]")
+        owners = np.arange(slot_count, dtype=np.uint64) * np.uint64(shards) // np.uint64(slot_count)
+        return SlotMap(1, owners.astype(np.uint16))
+
+    @staticmethod
+    def from_runs(epoch: int, slot_count: int, runs: list[tuple[int, int]]) -> SlotMap:
+        """The map of stored runs ``(first slot, shard)``.
+
+        Raises:
+            InvalidArgument: the runs do not cover all slots in order.
+        """
+        return SlotMap(epoch, owners_of_runs(runs, slot_count))
+
+    @property
+    def slot_count(self) -> int:
+        """Number of slots, a power of two."""
+        return len(self.owners)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The map as ascending runs ``(first slot, shard)``."""
+        return runs_of_owners(self.owners)
+
+    def slots_of(self, shard: int) -> int:
+        """How many slots a shard owns."""
+        return int(np.count_nonzero(self.owners == shard))

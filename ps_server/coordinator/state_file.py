@@ -1,0 +1,72 @@
+"""Keeps a coordinator's state on disk, so that a restart keeps ids, route and epochs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
+
+
+class StateFile:
+    """One JSON document, replaced as a whole: a crash leaves the former or the new one.
+
+    Holds a lock (``PATH.lock``) as long as it is open, so that two coordinators cannot share it.
+
+    Raises:
+        InvalidArgument: the folder does not exist or cannot be written.
+        FailedPrecondition: another process holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InvalidArgument(f"--state {path}: cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FailedPrecondition(f"--state {path}: is in use by another coordinator; stop that one first") from None
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._lock)
+
+    def load(self) -> Any:
+        """The document, or None when there is no file yet.
+
+        Raises:
+            DataLoss: the file is no JSON.
+        """
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise DataLoss(f"--state {self.path}: cannot be read: {error}") from None
+
+    def save(self, document: dict[str, Any]) -> None:
+        """Replaces the document; it is on disk when this returns.
+
+        Raises:
+            ResourceExhausted: it cannot be written (disk full, say); the former document stands.
+        """
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(document, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise ResourceExhausted(f"--state {self.path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,73 @@
+"""What ``sparserow status`` and the metrics show: the cluster as known here, and what each shard says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...proto import control_pb2 as pb
+from ...proto.errors import SparserowError
+from ...proto.schema_message import message_of_schema
+from .cluster import Cluster
+from .fleet import Fleet
+from .membership import Job
+from .shards import Shard
+
+
+async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.GetStatusReply:
+    """The whole status; a shard that does not answer is shown with its problem."""
+    shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard) for shard in cluster.shards.shards))
+    problem = cluster.shards.problem()
+    return pb.GetStatusReply(
+        cluster_id=cluster.cluster_id,
+        slot_count=cluster.slots.slot_count,
+        route_epoch=cluster.slots.epoch,
+        ready=not problem,
+        problem=problem,
+        shards=shards,
+        tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
+        jobs=[_job_status(job, now) for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)],
+    )
+
+
+async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard) -> pb.ShardStatus:
+    status = pb.ShardStatus(
+        shard=shard.index, state=shard.phase.name, pid=shard.pid, slots=cluster.slots.slots_of(shard.index)
+    )
+    if shard.control is not None:
+        status.control.host, status.control.port = shard.control
+    if shard.data is not None:
+        status.data.host, status.data.port = shard.data
+    if not shard.is_live:
+        return status
+    try:
+        stats = await fleet.stats(shard)
+    except SparserowError as error:
+        status.problem = str(error)
+        return status
+    status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
+    status.requests, status.connections = stats.requests, stats.connections
+    status.tables.extend(stats.tables)
+    return status
+
+
+def _job_status(job: Job, now: float) -> pb.JobStatus:
+    members = [
+        pb.MemberStatus(
+            rank=rank,
+            worker_id=member.ticket.worker_id,
+            epoch=member.ticket.epoch,
+            lease_left_sec=max(0.0, member.expires_at - now) if member.admitted else 0.0,
+            step=member.step,
+        )
+        for rank, member in sorted(job.members.items())
+    ]
+    return pb.JobStatus(
+        job_id=job.job_id,
+        namespace=job.namespace,
+        name=job.name,
+        world_size=job.terms.world_size,
+        staleness=job.terms.staleness,
+        grad_scale=job.terms.grad_scale.upper(),
+        complete=job.gathered,
+        members=members,
+    )

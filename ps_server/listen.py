@@ -1,0 +1,45 @@
+"""Which addresses a server may listen on."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from ..proto.errors import InvalidArgument, Unavailable
+
+
+def check_host(host: str, *, insecure: bool) -> None:
+    """Refuses an address that others can reach, unless the operator accepts it: there is no TLS yet.
+
+    Raises:
+        InvalidArgument: ``host`` cannot be resolved, or is not loopback and ``insecure`` is not set.
+    """
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise InvalidArgument(f"--host {host}: cannot be resolved: {error.strerror}") from None
+    if not insecure and not all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found):
+        raise InvalidArgument(
+            f"--host {host}: is reachable from other machines, and TLS is not there yet; "
+            "listen on 127.0.0.1, or accept unprotected connections with --insecure"
+        )
+
+
+def check_port_free(host: str, port: int, *, option: str = "--port") -> None:
+    """Names the cause before a server fails on a taken port; 0 is always free.
+
+    Raises:
+        Unavailable: another process listens there, or the port may not be used.
+    """
+    if port == 0:
+        return
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {host}:{port}: {error.strerror}; "
+                f"stop the process that uses it, or choose another port with {option} (0: any free one)"
+            ) from None

@@ -1,0 +1,137 @@
+"""A shard's side of its lease: it claims its place, says where it serves, and keeps saying that it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ...proto import control_pb2 as pb
+from ...proto import control_pb2_grpc as pb_grpc
+from ...proto.errors import FailedPrecondition, NotFound, SparserowError
+from ...proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+
+log = logging.getLogger(__name__)
+
+CALL_DEADLINE_SEC = 5.0
+_BEATS_PER_LEASE = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the coordinator gave to this process; fixed for its life."""
+
+    cluster_id: int
+    slot_count: int
+    lineage: int
+
+
+class CoordinatorLink:
+    """The connection of one shard to its coordinator. Belongs to one event loop.
+
+    Args:
+        coordinator: ``HOST:PORT``.
+        shard: the index that this process wants.
+        control: (host, port) of its own Shard service.
+    """
+
+    def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
+        self._peer = f"coordinator {coordinator}"
+        self._shard = shard
+        self._instance = secrets.randbits(63) + 1
+        self._control = pb.Address(host=control[0], port=control[1])
+        self._data: pb.Address | None = None
+        self._place: Place | None = None
+        self._lease_sec = 10.0
+        self._draining = False
+        self._channel = grpc.aio.insecure_channel(coordinator, options=CHANNEL_OPTIONS)
+        self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._channel.close()
+
+    async def register(self) -> Place:
+        """Claims the shard, or claims it again from a restarted coordinator.
+
+        Raises:
+            Unavailable: the coordinator cannot be reached.
+            FailedPrecondition, InvalidArgument: it refuses.
+        """
+        request = pb.RegisterShardRequest(
+            shard=self._shard,
+            instance=self._instance,
+            control=self._control,
+            cluster_id=self._place.cluster_id if self._place is not None else 0,
+            pid=os.getpid(),
+        )
+        reply = await self._call(self._stub.RegisterShard, request)
+        place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
+        if self._place not in (None, place):
+            raise FailedPrecondition(f"{self._peer} gave {place} and before that {self._place}; restart this shard")
+        self._place, self._lease_sec = place, reply.lease_sec
+        return place
+
+    def serve_at(self, host: str, port: int) -> None:
+        """From the next heartbeat on the coordinator knows where the data plane listens."""
+        self._data = pb.Address(host=host, port=port)
+
+    def drain(self) -> None:
+        """From the next heartbeat on the coordinator knows that this shard is stopping."""
+        self._draining = True
+
+    async def beat(self, *, leaving: bool = False) -> None:
+        """One heartbeat; registers again when the coordinator does not know this process.
+
+        Raises:
+            SparserowError: it cannot be reached or refuses.
+        """
+        request = pb.ShardHeartbeatRequest(
+            shard=self._shard,
+            instance=self._instance,
+            data=self._data,
+            draining=self._draining,
+            leaving=leaving,
+        )
+        try:
+            reply = await self._call(self._stub.ShardHeartbeat, request)
+        except NotFound:
+            if leaving:
+                return
+            log.info("%s does not know this shard; it registers again", self._peer)
+            await self.register()
+            reply = await self._call(self._stub.ShardHeartbeat, request)
+        self._lease_sec = reply.lease_sec
+
+    async def keep_beating(self) -> None:
+        """Heartbeats until cancelled. An unreachable coordinator is waited for: rows are worth more than a lease.
+
+        Raises:
+            FailedPrecondition, InvalidArgument: the coordinator refuses this process for good.
+        """
+        reached = True
+        while True:
+            try:
+                await self.beat()
+                if not reached:
+                    log.info("%s is back", self._peer)
+                reached = True
+            except SparserowError as error:
+                if error.code in ("FailedPrecondition", "InvalidArgument"):
+                    raise
+                if reached:
+                    log.warning("%s; trying again until it is back", error)
+                reached = False
+            await asyncio.sleep(min(1.0, self._lease_sec / _BEATS_PER_LEASE))
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=CALL_DEADLINE_SEC)
+        except grpc.RpcError as error:
+            remedy = "; start it with `sparserow coordinator` or `sparserow up`"
+            raise error_of_status(error, self._peer, remedy=remedy) from None

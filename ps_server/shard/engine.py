@@ -1,0 +1,160 @@
+"""One shard's native half: the store and the data-plane server, behind the calls that the coordinator makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...cpp_ext import _server
+from ...proto import control_pb2 as pb
+from ...proto.errors import FailedPrecondition
+from ...proto.route import owners_of_runs
+from ...proto.schema import TableSchema
+from .coordinator_link import Place
+from .native_schema import native_schema
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a shard's engine is made.
+
+    Args:
+        shard: its index.
+        host, port: of the data plane; port 0 lets the system choose.
+        memory_budget_bytes: of rows and indexes; 0 is no budget.
+        io_threads: of the data plane.
+    """
+
+    shard: int
+    host: str
+    port: int
+    memory_budget_bytes: int
+    io_threads: int
+
+
+class ShardEngine:
+    """Thread-safe where the native objects are; job bookkeeping belongs to the event loop.
+
+    Raises:
+        Unavailable: the port is taken.
+    """
+
+    def __init__(self, options: EngineOptions, place: Place) -> None:
+        self._slot_count = place.slot_count
+        self._memory_budget_bytes = options.memory_budget_bytes
+        self._store = _server.Store(
+            memory_budget_bytes=options.memory_budget_bytes, slot_count=place.slot_count, lineage=place.lineage
+        )
+        self._server = _server.Server(
+            self._store,
+            host=options.host,
+            port=options.port,
+            io_threads=options.io_threads,
+            cluster_id=place.cluster_id,
+            shard_index=options.shard,
+        )
+        self.host = options.host
+        self._generations: dict[int, int] = {}  # job id -> the one that the native job is of
+
+    @property
+    def port(self) -> int:
+        """Where the data plane listens."""
+        return int(self._server.port)
+
+    def create_table(self, schema: TableSchema) -> None:
+        """Creates a table; harmless when it is there.
+
+        Raises:
+            FailedPrecondition: it is there with another schema.
+        """
+        self._store.create_table(native_schema(schema))
+
+    def drop_table(self, table_id: int) -> None:
+        """Removes a table and its rows.
+
+        Raises:
+            NotFound: there is no such table.
+        """
+        self._store.drop_table(table_id)
+
+    def set_route(self, route: pb.Route) -> None:
+        """Takes a slot map over.
+
+        Raises:
+            FailedPrecondition: it has another slot count than this shard was made with.
+        """
+        if route.slot_count != self._slot_count:
+            raise FailedPrecondition(f"route: has {route.slot_count} slots, this shard {self._slot_count}")
+        owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
+        self._server.set_route(route.epoch, owners)
+
+    def set_job(self, request: pb.SetJobRequest) -> None:
+        """Takes a job's members over; another generation than before starts its clock anew."""
+        known = self._generations.get(request.job_id)
+        if known is not None and known != request.generation:
+            self._server.drop_job(request.job_id)
+            del self._generations[request.job_id]
+        self._server.set_job(
+            request.job_id,
+            request.name,
+            request.staleness if request.HasField("staleness") else None,
+            members=[(member.worker_id, member.epoch, member.rank) for member in request.members],
+        )
+        self._generations[request.job_id] = request.generation
+
+    def drop_job(self, job_id: int) -> None:
+        """Forgets a job.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        self._generations.pop(job_id, None)
+        self._server.drop_job(job_id)
+
+    def stats(self) -> dict[str, Any]:
+        """The data plane's counters (``ServerStats`` of rpc/server.h) by name."""
+        return dict(self._server.stats())
+
+    def stats_message(self) -> pb.ShardStatsReply:
+        """What ``sparserow status`` shows."""
+        stats = self.stats()
+        tables = [
+            pb.TableUsage(
+                table_id=table.table_id,
+                name=table.name,
+                rows=table.rows,
+                row_bytes=table.row_bytes,
+                total_bytes=table.total_bytes,
+            )
+            for table in self.table_stats()
+        ]
+        return pb.ShardStatsReply(
+            tables=tables,
+            job_ids=sorted(self._generations),
+            used_bytes=self.used_bytes,
+            memory_budget_bytes=self._memory_budget_bytes,
+            requests=stats["frames_received"],
+            connections=stats["connections_open"],
+        )
+
+    def table_stats(self) -> list[_server.TableStats]:
+        """Rows and bytes per table."""
+        return self._store.stats()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of rows and indexes, as allocated."""
+        return self._store.used_bytes
+
+    @property
+    def memory_budget_bytes(self) -> int:
+        """0 when there is none."""
+        return self._memory_budget_bytes
+
+    def drain(self, deadline_ms: int) -> None:
+        """Refuses new requests and blocks until those under way are done, at most ``deadline_ms``."""
+        self._server.drain(deadline_ms)
+
+    def stop(self) -> None:
+        """Closes all connections."""
+        self._server.stop()

@@ -1,0 +1,75 @@
+"""A parameter server's metrics, read from the native counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .engine import ShardEngine
+
+# Native counter -> metric, one sentence with its unit.
+_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("connections_total", "sparserow_ps_connections", "Connections accepted since the start (count)."),
+    ("frames_received", "sparserow_ps_frames_received", "Frames received (count)."),
+    ("frames_refused", "sparserow_ps_frames_refused", "Frames answered with an error (count)."),
+    ("bytes_received", "sparserow_ps_received_bytes", "Bytes received on the data plane (bytes)."),
+    ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
+    ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
+    ("rows_written", "sparserow_ps_rows_written", "Rows set or deleted without an optimizer (count)."),
+    ("rows_applied", "sparserow_ps_rows_applied", "Rows that commits have updated (count)."),
+    ("commits_accepted", "sparserow_ps_commits_accepted", "Commits accepted (count)."),
+    ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
+    ("commits_refused", "sparserow_ps_commits_refused", "Commits refused before anything was applied (count)."),
+    ("commits_fenced", "sparserow_ps_commits_fenced", "Commits refused because their epoch is over (count)."),
+    ("steps_reduced", "sparserow_ps_steps_reduced", "Steps whose commits were summed and applied once (count)."),
+    ("pulls_clocked", "sparserow_ps_pulls_clocked", "Pulls that named a step (count)."),
+    ("pulls_parked", "sparserow_ps_pulls_parked", "Pulls that had to wait for the clock (count)."),
+    ("staleness_sum", "sparserow_ps_pull_staleness", "Staleness of all pulls that named a step (steps)."),
+)
+_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("connections_open", "sparserow_ps_connections_open", "Connections open now (count)."),
+    ("requests_active", "sparserow_ps_requests_active", "Requests under way now (count)."),
+    ("pulls_waiting", "sparserow_ps_pulls_waiting", "Pulls that wait for the clock now (count)."),
+    ("inflight_bytes", "sparserow_ps_inflight_bytes", "Bytes of request bodies held now (bytes)."),
+    ("kept_bytes", "sparserow_ps_kept_bytes", "Bytes of commits that are kept for their step now (bytes)."),
+    ("staleness_max", "sparserow_ps_pull_staleness_max", "Largest staleness of a pull since the start (steps)."),
+)
+
+
+class ShardMetrics(Collector):
+    """Reads the engine from the metrics server's thread; the native counters are thread-safe."""
+
+    def __init__(self, engine: ShardEngine, shard: int) -> None:
+        self._engine = engine
+        self._shard = str(shard)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics at this moment, each with the label ``shard``."""
+        stats = self._engine.stats()
+        for key, name, sentence in _COUNTERS:
+            counter = CounterMetricFamily(name, sentence, labels=["shard"])
+            counter.add_metric([self._shard], stats[key])
+            yield counter
+        for key, name, sentence in _GAUGES:
+            yield self._gauge(name, sentence, stats[key])
+        yield self._gauge("sparserow_ps_used_bytes", "Memory of rows and indexes (bytes).", self._engine.used_bytes)
+        yield self._gauge(
+            "sparserow_ps_budget_bytes",
+            "Memory budget of rows and indexes, 0 when there is none (bytes).",
+            self._engine.memory_budget_bytes,
+        )
+        rows = GaugeMetricFamily("sparserow_ps_table_rows", "Rows of a table (count).", labels=["shard", "table"])
+        size = GaugeMetricFamily(
+            "sparserow_ps_table_bytes", "Memory of a table, with headers and index (bytes).", labels=["shard", "table"]
+        )
+        for table in self._engine.table_stats():
+            rows.add_metric([self._shard, table.name], table.rows)
+            size.add_metric([self._shard, table.name], table.total_bytes)
+        yield from (rows, size)
+
+    def _gauge(self, name: str, sentence: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, sentence, labels=["shard"])
+        gauge.add_metric([self._shard], value)
+        return gauge

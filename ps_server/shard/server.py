@@ -1,0 +1,121 @@
+"""The composition root of a parameter server: a place from the coordinator, an engine, a service, a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from ...proto import control_pb2_grpc as pb_grpc
+from ...proto.control import parse_address
+from ...proto.errors import SparserowError, Unavailable
+from ..control_server import ControlServer
+from ..listen import check_host, check_port_free
+from ..metrics import serve_metrics
+from ..stopping import StopRequest
+from .coordinator_link import CoordinatorLink
+from .engine import EngineOptions, ShardEngine
+from .metrics import ShardMetrics
+from .service import ShardService
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sparserow.v1.Shard"
+_STOP_GRACE_SEC = 2.0
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How a parameter server is run.
+
+    Args:
+        coordinator: ``HOST:PORT``.
+        engine: of its rows and data plane; its host is the control plane's too.
+        control_port: of its Shard service; 0 lets the system choose.
+        insecure: accept an address that other machines can reach.
+        metrics_port: of the Prometheus page on the same host; None is off.
+        drain_sec: how long requests under way may take once the process is asked to stop.
+    """
+
+    coordinator: str
+    engine: EngineOptions
+    control_port: int = 0
+    insecure: bool = False
+    metrics_port: int | None = None
+    drain_sec: float = 10.0
+
+
+async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
+    """Serves a shard until it is asked to stop, then drains and leaves.
+
+    Raises:
+        SparserowError: it cannot start, or the coordinator refuses this process for good.
+    """
+    parse_address(options.coordinator, what="--coordinator")
+    host, index = options.engine.host, options.engine.shard
+    check_host(host, insecure=options.insecure)
+    check_port_free(host, options.engine.port)
+    async with contextlib.AsyncExitStack() as stack:
+        engines: list[ShardEngine] = []  # one, once the coordinator has said how it must be made
+
+        def engine_of() -> ShardEngine:
+            if not engines:
+                raise Unavailable(f"shard {index} is starting")
+            return engines[0]
+
+        drained = asyncio.Event()
+
+        async def drain(deadline_ms: int) -> None:
+            stop.ask("the coordinator")
+            await asyncio.wait_for(drained.wait(), deadline_ms / 1000 + 1)
+
+        service = ShardService(engine_of, drain)
+        server = ControlServer(
+            SERVICE,
+            lambda grpc_server: pb_grpc.add_ShardServicer_to_server(service, grpc_server),
+            host=host,
+            port=options.control_port,
+        )
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
+        link = CoordinatorLink(options.coordinator, index, (host, server.port))
+        stack.push_async_callback(link.close)
+        place = await link.register()
+        engine = ShardEngine(options.engine, place)
+        stack.callback(engine.stop)
+        engines.append(engine)
+        link.serve_at(host, engine.port)
+        stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
+        await server.set_serving(True)
+        log.info("rows are served at %s:%d", host, engine.port)
+        await _beat_until_stopped(link, stop)
+        await server.set_serving(False)
+        await _drain(engine, link, options.drain_sec)
+        drained.set()
+
+
+async def _beat_until_stopped(link: CoordinatorLink, stop: StopRequest) -> None:
+    loop = asyncio.get_running_loop()
+    beating = loop.create_task(link.keep_beating())
+    stopping = loop.create_task(stop.wait())
+    done, rest = await asyncio.wait((beating, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    for task in done:
+        task.result()
+    log.info("stopping on %s", stop.reason)
+
+
+async def _drain(engine: ShardEngine, link: CoordinatorLink, drain_sec: float) -> None:
+    """Finishes what is under way and leaves; the coordinator's absence does not keep the process."""
+    link.drain()
+    with contextlib.suppress(SparserowError):
+        await link.beat()
+    await asyncio.to_thread(engine.drain, int(drain_sec * 1000))
+    try:
+        await link.beat(leaving=True)
+    except SparserowError as error:
+        log.info("left without a word to the coordinator: %s", error)

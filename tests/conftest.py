@@ -1,0 +1,21 @@
+"""What all tests share: ``tests/support`` is importable, processes are cleaned up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from sparserow_process import Launcher
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts ``sparserow`` processes; those a test leaves running are stopped."""
+    made = Launcher(tmp_path)
+    yield made
+    made.kill_all()

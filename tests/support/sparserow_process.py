@@ -1,0 +1,126 @@
+"""Real ``sparserow`` processes for tests: every wait has a deadline, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+DEADLINE_SEC = 60.0
+MARK = "SPARSEROW_TEST_MARK"
+
+
+def wait_until(holds: Callable[[], object], what: str, deadline_sec: float = DEADLINE_SEC) -> None:
+    """Waits until ``holds()`` is true; fails with ``what`` at the deadline."""
+    deadline = time.monotonic() + deadline_sec
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {deadline_sec:g} s in vain: {what}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """One running command line; its output is kept in files."""
+
+    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+        stem = folder / f"{uuid.uuid4().hex[:8]}-{arguments[0]}"
+        self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
+        with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "sparserow.deploy.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+            )
+
+    @property
+    def out(self) -> str:
+        """Standard output so far."""
+        return self._out_path.read_text()
+
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return self._err_path.read_text()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first match of ``pattern`` in the output; fails when the process ends without it."""
+
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, self.out) or re.search(pattern, self.err)
+
+        wait_until(lambda: found() or self.popen.poll() is not None, f"{pattern!r} of {self.popen.args!r}")
+        match = found()
+        assert match, f"ended with {self.popen.returncode}: {self.out!r} {self.err!r}"
+        return match
+
+    def end(self) -> int:
+        """Waits for the end; the exit code."""
+        return self.popen.wait(DEADLINE_SEC)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self.popen.send_signal(number)
+
+    def error_line(self) -> str:
+        """Waits for the end with exit code 1 and one line on standard error, and returns that line."""
+        code = self.end()
+        assert code == 1, f"exit code {code}: {self.out!r} {self.err!r}"
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("sparserow: ")
+        return lines[0]
+
+
+class Launcher:
+    """Starts processes that carry a mark of their own in the environment, as do all their descendants."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.mark = uuid.uuid4().hex
+        self.environment = {**os.environ, MARK: self.mark}
+        self._started: list[Process] = []
+
+    def start(self, *arguments: str) -> Process:
+        """Starts ``sparserow ARGUMENTS``."""
+        self._started.append(Process(list(arguments), self._folder, self.environment))
+        return self._started[-1]
+
+    def living(self) -> list[psutil.Process]:
+        """Processes that carry the mark and have not ended, this one excepted."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.pid != os.getpid()
+                    and process.environ().get(MARK) == self.mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def kill_all(self) -> None:
+        """Kills what lives, and reaps what was started here."""
+        left = self.living()
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=DEADLINE_SEC)
+        for started in self._started:
+            started.end()

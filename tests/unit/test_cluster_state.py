@@ -1,0 +1,107 @@
+"""The coordinator's state on disk: complete, atomic, locked, and honest about damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
+from sparserow.proto.schema import Adam, TableSchema
+from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.membership import JobTerms
+from sparserow.ps_server.coordinator.state_file import StateFile
+
+OPTIONS = ClusterOptions(shards=3, slot_count=64)
+
+
+def filled() -> Cluster:
+    cluster = Cluster.create(OPTIONS)
+    cluster.registry.admit(TableSchema("ads", "user", 8, Adam(), dtype="float16", seed=2**64 - 1))
+    cluster.shards.register(1, instance=99, control=("127.0.0.1", 1), pid=5, tables=0, now=0.0)
+    terms = JobTerms(1, None, "sum")
+    ticket = cluster.jobs.register("ads", "ctr", 0, terms)
+    cluster.jobs.admit(ticket, 0.0)
+    cluster.jobs.heartbeat(ticket, 12, 0.0)
+    cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
+    return cluster
+
+
+def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
+    before = filled()
+    after = Cluster.from_document(json.loads(json.dumps(before.to_document())), OPTIONS, now=50.0)
+    assert after.cluster_id == before.cluster_id
+    assert np.array_equal(after.slots.owners, before.slots.owners)
+    assert after.registry.tables() == before.registry.tables()
+    assert after.registry.namespaces() == before.registry.namespaces()
+    assert [(s.instance, s.lineage) for s in after.shards.shards] == [(0, 0), (99, 1), (0, 0)]
+    assert after.jobs.identities == before.jobs.identities
+    assert after.jobs.next_worker_id == before.jobs.next_worker_id
+    job = next(job for job in after.jobs.jobs.values() if job.name == "ctr")
+    assert job.members[0].expires_at == 50.0 + OPTIONS.worker_lease_sec
+    assert job.members[0].step == 12
+    assert job.terms == JobTerms(1, None, "sum")
+
+
+def test_clusters_have_ids_of_their_own() -> None:
+    ids = {Cluster.create(OPTIONS).cluster_id for _ in range(16)}
+    assert len(ids) == 16
+    assert all(0 < cluster_id < 2**64 for cluster_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ClusterOptions(shards=2, slot_count=64), "shards 3, the command says 2"),
+        (ClusterOptions(shards=3, slot_count=128), "slot count 64, the command says 128"),
+    ],
+)
+def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None:
+    with pytest.raises(FailedPrecondition, match=words):
+        Cluster.from_document(filled().to_document(), options, now=0.0)
+
+
+@pytest.mark.parametrize("key", sorted(filled().to_document()))
+def test_a_document_without_a_part_is_damaged(key: str) -> None:
+    document = filled().to_document()
+    del document[key]
+    with pytest.raises(DataLoss, match="damaged"):
+        Cluster.from_document(document, OPTIONS, now=0.0)
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(FailedPrecondition, match="format 2, this program reads format 1"):
+        Cluster.from_document({**filled().to_document(), "format": 2}, OPTIONS, now=0.0)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.json")
+    assert file.load() is None
+    file.save({"a": 1})
+    file.save({"a": 2})
+    assert file.load() == {"a": 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"state.json", "state.json.lock"}
+    with pytest.raises(TypeError):
+        file.save({"a": object()})
+    assert file.load() == {"a": 2}
+    file.close()
+
+
+def test_two_coordinators_cannot_share_a_file(tmp_path: Path) -> None:
+    first = StateFile(tmp_path / "state.json")
+    with pytest.raises(FailedPrecondition, match="in use by another coordinator"):
+        StateFile(tmp_path / "state.json")
+    first.close()
+    StateFile(tmp_path / "state.json").close()
+
+
+def test_a_broken_file_and_a_missing_folder_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text("{")
+    file = StateFile(path)
+    with pytest.raises(DataLoss, match=str(path)):
+        file.load()
+    file.close()
+    with pytest.raises(InvalidArgument, match="No such file or directory"):
+        StateFile(tmp_path / "missing" / "state.json")

@@ -1,0 +1,151 @@
+"""Jobs: gathering, agreement, leases on a clock of the test's own, fencing, generations."""
+
+from __future__ import annotations
+
+import pytest
+from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
+from sparserow.ps_server.coordinator.membership import JobTerms, Membership, Ticket
+
+LEASE = 10.0
+SYNC = JobTerms(world_size=2, staleness=0, grad_scale="mean")
+ASYNC = JobTerms(world_size=2, staleness=None, grad_scale="mean")
+
+
+@pytest.fixture
+def jobs() -> Membership:
+    return Membership(LEASE)
+
+
+def gathered(jobs: Membership, terms: JobTerms = SYNC, now: float = 0.0) -> list[Ticket]:
+    tickets = [jobs.register("ads", "ctr", rank, terms) for rank in range(terms.world_size)]
+    for ticket in tickets:
+        jobs.admit(ticket, now)
+    return tickets
+
+
+def test_a_job_is_gathered_when_every_rank_has_come(jobs: Membership) -> None:
+    first = jobs.register("ads", "ctr", 1, SYNC)
+    job = jobs.check(first)
+    assert (job.gathered, job.missing_ranks()) == (False, [0])
+    second = jobs.register("ads", "ctr", 0, SYNC)
+    assert (job.gathered, job.missing_ranks()) == (True, [])
+    assert first.worker_id != second.worker_id
+    assert (first.epoch, second.epoch) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "field", "old", "new"),
+    [
+        (JobTerms(3, 0, "mean"), "world_size", "2", "3"),
+        (JobTerms(2, None, "mean"), "staleness", "0", "None"),
+        (JobTerms(2, 4, "mean"), "staleness", "0", "4"),
+        (JobTerms(2, 0, "sum"), "grad_scale", "'mean'", "'sum'"),
+    ],
+)
+def test_workers_of_a_job_must_agree(jobs: Membership, terms, field, old, new) -> None:
+    first = jobs.register("ads", "ctr", 0, SYNC)
+    with pytest.raises(FailedPrecondition, match=f"job ads/ctr: {field} is {old} for rank 0 and {new} for rank 1"):
+        jobs.register("ads", "ctr", 1, terms)
+    assert jobs.check(first).terms == SYNC
+    assert jobs.check(first).missing_ranks() == [1]
+
+
+def test_a_lone_rank_may_come_again_with_other_terms(jobs: Membership) -> None:
+    old = jobs.register("ads", "ctr", 0, SYNC)
+    new = jobs.register("ads", "ctr", 0, JobTerms(1, 3, "sum"))
+    assert jobs.check(new).gathered
+    assert jobs.check(new).terms.staleness == 3
+    with pytest.raises(Fenced):
+        jobs.check(old)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_must_be_below_the_world_size(jobs: Membership, rank: int, world_size: int) -> None:
+    with pytest.raises(InvalidArgument, match="rank"):
+        jobs.register("ads", "ctr", rank, JobTerms(world_size, 0, "mean"))
+
+
+def test_a_lease_ends_unless_it_is_renewed(jobs: Membership) -> None:
+    zero, one = gathered(jobs, now=100.0)
+    jobs.heartbeat(zero, step=5, now=109.0)
+    assert jobs.expire(109.9) == []
+    revision = jobs.check(zero).revision
+    assert jobs.expire(110.0) == [one]
+    assert jobs.check(zero).revision > revision
+    assert list(jobs.check(zero).members) == [0]
+    with pytest.raises(Fenced, match=r"worker 2 \(epoch 1\) is no member of job ads/ctr: its lease has ended"):
+        jobs.heartbeat(one, step=5, now=110.0)
+    assert jobs.expire(119.0) == [zero]
+    assert jobs.jobs == {}
+
+
+def test_a_candidate_has_no_lease_to_lose(jobs: Membership) -> None:
+    ticket = jobs.register("ads", "ctr", 0, SYNC)
+    assert jobs.expire(1e9) == []
+    jobs.check(ticket)
+
+
+def test_a_rank_that_registers_again_fences_its_former_self(jobs: Membership) -> None:
+    (old,) = gathered(jobs, JobTerms(1, 0, "mean"))
+    new = jobs.register("ads", "ctr", 0, JobTerms(1, 0, "mean"))
+    assert (new.worker_id, new.epoch) == (old.worker_id, old.epoch + 1)
+    with pytest.raises(Fenced):
+        jobs.find(old.job_id, old.worker_id, old.epoch)
+    assert jobs.find(new.job_id, new.worker_id, new.epoch) == new
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_with_a_clock_all_workers_go_back_together(jobs: Membership, staleness: int) -> None:
+    terms = JobTerms(2, staleness, "mean")
+    zero, one = gathered(jobs, terms)
+    generation = jobs.check(zero).generation
+    jobs.heartbeat(one, step=40, now=1.0)
+    again = jobs.register("ads", "ctr", 0, terms)
+    job = jobs.check(again)
+    assert (job.generation, job.gathered, job.missing_ranks()) == (generation + 1, False, [1])
+    with pytest.raises(Fenced):
+        jobs.check(one)
+    assert jobs.register("ads", "ctr", 1, terms).epoch == 2
+    assert job.gathered
+    assert jobs.admit(again, 2.0) == 0  # the clock starts anew
+
+
+def test_an_async_rank_comes_back_alone_at_the_step_of_the_others(jobs: Membership) -> None:
+    zero, one = gathered(jobs, ASYNC)
+    jobs.heartbeat(one, step=40, now=1.0)
+    again = jobs.register("ads", "ctr", 0, ASYNC)
+    assert jobs.check(one).gathered
+    assert jobs.check(one).generation == 1
+    assert jobs.admit(again, 2.0) == 40
+    with pytest.raises(Fenced):
+        jobs.check(zero)
+
+
+def test_a_job_is_over_without_members_and_the_next_one_is_another_generation(jobs: Membership) -> None:
+    zero, one = gathered(jobs)
+    generation = jobs.check(zero).generation
+    assert jobs.leave(zero) is not None
+    assert jobs.leave(zero) is None
+    assert jobs.leave(one) is not None
+    assert jobs.jobs == {}
+    again = jobs.register("ads", "ctr", 0, JobTerms(1, None, "sum"))
+    assert jobs.check(again).generation == generation + 1
+    assert (again.worker_id, again.epoch) == (zero.worker_id, 2)
+
+
+def test_the_late_are_told_who_is_missing(jobs: Membership) -> None:
+    ticket = jobs.register("ads", "ctr", 1, JobTerms(4, 0, "mean"))
+    error = jobs.waiting_error(jobs.check(ticket), ticket, 2.5)
+    assert str(error) == "1 of 4 ranks of job ads/ctr came in 2.5 s; rank 1 waited for ranks 0, 2, 3"
+
+
+def test_jobs_of_other_names_and_namespaces_are_apart(jobs: Membership) -> None:
+    tickets = [
+        jobs.register("ads", "a", 0, SYNC),
+        jobs.register("ads", "b", 0, ASYNC),
+        jobs.register("shop", "a", 0, ASYNC),
+    ]
+    assert len({ticket.job_id for ticket in tickets}) == 3
+    assert len({ticket.worker_id for ticket in tickets}) == 3
+    with pytest.raises(InvalidArgument, match="job: 'a/b'"):
+        jobs.register("ads", "a/b", 0, SYNC)
