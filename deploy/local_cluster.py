@@ -31,6 +31,7 @@ class LocalCluster:
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, hello: dict[str, Any]) -> None:
         self._process = process
         self._link = link
+        self._last_words: bytes | None = None
         self.address: str = hello["address"]
         self.shards = tuple(ShardAddress(index, host, port) for index, host, port, _ in hello["shards"])
         self.shard_pids: tuple[int, ...] = tuple(pid for *_, pid in hello["shards"])
@@ -44,8 +45,10 @@ class LocalCluster:
         """
         code = self._process.poll()
         if code is not None:
-            self._link.settimeout(1.0)
-            raise _failure(_read_line(self._link), code)
+            if self._last_words is None:
+                self._link.settimeout(1.0)
+                self._last_words = _read_line(self._link)
+            raise _failure(self._last_words, code)
 
     def stop(self) -> None:
         """Stops all processes and waits for their end; harmless when they have stopped."""
