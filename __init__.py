@@ -1,1 +1,132 @@
-"""Sparserow: a parameter server for sparse recommendation models, native to PyTorch."""
+"""Sparserow: a parameter server for sparse recommendation models, native to PyTorch.
+
+Names are imported when they are first used, so ``import sparserow`` is cheap and a server never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .proto.errors import (
+        DataLoss,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Fenced,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        ResourceExhausted,
+        SparserowError,
+        StaleRoute,
+        Unavailable,
+    )
+    from .proto.schema import (
+        SGD,
+        Adagrad,
+        Adam,
+        Constant,
+        Normal,
+        RowWiseAdagrad,
+        Table,
+        TableSchema,
+        Uniform,
+        XavierNormal,
+        XavierUniform,
+    )
+    from .worker.connect import connect
+    from .worker.deferred import deferred
+    from .worker.distribute import distribute
+    from .worker.in_process import InProcessCluster
+    from .worker.keys import hash_key
+    from .worker.session import Session, SessionStats
+    from .worker.table import TableRows
+    from .worker.transaction import NonFiniteGradient
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "proto.errors": (
+        "DataLoss",
+        "DeadlineExceeded",
+        "FailedPrecondition",
+        "Fenced",
+        "Internal",
+        "InvalidArgument",
+        "NotFound",
+        "ResourceExhausted",
+        "SparserowError",
+        "StaleRoute",
+        "Unavailable",
+    ),
+    "proto.schema": (
+        "SGD",
+        "Adagrad",
+        "Adam",
+        "Constant",
+        "Normal",
+        "RowWiseAdagrad",
+        "Table",
+        "TableSchema",
+        "Uniform",
+        "XavierNormal",
+        "XavierUniform",
+    ),
+    "worker.connect": ("connect",),
+    "worker.deferred": ("deferred",),
+    "worker.distribute": ("distribute",),
+    "worker.in_process": ("InProcessCluster",),
+    "worker.keys": ("hash_key",),
+    "worker.session": ("Session", "SessionStats"),
+    "worker.table": ("TableRows",),
+    "worker.transaction": ("NonFiniteGradient",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - grouped as above
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Fenced",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "ResourceExhausted",
+    "SparserowError",
+    "StaleRoute",
+    "Unavailable",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Constant",
+    "Normal",
+    "RowWiseAdagrad",
+    "Table",
+    "TableSchema",
+    "Uniform",
+    "XavierNormal",
+    "XavierUniform",
+    "connect",
+    "deferred",
+    "distribute",
+    "InProcessCluster",
+    "hash_key",
+    "Session",
+    "SessionStats",
+    "TableRows",
+    "NonFiniteGradient",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,15 +1,24 @@
 """Data-plane client and session of a worker. Calls that wait or touch rows release the GIL."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Keys = NDArray[np.int64] | NDArray[np.uint64]
 
+# A batch tensor of a merged pull: (address the ops see, address on the host, sizes, strides, bytes an item).
+_BatchTensor = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
     """Registers how a native error (number of its code, message) becomes an exception."""
+
+def key_of_bytes(bytes: bytes) -> int:  # noqa: A002
+    """63-bit key of a string's bytes."""
+
+def id_of_name(name: str) -> int:
+    """32-bit table id of ``namespace/name``; never 0."""
 
 class Shards:
     """What holds a session's rows: the seam that ``Client.shards`` and in-process shards share."""
@@ -172,3 +181,88 @@ class Client:
 
     def stats(self) -> dict[str, int]:
         """Counters: frames_sent, bytes_sent, bytes_received, reconnects, retries."""
+
+class LocalShards(Shards):
+    """Stores of this process."""
+
+class LocalCluster:
+    """LocalShards with the stores they own."""
+
+    def __init__(self, *, shards: int, slot_count: int, memory_budget_bytes: int) -> None: ...
+    @property
+    def shards(self) -> LocalShards: ...
+    def create_table(
+        self,
+        *,
+        id: int,  # noqa: A002
+        version: int,
+        name: str,
+        dim: int,
+        dtype: int,
+        seed: int,
+        init: tuple[int, float, float],
+        optimizer: dict[str, Any],
+    ) -> None: ...
+    def drop_table(self, table_id: int) -> None: ...
+    def rows(self, table_id: int) -> int: ...
+
+class MergePlan:
+    """Which parts of a batch reach which lookups."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def unmatched(self) -> int: ...
+    @property
+    def roots(self) -> list[int]: ...
+
+class NativeSession:
+    """cpp_ext/session/session.h."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        first_step: int,
+        first_sequence: int,
+        clocked: bool,
+        grad_sum: bool,
+        deadline_ms: int,
+    ) -> None: ...
+    @property
+    def shard_count(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def staged_calls(self) -> int: ...
+    @property
+    def lookups_missed(self) -> int: ...
+    @property
+    def is_prepared(self) -> bool: ...
+    def bind(self, name: str, *, table_id: int, schema_version: int, dim: int, num_rows: int, lr: float) -> None: ...
+    def set_lr(self, name: str, lr: float) -> None: ...
+    def start_trace(self) -> None: ...
+    def learn_merge(self, roots: Sequence[_BatchTensor]) -> MergePlan: ...
+    def pull_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> None: ...
+    def end_evaluation(self) -> None: ...
+    def seal(self, scale: float) -> tuple[int, int, str, int]:
+        """(rows, rows with NaN or Inf, the first such table, its key)."""
+
+    def prepare(self) -> None: ...
+    def commit_prepared(self) -> None: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+    def reopen(self) -> None: ...
+    def check_usable(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+class TableAccess:
+    """cpp_ext/session/table_access.h. keys (n) uint64; rows and grads (n, dim) float32."""
+
+    def __init__(self, session: NativeSession, *, table_id: int, schema_version: int, dim: int) -> None: ...
+    def pull(self, keys: NDArray[np.uint64]) -> NDArray[np.float32]: ...
+    def push(self, keys: NDArray[np.uint64], grads: NDArray[np.float32], lr: float) -> None: ...
+    def assign(self, keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> None: ...
+    def erase(self, keys: NDArray[np.uint64]) -> int: ...
+    def scan(self, shard: int, cursor: int, max_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.float32], int]: ...

@@ -1,6 +1,8 @@
 // The extension module `_client`: the data-plane client, and what a worker builds on it.
 #include <pybind11/pybind11.h>
 
+#include "bindings/client_local.h"
+#include "bindings/client_session.h"
 #include "bindings/shared_errors.h"
 
 namespace sparserow::bindings {
@@ -13,5 +15,6 @@ PYBIND11_MODULE(_client, module) {
   module.doc() = "Data-plane client and session of a worker.";
   sparserow::bindings::bind_errors(module);
   sparserow::bindings::bind_shards(module);
-  // bind_local_shards(module) and bind_session(module) go here, after the class Shards.
+  sparserow::bindings::bind_local_shards(module);
+  sparserow::bindings::bind_session(module);
 }

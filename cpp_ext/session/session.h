@@ -1,70 +1,92 @@
 // The native half of a worker's session: the step's rows, the staged gradients, and their commit.
 //
-// Within a step every key of a table is pulled once and remembered (the step cache), so activation
-// recomputation and later micro-batches see the same rows. Backward adds per-key sums beside them.
-// The step ends by commit or abort, and both clear the cache.
+// Within a step every key of a table is pulled once and remembered, so activation recomputation and later
+// micro-batches see the same rows. Backward adds per-key sums beside them. The step ends by commit or abort;
+// both forget its rows, only a commit moves the clock.
 //
-//   begin --gather*--> rows cached --stage*--> sums staged --finish--> committed | aborted --> begin
+//   kOpen --lookup* stage*-- seal --> kSealed -- commit ------------------------------> kOpen, step + 1
+//                                        |------ prepare --> kPrepared -- commit_prepared --> kOpen, step + 1
+//                                        |------ abort <-------|--------> kOpen, same step
 //
-// Thread-safe: autograd stages from its own threads; one mutex per table. Ops call it without the GIL.
+// Thread-safe for lookups and staging; seal ... commit belong to one thread. No call needs the GIL.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "rpc/partition.h"
 #include "rpc/shards.h"
+#include "session/binding.h"
+#include "session/session_state.h"
 #include "util/status.h"
 
 namespace sparserow {
 
-struct BindingSpec {
-  std::string name;  // what the op's `binding` argument says: unique in the process
-  std::uint32_t table_id = 0;
-  std::uint32_t schema_version = 1;
-  std::uint32_t dim = 0;
-};
-
-struct SessionOptions {
-  std::int64_t first_step = 0;
-  bool clocked = true;  // false: async, pulls carry no step
-  bool grad_sum = false;
-  std::chrono::milliseconds deadline{30'000};
-};
-
-struct SessionStats {
-  std::uint64_t steps_committed = 0;
-  std::uint64_t steps_aborted = 0;
-  std::uint64_t rows_pulled = 0;
-  std::uint64_t rows_pushed = 0;
-  std::uint64_t pulls = 0;           // calls that crossed the seam
-  std::uint64_t pulls_merged = 0;    // lookups served by a merged pull
-  std::uint64_t lookups_missed = 0;  // lookups that found keys missing after a merged pull
+// What a step is about to push.
+struct SealReport {
+  std::uint64_t rows = 0;
   std::uint64_t nonfinite_rows = 0;
+  std::string nonfinite_table;  // the first one met, with its key
+  std::uint64_t nonfinite_key = 0;
 };
 
-class Session;
+// Lookups to be served by one pull.
+struct AheadLookup {
+  std::string_view binding;
+  IdsRef ids;
+};
 
-// One table as a model sees it. Found by name from the ops; lives until its session ends.
-class Binding {
+class Session {
  public:
-  virtual ~Binding() = default;
-  [[nodiscard]] virtual const BindingSpec& spec() const noexcept = 0;
+  // InvalidArgument when the shards' slot map is not valid.
+  static Result<std::shared_ptr<Session>> create(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options);
+  ~Session();  // close()
 
-  // Training read. ids: (n) int64, non-negative except padding_idx (which may be any id; -1 = none).
-  // `inverse` gets (n) indexes into rows() (uint32), valid until the step ends.
-  virtual Status lookup(std::span<const std::int64_t> ids, std::vector<std::uint32_t>& inverse) = 0;
-  // (rows so far, dim) float32 of the step cache: row i at rows() + i * dim. Stable until the next lookup.
-  [[nodiscard]] virtual const float* row(std::uint32_t index) const noexcept = 0;
-  // Reads without clock, cache or trace (eval, serving): out (n, dim).
-  virtual Status read(std::span<const std::int64_t> ids, float* out) = 0;
-  // Adds grads[i] (n, dim) to the sum of ids[i]; ids must have been looked up in this step.
-  virtual Status stage(std::span<const std::int64_t> ids, const float* grads) = 0;
+  // Makes a table known to the ops. FailedPrecondition when its name is taken in this process.
+  Status bind(const BindingSpec& spec);
+  Status set_lr(std::string_view binding, float lr);  // NotFound
+
+  // Pulls what these lookups need in one call, one frame per shard. Wrong guesses are harmless: lookups with an
+  // id out of range are left to the op. train as in Binding::lookup; rows of an evaluation are kept until
+  // end_evaluation().
+  Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
+  void end_evaluation();
+
+  // Ends the gathering of gradients: sums times `scale` become pushes. Until the step's end the ops refuse
+  // training calls. FailedPrecondition when already sealed.
+  Result<SealReport> seal(float scale);
+  Status prepare();
+  Status commit_prepared();
+  Status commit();
+  Status abort();  // from any phase; tells the shards when prepared
+  // What a caller that failed between seal and the end does last: abort, if it has not ended.
+  void reopen() noexcept;
+  // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard.
+  Status push_now(const rpc::TablePush& push);
+
+  [[nodiscard]] std::int64_t step() const noexcept { return state_->step.load(); }
+  [[nodiscard]] SessionStats stats() const noexcept;
+  SessionState& state() noexcept { return *state_; }
+
+  // Forgets everything and unregisters the bindings. Idempotent.
+  void close() noexcept;
+
+ private:
+  explicit Session(std::shared_ptr<SessionState> state) : state_(std::move(state)) {}
+  [[nodiscard]] Binding* find(std::string_view name) const noexcept;
+  Status expect(Phase phase, const char* call) const;
+  rpc::CommitOptions commit_options(std::int64_t step);
+  Status end_commit(const Status& status);
+  void forget_step();
+
+  std::shared_ptr<SessionState> state_;
+  std::vector<std::shared_ptr<Binding>> bindings_;  // in order of bind: the lock order
+  std::vector<rpc::TablePush> pushes_;
+  std::uint64_t rows_sealed_ = 0;
 };
 
 }  // namespace sparserow

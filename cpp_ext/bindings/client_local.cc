@@ -1,0 +1,103 @@
+// _client: shards inside this process (rpc/local_shards.h) for tests and for training without a server.
+#include "bindings/client_local.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/shared_errors.h"
+#include "rpc/local_shards.h"
+
+namespace sparserow::bindings {
+namespace {
+
+namespace py = pybind11;
+
+void check(const Status& status) {
+  if (!status.is_ok()) raise_error(status);
+}
+
+// LocalShards with the stores it owns, so that tables can be made on all of them.
+class LocalCluster {
+ public:
+  LocalCluster(std::uint32_t shards, std::uint32_t slot_count, std::uint64_t memory_budget_bytes) {
+    for (std::uint32_t s = 0; s < shards; ++s) {
+      StoreOptions options;
+      options.slot_count = slot_count;
+      options.memory_budget_bytes = memory_budget_bytes;
+      auto store = Store::create(options);
+      check(store.status());
+      stores_.push_back(std::move(store).value());
+    }
+    auto shards_over_stores = rpc::LocalShards::create(stores_);
+    check(shards_over_stores.status());
+    shards_ = std::move(shards_over_stores).value();
+  }
+
+  void create_table(const TableSchema& schema) {
+    for (const auto& store : stores_) check(store->create_table(schema));
+  }
+  void drop_table(std::uint32_t table_id) {
+    for (const auto& store : stores_) check(store->drop_table(table_id));
+  }
+  [[nodiscard]] std::uint64_t rows(std::uint32_t table_id) const {
+    std::uint64_t rows = 0;
+    for (const auto& store : stores_) {
+      for (const TableStats& table : store->stats()) rows += table.table_id == table_id ? table.rows : 0;
+    }
+    return rows;
+  }
+  [[nodiscard]] const std::shared_ptr<rpc::LocalShards>& shards() const { return shards_; }
+
+ private:
+  std::vector<std::shared_ptr<Store>> stores_;
+  std::shared_ptr<rpc::LocalShards> shards_;
+};
+
+// The arguments are the numbers of store/schema.h's enums, as in the control plane's messages.
+TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim, int dtype,
+                      std::uint64_t seed, const py::tuple& init, const py::dict& optimizer) {
+  TableSchema schema;
+  schema.id = id;
+  schema.version = version;
+  schema.name = std::move(name);
+  schema.dim = dim;
+  schema.dtype = static_cast<Dtype>(dtype);
+  schema.seed = seed;
+  schema.init = {static_cast<InitKind>(init[0].cast<int>()), init[1].cast<float>(), init[2].cast<float>()};
+  OptimizerSpec& spec = schema.optimizer;
+  spec.kind = static_cast<OptimizerKind>(optimizer["kind"].cast<int>());
+  const auto set = [&optimizer](const char* key, auto& field) {
+    if (optimizer.contains(key)) field = optimizer[key].cast<std::remove_reference_t<decltype(field)>>();
+  };
+  set("momentum", spec.momentum);
+  set("dampening", spec.dampening);
+  set("nesterov", spec.nesterov);
+  set("weight_decay", spec.weight_decay);
+  set("eps", spec.eps);
+  set("initial_accumulator", spec.initial_accumulator);
+  set("beta1", spec.beta1);
+  set("beta2", spec.beta2);
+  return schema;
+}
+
+}  // namespace
+
+void bind_local_shards(py::module_& module) {
+  py::class_<rpc::LocalShards, rpc::Shards, std::shared_ptr<rpc::LocalShards>>(module, "LocalShards");
+  py::class_<LocalCluster>(module, "LocalCluster")
+      .def(py::init<std::uint32_t, std::uint32_t, std::uint64_t>(), py::kw_only(), py::arg("shards"),
+           py::arg("slot_count"), py::arg("memory_budget_bytes"))
+      .def(
+          "create_table",
+          [](LocalCluster& self, std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim,
+             int dtype, std::uint64_t seed, const py::tuple& init, const py::dict& optimizer) {
+            self.create_table(schema_of(id, version, std::move(name), dim, dtype, seed, init, optimizer));
+          },
+          py::kw_only(), py::arg("id"), py::arg("version"), py::arg("name"), py::arg("dim"), py::arg("dtype"),
+          py::arg("seed"), py::arg("init"), py::arg("optimizer"))
+      .def("drop_table", &LocalCluster::drop_table, py::arg("table_id"))
+      .def("rows", &LocalCluster::rows, py::arg("table_id"))
+      .def_property_readonly("shards", &LocalCluster::shards);
+  module.def("id_of_name", [](const std::string& name) { return id_of_name(name); }, py::arg("name"));
+}
+
+}  // namespace sparserow::bindings

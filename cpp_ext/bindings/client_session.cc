@@ -1,0 +1,220 @@
+// _client: the session, its merged pull and the key-level calls, as worker/session.py and worker/table.py use
+// them. Every call that may wait or copy rows releases the GIL.
+#include "bindings/client_session.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <chrono>
+
+#include "bindings/shared_errors.h"
+#include "session/merge.h"
+#include "session/session.h"
+#include "session/table_access.h"
+#include "util/hash.h"
+
+namespace sparserow::bindings {
+namespace {
+
+namespace py = pybind11;
+using Keys = py::array_t<std::uint64_t, py::array::c_style>;
+using Rows = py::array_t<float, py::array::c_style>;
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+void check(const Status& status) {
+  if (status.is_ok()) return;
+  const py::gil_scoped_acquire gil;
+  raise_error(status);
+}
+
+template <class T>
+T check(Result<T> result) {
+  check(result.status());
+  return std::move(result).value();
+}
+
+// (n) keys and their (n, dim) values, or InvalidArgument naming the one of the wrong shape.
+void check_rows(const Keys& keys, const Rows& rows, std::uint32_t dim, const char* name) {
+  if (keys.ndim() == 1 && rows.ndim() == 2 && rows.shape(0) == keys.shape(0) && rows.shape(1) == dim) return;
+  check(Status(Code::kInvalidArgument, std::string(name) + ": the shape must be (" + std::to_string(keys.size()) +
+                                           ", " + std::to_string(dim) + ") for keys of shape (n)"));
+}
+
+std::span<const std::uint64_t> span_of(const Keys& keys) {
+  if (keys.ndim() != 1) check(Status(Code::kInvalidArgument, "keys: must have one dimension"));
+  return {keys.data(), static_cast<std::size_t>(keys.size())};
+}
+
+// The batch tensors of a merged pull: (address the ops see, address on the host, sizes, strides, item bytes).
+class BatchTensors {
+ public:
+  explicit BatchTensors(const py::sequence& roots) : held_(roots.size()) {
+    for (std::size_t r = 0; r < held_.size(); ++r) {
+      const auto root = roots[r].cast<py::tuple>();
+      held_[r].view.data = reinterpret_cast<const void*>(root[0].cast<std::uintptr_t>());
+      held_[r].host = reinterpret_cast<const void*>(root[1].cast<std::uintptr_t>());
+      sizes_.push_back(root[2].cast<std::vector<std::int64_t>>());
+      strides_.push_back(root[3].cast<std::vector<std::int64_t>>());
+      held_[r].view.item_bytes = root[4].cast<std::uint32_t>();
+    }
+    for (std::size_t r = 0; r < held_.size(); ++r) {
+      held_[r].view.sizes = sizes_[r];
+      held_[r].view.strides = strides_[r];
+    }
+  }
+  [[nodiscard]] std::span<const BatchTensor> span() const { return held_; }
+
+ private:
+  std::vector<BatchTensor> held_;
+  std::vector<std::vector<std::int64_t>> sizes_;
+  std::vector<std::vector<std::int64_t>> strides_;
+};
+
+py::dict stats_of(const Session& session) {
+  const SessionStats stats = session.stats();
+  py::dict out;
+  out["steps_committed"] = stats.steps_committed;
+  out["steps_aborted"] = stats.steps_aborted;
+  out["rows_pulled"] = stats.rows_pulled;
+  out["rows_pushed"] = stats.rows_pushed;
+  out["pulls"] = stats.pulls;
+  out["pulls_merged"] = stats.pulls_merged;
+  out["lookups_missed"] = stats.lookups_missed;
+  out["nonfinite_rows"] = stats.nonfinite_rows;
+  return out;
+}
+
+std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::int64_t first_step,
+                                      std::uint64_t first_sequence, bool clocked, bool grad_sum,
+                                      std::int64_t deadline_ms) {
+  SessionOptions options;
+  options.first_step = first_step;
+  options.first_sequence = first_sequence;
+  options.clocked = clocked;
+  options.grad_sum = grad_sum;
+  options.deadline = std::chrono::milliseconds(deadline_ms);
+  return check(Session::create(std::move(shards), options));
+}
+
+void bind_merge(py::module_& module) {
+  py::class_<MergePlan>(module, "MergePlan")
+      .def_property_readonly("size", [](const MergePlan& plan) { return plan.entries.size(); })
+      .def_readonly("unmatched", &MergePlan::unmatched)
+      .def_property_readonly("roots", [](const MergePlan& plan) {
+        std::vector<std::uint32_t> roots;
+        for (const MergeEntry& entry : plan.entries) roots.push_back(entry.root);
+        return roots;
+      });
+}
+
+void bind_table(py::module_& module) {
+  py::class_<TableAccess>(module, "TableAccess")
+      .def(py::init([](std::shared_ptr<Session> session, std::uint32_t table_id, std::uint32_t schema_version,
+                       std::uint32_t dim) { return TableAccess(std::move(session), {table_id, schema_version, dim}); }),
+           py::arg("session"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"))
+      .def("pull",
+           [](TableAccess& self, const Keys& keys) {
+             const auto span = span_of(keys);
+             Rows rows({keys.size(), static_cast<py::ssize_t>(self.table().dim)});
+             float* to = rows.mutable_data();
+             {
+               const py::gil_scoped_release unlocked;
+               check(self.pull(span, to));
+             }
+             return rows;
+           })
+      .def("push",
+           [](TableAccess& self, const Keys& keys, const Rows& grads, float lr) {
+             check_rows(keys, grads, self.table().dim, "grads");
+             const auto span = span_of(keys);
+             const py::gil_scoped_release unlocked;
+             check(self.push(span, grads.data(), lr));
+           })
+      .def("assign",
+           [](TableAccess& self, const Keys& keys, const Rows& rows) {
+             check_rows(keys, rows, self.table().dim, "rows");
+             const auto span = span_of(keys);
+             const py::gil_scoped_release unlocked;
+             check(self.assign(span, rows.data()));
+           })
+      .def("erase",
+           [](TableAccess& self, const Keys& keys) {
+             const auto span = span_of(keys);
+             const py::gil_scoped_release unlocked;
+             return check(self.erase(span));
+           })
+      .def("scan", [](TableAccess& self, std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {
+        ScanPage page;
+        {
+          const py::gil_scoped_release unlocked;
+          page = check(self.scan(shard, cursor, max_rows));
+        }
+        const auto n = static_cast<py::ssize_t>(page.keys.size());
+        return py::make_tuple(Keys(n, page.keys.data()),
+                              Rows({n, static_cast<py::ssize_t>(self.table().dim)}, page.rows.data()),
+                              page.next_cursor);
+      });
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  bind_merge(module);
+  py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
+      .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),
+           py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"))
+      .def(
+          "bind",
+          [](Session& self, std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
+             std::uint64_t num_rows,
+             float lr) { check(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr})); },
+          py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
+          py::arg("num_rows"), py::arg("lr"))
+      .def("set_lr", [](Session& self, const std::string& name, float lr) { check(self.set_lr(name, lr)); })
+      .def("start_trace", [](Session& self) { self.state().start_trace(); })
+      .def("learn_merge",
+           [](Session& self, const py::sequence& roots) {
+             return learn_merge(self.state().stop_trace(), BatchTensors(roots).span());
+           })
+      .def("pull_merged",
+           [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train) {
+             const BatchTensors tensors(roots);
+             const py::gil_scoped_release unlocked;
+             check(pull_merged(self, plan, tensors.span(), train));
+           })
+      .def("end_evaluation", &Session::end_evaluation, Unlocked())
+      .def("seal",
+           [](Session& self, float scale) {
+             SealReport report;
+             {
+               const py::gil_scoped_release unlocked;
+               report = check(self.seal(scale));
+             }
+             return py::make_tuple(report.rows, report.nonfinite_rows, report.nonfinite_table, report.nonfinite_key);
+           })
+      .def(
+          "prepare", [](Session& self) { check(self.prepare()); }, Unlocked())
+      .def(
+          "commit_prepared", [](Session& self) { check(self.commit_prepared()); }, Unlocked())
+      .def(
+          "commit", [](Session& self) { check(self.commit()); }, Unlocked())
+      .def(
+          "abort", [](Session& self) { check(self.abort()); }, Unlocked())
+      .def("reopen", &Session::reopen, Unlocked())
+      .def("close", &Session::close, Unlocked())
+      .def("check_usable", [](Session& self) { check(self.state().check_usable()); })
+      .def_property_readonly("shard_count", [](Session& self) { return self.state().shards().shard_count(); })
+      .def_property_readonly("step", &Session::step)
+      .def_property_readonly("staged_calls", [](Session& self) { return self.state().staged_calls.load(); })
+      .def_property_readonly("lookups_missed",
+                             [](Session& self) { return self.state().counters.lookups_missed.load(); })
+      .def_property_readonly("is_prepared", [](Session& self) { return self.state().phase.load() == Phase::kPrepared; })
+      .def("stats", &stats_of);
+  bind_table(module);
+  module.def(
+      "key_of_bytes", [](const py::bytes& bytes) { return key_of_bytes(static_cast<std::string_view>(bytes)); },
+      py::arg("bytes"));
+}
+
+}  // namespace sparserow::bindings

@@ -1,0 +1,86 @@
+// What every op does with its arguments: ids on the host, the binding by name, errors of ours as torch's.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <bit>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "session/binding.h"
+#include "util/status.h"
+
+namespace sparserow::ops {
+
+// ValueError for an argument that can never be right, RuntimeError for the rest; the text begins with the
+// error's name, from which the Python layer makes its own class.
+[[noreturn]] inline void raise(const Status& status) {
+  const std::string text = std::string(code_name(status.code())) + ": " + status.message();
+  if (status.code() == Code::kInvalidArgument) C10_THROW_ERROR(ValueError, text);
+  C10_THROW_ERROR(Error, text);
+}
+
+template <class T>
+T value_or_raise(Result<T> result) {
+  if (!result.is_ok()) raise(result.status());
+  return std::move(result).value();
+}
+
+inline std::shared_ptr<Binding> binding_of(c10::string_view name, int64_t dim) {
+  auto binding = value_or_raise(find_binding({name.data(), name.size()}));
+  if (binding->spec().dim != dim) {
+    raise({Code::kInvalidArgument, "table '" + binding->spec().name + "': dim " + std::to_string(dim) +
+                                       " is not allowed; allowed: " + std::to_string(binding->spec().dim)});
+  }
+  return binding;
+}
+
+// int64, contiguous, on the host; remembers which tensor the caller gave.
+class HostIds {
+ public:
+  explicit HostIds(const at::Tensor& ids) : given_(ids) {
+    if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
+      raise({Code::kInvalidArgument,
+             std::string("ids: dtype ") + c10::toString(ids.scalar_type()) + " is not allowed; allowed: int64, int32"});
+    }
+    held_ = ids.to(at::kCPU, at::kLong).contiguous();
+  }
+  [[nodiscard]] IdsRef ref() const {
+    return {{held_.const_data_ptr<int64_t>(), static_cast<std::size_t>(held_.numel())},
+            {given_.const_data_ptr(), given_.sizes(), given_.strides(), static_cast<std::uint32_t>(given_.itemsize())}};
+  }
+  [[nodiscard]] const int64_t* data() const { return held_.const_data_ptr<int64_t>(); }
+  [[nodiscard]] int64_t size() const { return held_.numel(); }
+
+ private:
+  at::Tensor given_;
+  at::Tensor held_;
+};
+
+inline at::Tensor host_floats(const at::Tensor& tensor) { return tensor.to(at::kCPU, at::kFloat).contiguous(); }
+
+// Rows handled by one task of at::parallel_for at least.
+inline int64_t grain_of(int64_t dim) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, dim)); }
+
+// Calls add(mask, part) so that part p owns the row indexes with (index & mask) == p: each sum is made by one
+// thread, in the order of the ids, so the result does not depend on the number of threads.
+template <class Add>
+void for_parts(int64_t floats, const Add& add) {
+  constexpr int64_t kFloatsWorthAThread = 65536;
+  const auto threads = static_cast<uint64_t>(std::min<int64_t>(at::get_num_threads(), 16));
+  const auto useful = static_cast<uint64_t>(floats / kFloatsWorthAThread + 1);
+  const auto parts = static_cast<int64_t>(std::bit_floor(std::min(threads, useful)));
+  const auto mask = static_cast<uint32_t>(parts - 1);
+  if (parts == 1) return add(mask, 0u);
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) add(mask, static_cast<uint32_t>(part));
+  });
+}
+
+// The gradient of an anchor: always zero, its value is nobody's business. Anchors live on the host.
+inline at::Tensor anchor_grad() { return at::zeros({1}, at::TensorOptions().dtype(at::kFloat)); }
+
+}  // namespace sparserow::ops

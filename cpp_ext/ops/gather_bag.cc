@@ -1,0 +1,213 @@
+#include "ops/gather_bag.h"
+
+#include "ops/arguments.h"
+
+namespace sparserow::ops {
+namespace {
+
+// Where each bag begins and ends in the flat ids, and which ids count.
+class Bags {
+ public:
+  Bags(const at::Tensor& ids, const std::optional<at::Tensor>& offsets, bool include_last_offset, int64_t padding_idx)
+      : host_(ids), padding_idx_(padding_idx) {
+    if (ids.dim() == 2 && !offsets) {
+      count_ = ids.size(0);
+      length_ = ids.size(1);
+      return;
+    }
+    if (ids.dim() != 1 || !offsets || offsets->dim() != 1) {
+      raise({Code::kInvalidArgument, "gather_bag: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are " +
+                                         std::to_string(ids.dim()) + "-D " + (offsets ? "with" : "without") +
+                                         " offsets"});
+    }
+    offsets_ = offsets->to(at::kCPU, at::kLong).contiguous();
+    count_ = offsets_.numel() - (include_last_offset ? 1 : 0);
+    check_offsets();
+  }
+
+  [[nodiscard]] const HostIds& ids() const { return host_; }
+  [[nodiscard]] int64_t count() const { return count_; }
+  [[nodiscard]] int64_t begin(int64_t bag) const {
+    return offsets_.defined() ? offsets_.const_data_ptr<int64_t>()[bag] : bag * length_;
+  }
+  [[nodiscard]] int64_t end(int64_t bag) const {
+    if (!offsets_.defined()) return (bag + 1) * length_;
+    return bag + 1 < offsets_.numel() ? offsets_.const_data_ptr<int64_t>()[bag + 1] : host_.size();
+  }
+  [[nodiscard]] bool counts(int64_t i) const { return host_.data()[i] != padding_idx_; }
+  // 1 / (ids that count), 0 for an empty bag.
+  [[nodiscard]] float mean_scale(int64_t bag) const {
+    int64_t size = 0;
+    for (int64_t i = begin(bag); i < end(bag); ++i) size += counts(i) ? 1 : 0;
+    return size == 0 ? 0.0f : 1.0f / static_cast<float>(size);
+  }
+
+ private:
+  void check_offsets() const {
+    if (count_ < 0) raise({Code::kInvalidArgument, "gather_bag: include_last_offset needs at least one offset"});
+    const int64_t* at = offsets_.const_data_ptr<int64_t>();
+    int64_t previous = 0;
+    for (int64_t i = 0; i < offsets_.numel(); ++i) {
+      const bool ok = i == 0 ? at[0] == 0 : at[i] >= previous && at[i] <= host_.size();
+      if (!ok) {
+        raise({Code::kInvalidArgument, "gather_bag: offsets[" + std::to_string(i) + "] is " + std::to_string(at[i]) +
+                                           "; allowed: 0 first, then not falling, at most " +
+                                           std::to_string(host_.size())});
+      }
+      previous = at[i];
+    }
+  }
+
+  HostIds host_;
+  at::Tensor offsets_;
+  int64_t padding_idx_;
+  int64_t count_ = 0;
+  int64_t length_ = 0;
+};
+
+void check_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode) {
+  if (mode != kBagSum && mode != kBagMean && mode != kBagMax) {
+    raise({Code::kInvalidArgument,
+           "gather_bag: mode " + std::to_string(mode) + " is not allowed; allowed: 0 (sum), 1 (mean), 2 (max)"});
+  }
+  if (!weights) return;
+  if (mode != kBagSum) raise({Code::kInvalidArgument, "gather_bag: per_sample_weights are allowed for mode sum only"});
+  if (weights->sizes() != ids.sizes()) {
+    raise({Code::kInvalidArgument, "gather_bag: per_sample_weights must have the shape of ids"});
+  }
+}
+
+// out[bag] = sum of weight * row, or the mean; zero for an empty bag.
+void pool_sum(const Bags& bags, const Lookup& lookup, const float* weights, bool mean, int64_t dim, float* out) {
+  at::parallel_for(0, bags.count(), grain_of(dim), [&](int64_t first, int64_t last) {
+    for (int64_t bag = first; bag < last; ++bag) {
+      float* __restrict sum = out + bag * dim;
+      std::memset(sum, 0, static_cast<std::size_t>(dim) * sizeof(float));
+      int64_t size = 0;
+      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+        if (!bags.counts(i)) continue;
+        const float* __restrict row = lookup.row(static_cast<std::size_t>(i));
+        const float weight = weights == nullptr ? 1.0f : weights[i];
+        for (int64_t c = 0; c < dim; ++c) sum[c] += weight * row[c];
+        ++size;
+      }
+      if (!mean || size == 0) continue;
+      for (int64_t c = 0; c < dim; ++c) sum[c] /= static_cast<float>(size);
+    }
+  });
+}
+
+void pool_max(const Bags& bags, const Lookup& lookup, int64_t dim, float* out, int64_t* argmax) {
+  at::parallel_for(0, bags.count(), grain_of(dim), [&](int64_t first, int64_t last) {
+    for (int64_t bag = first; bag < last; ++bag) {
+      float* best = out + bag * dim;
+      int64_t* place = argmax + bag * dim;
+      std::memset(best, 0, static_cast<std::size_t>(dim) * sizeof(float));
+      std::fill_n(place, dim, int64_t{-1});
+      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+        if (!bags.counts(i)) continue;
+        const float* row = lookup.row(static_cast<std::size_t>(i));
+        for (int64_t c = 0; c < dim; ++c) {
+          if (place[c] >= 0 && !(row[c] > best[c])) continue;
+          best[c] = row[c];
+          place[c] = i;
+        }
+      }
+    }
+  });
+}
+
+void stage_max(const Bags& bags, const at::Tensor& argmax, const float* grad, int64_t dim, StagedSums& sums) {
+  const at::Tensor places = argmax.to(at::kCPU).contiguous();
+  const int64_t* place = places.const_data_ptr<int64_t>();
+  const uint32_t* indexes = sums.lookup().indexes();
+  for_parts(bags.count() * dim, [&](uint32_t mask, uint32_t part) {
+    for (int64_t at = 0; at < bags.count() * dim; ++at) {
+      if (place[at] < 0) continue;
+      const uint32_t index = indexes[place[at]];
+      if ((index & mask) == part) sums.add_column(index, static_cast<uint32_t>(at % dim), grad[at]);
+    }
+  });
+}
+
+void stage_sum(const Bags& bags, const float* weights, bool mean, const float* grad, int64_t dim, StagedSums& sums) {
+  const uint32_t* indexes = sums.lookup().indexes();
+  for_parts(bags.ids().size() * dim, [&](uint32_t mask, uint32_t part) {
+    for (int64_t bag = 0; bag < bags.count(); ++bag) {
+      const float scale = mean ? bags.mean_scale(bag) : 1.0f;
+      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+        if ((indexes[i] & mask) != part || !bags.counts(i)) continue;
+        sums.add(indexes[i], grad + bag * dim, weights == nullptr ? scale : weights[i]);
+      }
+    }
+  });
+}
+
+// d(loss)/d(weight of id i) = grad[bag] . row(i); zero for padding.
+at::Tensor weights_gradient(const Bags& bags, const Lookup& lookup, const float* grad, int64_t dim,
+                            const at::Tensor& weights) {
+  at::Tensor out = at::zeros(weights.sizes(), at::TensorOptions().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, bags.count(), grain_of(dim), [&](int64_t first, int64_t last) {
+    for (int64_t bag = first; bag < last; ++bag) {
+      for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+        if (!bags.counts(i)) continue;
+        const float* row = lookup.row(static_cast<std::size_t>(i));
+        float dot = 0.0f;
+        for (int64_t c = 0; c < dim; ++c) dot += grad[bag * dim + c] * row[c];
+        to[i] = dot;
+      }
+    }
+  });
+  return out.to(weights.options());
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
+                                              const at::Tensor& /*anchor*/,
+                                              const std::optional<at::Tensor>& per_sample_weights,
+                                              c10::string_view name, int64_t dim, int64_t mode, int64_t padding_idx,
+                                              bool include_last_offset, bool train) {
+  check_mode(ids, per_sample_weights, mode);
+  const auto binding = binding_of(name, dim);
+  const Bags bags(ids, offsets, include_last_offset, padding_idx);
+  const Lookup lookup = value_or_raise(binding->lookup(bags.ids().ref(), train));
+  at::Tensor out = at::empty({bags.count(), dim}, at::TensorOptions().dtype(at::kFloat));
+  const bool is_max = mode == kBagMax;
+  at::Tensor argmax = at::empty(is_max ? out.sizes() : at::IntArrayRef({0}), at::TensorOptions().dtype(at::kLong));
+  if (is_max) {
+    pool_max(bags, lookup, dim, out.mutable_data_ptr<float>(), argmax.mutable_data_ptr<int64_t>());
+  } else {
+    const at::Tensor weights = per_sample_weights ? host_floats(*per_sample_weights) : at::Tensor();
+    pool_sum(bags, lookup, per_sample_weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, dim,
+             out.mutable_data_ptr<float>());
+  }
+  if (ids.is_cpu()) return {out, argmax};
+  return {out.to(ids.device()), argmax.to(ids.device())};
+}
+
+std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::Tensor& ids,
+                                             const std::optional<at::Tensor>& offsets,
+                                             const std::optional<at::Tensor>& per_sample_weights,
+                                             const at::Tensor& argmax, c10::string_view name, int64_t dim, int64_t mode,
+                                             int64_t padding_idx, bool include_last_offset, bool weights_grad) {
+  check_mode(ids, per_sample_weights, mode);
+  const auto binding = binding_of(name, dim);
+  const Bags bags(ids, offsets, include_last_offset, padding_idx);
+  const at::Tensor grads = host_floats(grad);
+  const float* from = grads.const_data_ptr<float>();
+  StagedSums sums = value_or_raise(binding->stage(bags.ids().ref()));
+  if (mode == kBagMax) {
+    stage_max(bags, argmax, from, dim, sums);
+  } else {
+    const at::Tensor weights = per_sample_weights ? host_floats(*per_sample_weights) : at::Tensor();
+    stage_sum(bags, per_sample_weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, from, dim, sums);
+  }
+  if (per_sample_weights && weights_grad) {
+    return {anchor_grad(), weights_gradient(bags, sums.lookup(), from, dim, *per_sample_weights)};
+  }
+  return {anchor_grad(), at::empty({0}, grad.options().dtype(at::kFloat))};
+}
+
+}  // namespace sparserow::ops

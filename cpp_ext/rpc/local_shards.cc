@@ -1,0 +1,175 @@
+#include "rpc/local_shards.h"
+
+#include <algorithm>
+
+namespace sparserow::rpc {
+
+LocalShards::LocalShards(std::vector<std::shared_ptr<Store>> stores)
+    : stores_(std::move(stores)), slot_owner_(stores_.front()->options().slot_count) {
+  for (std::size_t slot = 0; slot < slot_owner_.size(); ++slot) {
+    slot_owner_[slot] = static_cast<std::uint16_t>(slot * stores_.size() / slot_owner_.size());
+  }
+}
+
+Result<std::shared_ptr<LocalShards>> LocalShards::create(std::vector<std::shared_ptr<Store>> stores) {
+  const auto slots = stores.empty() ? 0 : stores.front()->options().slot_count;
+  const bool equal = std::all_of(stores.begin(), stores.end(),
+                                 [slots](const auto& store) { return store->options().slot_count == slots; });
+  if (stores.empty() || stores.size() > slots || !equal) {
+    return Status(Code::kInvalidArgument, "stores: give at least one, of the same slot_count, at most one per slot");
+  }
+  return std::shared_ptr<LocalShards>(new LocalShards(std::move(stores)));
+}
+
+std::uint32_t LocalShards::shard_count() const noexcept { return static_cast<std::uint32_t>(stores_.size()); }
+
+Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<const std::uint64_t> keys,
+                          std::span<const std::uint32_t> shard_begin) const {
+  const auto schema = stores_.front()->schema(table_id);
+  if (!schema) return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"};
+  if (schema->dim != dim) {
+    return {Code::kInvalidArgument, "table '" + schema->name + "': dim " + std::to_string(dim) +
+                                        " is not allowed; allowed: " + std::to_string(schema->dim)};
+  }
+  if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {
+    return {Code::kInvalidArgument, "table '" + schema->name + "': keys are not grouped by shard"};
+  }
+  return Status::ok();
+}
+
+Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& /*options*/) {
+  for (const TablePull& table : tables) {
+    SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
+    for (std::size_t s = 0; s < stores_.size(); ++s) {
+      const std::size_t begin = table.shard_begin[s];
+      PullExtras extras;
+      extras.versions = table.versions == nullptr ? nullptr : table.versions + begin;
+      extras.found = table.found == nullptr ? nullptr : table.found + begin;
+      auto* out = reinterpret_cast<std::byte*>(table.rows + begin * table.dim);
+      SR_RETURN_IF_ERROR(stores_[s]->pull(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
+                                          Dtype::kFloat32, out, extras));
+    }
+  }
+  return Status::ok();
+}
+
+Result<std::vector<Store::Reservation>> LocalShards::reserve(std::span<const TablePush> tables) {
+  std::vector<Store::Reservation> reservations;
+  for (const TablePush& table : tables) {
+    SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
+    for (std::size_t s = 0; s < stores_.size(); ++s) {
+      const std::size_t begin = table.shard_begin[s];
+      auto one = stores_[s]->reserve(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin));
+      if (!one.is_ok()) return one.status();
+      reservations.push_back(std::move(one).value());
+    }
+  }
+  return reservations;
+}
+
+Status LocalShards::apply(std::span<const TablePush> tables) {
+  for (const TablePush& table : tables) {
+    for (std::size_t s = 0; s < stores_.size(); ++s) {
+      const std::size_t begin = table.shard_begin[s];
+      ApplyOptions options;
+      options.lr = table.lr;
+      SR_RETURN_IF_ERROR(stores_[s]->apply(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
+                                           table.grads + begin * table.dim, options));
+    }
+  }
+  return Status::ok();
+}
+
+Status LocalShards::prepare(std::span<const TablePush> tables, const CommitOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (is_duplicate(options)) return Status::ok();
+  reservations_.clear();
+  prepared_.clear();
+  prepared_sequence_ = 0;
+  auto reservations = reserve(tables);
+  if (!reservations.is_ok()) return reservations.status();
+  for (const TablePush& table : tables) {
+    auto held = std::make_unique<Held>();
+    held->keys.assign(table.keys.begin(), table.keys.end());
+    held->shard_begin.assign(table.shard_begin.begin(), table.shard_begin.end());
+    held->grads.assign(table.grads, table.grads + table.keys.size() * table.dim);
+    held->push = table;
+    held->push.keys = held->keys;
+    held->push.shard_begin = held->shard_begin;
+    held->push.grads = held->grads.data();
+    prepared_.push_back(std::move(held));
+  }
+  reservations_ = std::move(reservations).value();
+  prepared_sequence_ = options.sequence;
+  return Status::ok();
+}
+
+Status LocalShards::commit_prepared(const CommitOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (is_duplicate(options)) return Status::ok();
+  if (prepared_sequence_ != options.sequence) {
+    return {Code::kFailedPrecondition,
+            "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
+  }
+  for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}));
+  last_sequence_ = options.sequence;
+  prepared_sequence_ = 0;
+  prepared_.clear();
+  reservations_.clear();
+  return Status::ok();
+}
+
+Status LocalShards::abort(const CommitOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (prepared_sequence_ != options.sequence) return Status::ok();
+  prepared_sequence_ = 0;
+  prepared_.clear();
+  reservations_.clear();
+  return Status::ok();
+}
+
+Status LocalShards::commit(std::span<const TablePush> tables, const CommitOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (is_duplicate(options)) return Status::ok();
+  auto reservations = reserve(tables);
+  if (!reservations.is_ok()) return reservations.status();
+  SR_RETURN_IF_ERROR(apply(tables));
+  last_sequence_ = options.sequence;
+  return Status::ok();
+}
+
+Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& /*options*/) {
+  const std::lock_guard lock(mutex_);
+  auto reservations = reserve(tables);
+  if (!reservations.is_ok()) return reservations.status();
+  for (const TablePush& table : tables) {
+    for (std::size_t s = 0; s < stores_.size(); ++s) {
+      const std::size_t begin = table.shard_begin[s];
+      SR_RETURN_IF_ERROR(stores_[s]->assign(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
+                                            table.grads + begin * table.dim));
+    }
+  }
+  return Status::ok();
+}
+
+Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                         std::span<const std::uint32_t> shard_begin, const CallOptions& /*options*/) {
+  std::uint64_t erased = 0;
+  if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {
+    return Status(Code::kInvalidArgument, "erase: keys are not grouped by shard");
+  }
+  for (std::size_t s = 0; s < stores_.size(); ++s) {
+    auto one = stores_[s]->erase(table_id, keys.subspan(shard_begin[s], shard_begin[s + 1] - shard_begin[s]));
+    if (!one.is_ok()) return one.status();
+    erased += one.value();
+  }
+  return erased;
+}
+
+Result<ScanPage> LocalShards::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
+                                   std::uint32_t max_rows, bool with_state, const CallOptions& /*options*/) {
+  if (shard >= stores_.size()) return Status(Code::kInvalidArgument, "scan: shard is out of range");
+  return stores_[shard]->scan(table_id, cursor, max_rows, with_state);
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,60 @@
+// Shards over stores of this process: no frames, no clock, one worker. For tests of the session, for programs
+// that train on one machine without a server, and as `bench train`'s reference without RPC.
+//
+// Thread-safe. Obeys the contract of rpc/shards.h; deadlines are not needed, nothing waits.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "rpc/shards.h"
+#include "store/store.h"
+
+namespace sparserow::rpc {
+
+class LocalShards final : public Shards {
+ public:
+  // Slots are dealt to stores in equal ranges. InvalidArgument when there are none or their slot counts differ.
+  static Result<std::shared_ptr<LocalShards>> create(std::vector<std::shared_ptr<Store>> stores);
+
+  [[nodiscard]] std::uint32_t shard_count() const noexcept override;
+  [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override { return slot_owner_; }
+  Status pull(std::span<const TablePull> tables, const CallOptions& options) override;
+  Status prepare(std::span<const TablePush> tables, const CommitOptions& options) override;
+  Status commit_prepared(const CommitOptions& options) override;
+  Status abort(const CommitOptions& options) override;
+  Status commit(std::span<const TablePush> tables, const CommitOptions& options) override;
+  Status assign(std::span<const TablePush> tables, const CallOptions& options) override;
+  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                              std::span<const std::uint32_t> shard_begin, const CallOptions& options) override;
+  Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
+                        bool with_state, const CallOptions& options) override;
+
+ private:
+  // A prepared table, owned until commit or abort.
+  struct Held {
+    TablePush push;  // its spans point into the members below
+    std::vector<std::uint64_t> keys;
+    std::vector<std::uint32_t> shard_begin;
+    std::vector<float> grads;
+  };
+
+  explicit LocalShards(std::vector<std::shared_ptr<Store>> stores);
+  Status check(std::uint32_t table_id, std::uint32_t dim, std::span<const std::uint64_t> keys,
+               std::span<const std::uint32_t> shard_begin) const;
+  Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
+  Status apply(std::span<const TablePush> tables);
+  bool is_duplicate(const CommitOptions& options) const noexcept { return options.sequence <= last_sequence_; }
+
+  std::vector<std::shared_ptr<Store>> stores_;
+  std::vector<std::uint16_t> slot_owner_;
+
+  std::mutex mutex_;  // of what follows
+  std::uint64_t last_sequence_ = 0;
+  std::uint64_t prepared_sequence_ = 0;  // 0: nothing is prepared
+  std::vector<std::unique_ptr<Held>> prepared_;
+  std::vector<Store::Reservation> reservations_;
+};
+
+}  // namespace sparserow::rpc

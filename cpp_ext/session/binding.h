@@ -1,0 +1,69 @@
+// One table as the ops of a process see it, and the registry that finds it by name.
+//
+// An exported program knows nothing but the name, so the registry is the one process-wide state of
+// Sparserow. It lives in libsparserow_core: the Python client, the torch ops and a C++ program that links
+// no Python all share it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "session/lookup.h"
+#include "session/table_step.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+class SessionState;
+
+struct BindingSpec {
+  std::string name;  // what the op's `binding` argument says: unique in the process
+  std::uint32_t table_id = 0;
+  std::uint32_t schema_version = 1;
+  std::uint32_t dim = 0;
+  std::uint64_t num_rows = 0;  // ids must be below; 0 = below 2^63
+  float lr = 0.0f;             // goes with every commit; Session::set_lr changes it
+};
+
+// Thread-safe. Lock order: Binding mutexes in order of Session::bind, then the partitioner's.
+class Binding {
+ public:
+  Binding(BindingSpec spec, std::shared_ptr<SessionState> state);
+  Binding(const Binding&) = delete;
+  Binding& operator=(const Binding&) = delete;
+
+  [[nodiscard]] const BindingSpec& spec() const noexcept { return spec_; }
+
+  // Rows of ids. train: by the step's clock, remembered until the step ends. Otherwise a read without clock
+  // that changes nothing. InvalidArgument names the table and the id; FailedPrecondition after close, fork
+  // or between seal and the step's end; else what the shards say.
+  Result<Lookup> lookup(const IdsRef& ids, bool train);
+  // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
+  Result<StagedSums> stage(const IdsRef& ids);
+
+ private:
+  friend class Session;
+  Status check_ids(std::span<const std::int64_t> ids) const;
+  Result<Lookup> read(const IdsRef& ids);
+  Status pull_pending(TableStep& step, bool train);
+
+  BindingSpec spec_;  // lr is guarded by mutex_
+  std::shared_ptr<SessionState> state_;
+
+  std::mutex mutex_;
+  TableStep step_;   // guarded by mutex_
+  TableStep ahead_;  // rows read ahead of an evaluation's forward; guarded by mutex_
+};
+
+// FailedPrecondition when nothing is bound under this name (says what to do).
+Result<std::shared_ptr<Binding>> find_binding(std::string_view name);
+// FailedPrecondition when another binding has the name.
+Status register_binding(const std::shared_ptr<Binding>& binding);
+// Removes it if it is still the one registered.
+void unregister_binding(const Binding& binding) noexcept;
+
+}  // namespace sparserow

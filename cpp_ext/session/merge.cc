@@ -1,0 +1,128 @@
+#include "session/merge.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace sparserow {
+namespace {
+
+struct Shape {
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  std::int64_t offset = 0;  // elements from the root's first
+
+  [[nodiscard]] bool matches(const TracedLookup& lookup, std::int64_t at) const {
+    if (sizes != lookup.sizes || offset != at) return false;
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] > 1 && strides[d] != lookup.strides[d]) return false;
+    }
+    return true;
+  }
+};
+
+std::optional<Shape> shape_of(const MergeEntry& entry, const TensorView& root) {
+  Shape shape{{root.sizes.begin(), root.sizes.end()}, {root.strides.begin(), root.strides.end()}, 0};
+  if (entry.kind == MergeEntry::Kind::kWhole) return shape;
+  if (entry.dim >= shape.sizes.size()) return std::nullopt;
+  const std::int64_t length = entry.kind == MergeEntry::Kind::kSelect ? 1 : entry.length;
+  if (entry.start + length > shape.sizes[entry.dim]) return std::nullopt;
+  shape.offset = entry.start * shape.strides[entry.dim];
+  if (entry.kind == MergeEntry::Kind::kNarrow) {
+    shape.sizes[entry.dim] = entry.length;
+  } else {
+    shape.sizes.erase(shape.sizes.begin() + entry.dim);
+    shape.strides.erase(shape.strides.begin() + entry.dim);
+  }
+  return shape;
+}
+
+// The part of dimension `dim` that starts `offset` elements into the root, or null when none does.
+std::optional<MergeEntry> part_at(MergeEntry entry, std::uint32_t dim, const TensorView& root, std::int64_t offset) {
+  const std::int64_t stride = root.strides[dim];
+  if (stride <= 0 ? offset != 0 : offset % stride != 0) return std::nullopt;
+  entry.dim = dim;
+  entry.start = stride <= 0 ? 0 : offset / stride;
+  return entry.start < root.sizes[dim] ? std::optional(entry) : std::nullopt;
+}
+
+std::optional<MergeEntry> match(const TracedLookup& lookup, std::uint32_t index, const TensorView& root) {
+  if (lookup.item_bytes != root.item_bytes || root.data == nullptr) return std::nullopt;
+  const std::int64_t bytes = static_cast<const std::byte*>(lookup.data) - static_cast<const std::byte*>(root.data);
+  if (bytes < 0 || bytes % lookup.item_bytes != 0) return std::nullopt;
+  const std::int64_t offset = bytes / lookup.item_bytes;
+  MergeEntry whole{lookup.binding, index, MergeEntry::Kind::kWhole, 0, 0, 0};
+  if (shape_of(whole, root)->matches(lookup, offset)) return whole;
+  for (std::uint32_t dim = 0; dim < root.sizes.size(); ++dim) {
+    auto entry = part_at(whole, dim, root, offset);
+    if (!entry) continue;
+    for (const auto kind : {MergeEntry::Kind::kSelect, MergeEntry::Kind::kNarrow}) {
+      entry->kind = kind;
+      entry->length = kind == MergeEntry::Kind::kNarrow && dim < lookup.sizes.size() ? lookup.sizes[dim] : 0;
+      const auto shape = shape_of(*entry, root);
+      if (shape && shape->matches(lookup, offset)) return entry;
+    }
+  }
+  return std::nullopt;
+}
+
+// Copies a strided view of int32 or int64 to contiguous int64.
+template <class Item>
+void copy_ids(const Item* from, const Shape& shape, std::size_t dim, std::vector<std::int64_t>& out) {
+  if (dim == shape.sizes.size()) {  // a scalar
+    out.push_back(*from);
+    return;
+  }
+  const std::int64_t stride = shape.strides[dim];
+  if (dim + 1 < shape.sizes.size()) {
+    for (std::int64_t i = 0; i < shape.sizes[dim]; ++i) copy_ids(from + i * stride, shape, dim + 1, out);
+    return;
+  }
+  const std::size_t end = out.size();
+  out.resize(end + static_cast<std::size_t>(shape.sizes[dim]));
+  for (std::int64_t i = 0; i < shape.sizes[dim]; ++i) out[end + static_cast<std::size_t>(i)] = from[i * stride];
+}
+
+void copy_ids(const BatchTensor& root, const Shape& shape, std::vector<std::int64_t>& out) {
+  if (root.view.item_bytes == 4) {
+    copy_ids(static_cast<const std::int32_t*>(root.host) + shape.offset, shape, 0, out);
+  } else {
+    copy_ids(static_cast<const std::int64_t*>(root.host) + shape.offset, shape, 0, out);
+  }
+}
+
+}  // namespace
+
+MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots) {
+  MergePlan plan;
+  for (const TracedLookup& lookup : lookups) {
+    std::optional<MergeEntry> entry;
+    for (std::uint32_t r = 0; r < roots.size() && !entry; ++r) entry = match(lookup, r, roots[r].view);
+    if (!entry) {
+      ++plan.unmatched;
+    } else if (std::find(plan.entries.begin(), plan.entries.end(), *entry) == plan.entries.end()) {
+      plan.entries.push_back(*std::move(entry));
+    }
+  }
+  return plan;
+}
+
+Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
+  std::vector<AheadLookup> lookups;
+  std::vector<std::vector<std::int64_t>> copies(plan.entries.size());
+  lookups.reserve(plan.entries.size());
+  for (std::size_t e = 0; e < plan.entries.size(); ++e) {
+    const MergeEntry& entry = plan.entries[e];
+    if (entry.root >= roots.size()) continue;
+    const BatchTensor& root = roots[entry.root];
+    const auto shape = shape_of(entry, root.view);
+    if (!shape) continue;
+    const std::int64_t bytes = shape->offset * root.view.item_bytes;
+    copy_ids(root, *shape, copies[e]);
+    AheadLookup lookup{entry.binding, {copies[e], root.view}};
+    lookup.ids.source.data = static_cast<const std::byte*>(root.view.data) + bytes;
+    lookups.push_back(lookup);
+  }
+  return session.pull_ahead(lookups, train);
+}
+
+}  // namespace sparserow

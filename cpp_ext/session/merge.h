@@ -1,0 +1,43 @@
+// The merged pull: which part of a batch reaches which lookup, learnt from one forward.
+//
+// A lookup's tensor is matched to a tensor of the batch by memory: the very tensor, one index of one of its
+// dimensions (select), or a range of one (narrow). What matches nothing (a computed id, say) stays with the op.
+// A plan is a guess about later batches and is checked against each: an entry that does not fit is left out.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "session/session.h"
+
+namespace sparserow {
+
+struct MergeEntry {
+  enum class Kind : std::uint8_t { kWhole, kSelect, kNarrow };
+  std::string binding;
+  std::uint32_t root = 0;  // index of the batch tensor
+  Kind kind = Kind::kWhole;
+  std::uint32_t dim = 0;
+  std::int64_t start = 0;   // select: the index
+  std::int64_t length = 0;  // narrow
+  bool operator==(const MergeEntry&) const = default;
+};
+
+struct MergePlan {
+  std::vector<MergeEntry> entries;
+  std::size_t unmatched = 0;  // lookups of the traced forward that no batch tensor explains
+};
+
+// A tensor of a batch: `view` as the ops will see it, `host` its memory on this side of the bus (the same
+// address for a CPU tensor).
+struct BatchTensor {
+  const void* host = nullptr;
+  TensorView view;
+};
+
+MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots);
+Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train);
+
+}  // namespace sparserow

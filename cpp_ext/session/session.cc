@@ -1,0 +1,207 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace sparserow {
+namespace {
+
+// After these the shards may or may not have applied the commit.
+bool is_outcome_unknown(Code code) noexcept { return code == Code::kDeadlineExceeded || code == Code::kUnavailable; }
+
+}  // namespace
+
+Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options) {
+  SR_RETURN_IF_ERROR(rpc::check_slot_owner(shards->slot_owner(), shards->shard_count()));
+  return std::shared_ptr<Session>(new Session(std::make_shared<SessionState>(std::move(shards), options)));
+}
+
+Session::~Session() { close(); }
+
+Status Session::bind(const BindingSpec& spec) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  auto binding = std::make_shared<Binding>(spec, state_);
+  SR_RETURN_IF_ERROR(register_binding(binding));
+  bindings_.push_back(std::move(binding));
+  return Status::ok();
+}
+
+Status Session::set_lr(std::string_view name, float lr) {
+  Binding* binding = find(name);
+  if (binding == nullptr) return {Code::kNotFound, "table '" + std::string(name) + "' is not bound by this session"};
+  const std::lock_guard lock(binding->mutex_);
+  binding->spec_.lr = lr;
+  return Status::ok();
+}
+
+Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "pull_ahead"));
+  std::vector<std::unique_lock<std::mutex>> locks;
+  std::vector<TableStep*> tables;
+  std::vector<rpc::TablePull> pulls;
+  std::size_t keys = 0;
+  std::unordered_map<std::string_view, std::vector<IdsRef>> by_name;
+  for (const AheadLookup& lookup : lookups) by_name[lookup.binding].push_back(lookup.ids);
+  for (const auto& binding : bindings_) {
+    const auto named = by_name.find(binding->spec_.name);
+    if (named == by_name.end()) continue;
+    std::vector<IdsRef>& wanted = named->second;
+    std::erase_if(wanted, [&binding](const IdsRef& ids) { return !binding->check_ids(ids.ids).is_ok(); });
+    if (wanted.empty()) continue;
+    locks.emplace_back(binding->mutex_);
+    TableStep& table = train ? binding->step_ : binding->ahead_;
+    const auto locked = state_->partitioner();
+    table.add(wanted, locked.partitioner);
+    table.pending(pulls);
+    keys += table.pending_keys();
+    tables.push_back(&table);
+  }
+  if (!pulls.empty()) {
+    const Status status = state_->shards().pull(pulls, state_->pull_options(train));
+    for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
+    SR_RETURN_IF_ERROR(status);
+    ++state_->counters.pulls;
+    ++state_->counters.pulls_merged;
+    state_->counters.rows_pulled += keys;
+  }
+  if (train) state_->merged_this_step.store(true);
+  return Status::ok();
+}
+
+void Session::end_evaluation() {
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    binding->ahead_.clear();
+  }
+}
+
+Result<SealReport> Session::seal(float scale) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "seal"));
+  state_->phase.store(Phase::kSealed);
+  SealReport report;
+  pushes_.clear();
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    const TableStep::Seal table = binding->step_.seal(scale);
+    if (table.nonfinite_rows > 0 && report.nonfinite_rows == 0) {
+      report.nonfinite_table = binding->spec_.name;
+      report.nonfinite_key = table.first_nonfinite_key;
+    }
+    report.rows += table.rows;
+    report.nonfinite_rows += table.nonfinite_rows;
+    if (table.rows > 0) pushes_.push_back(binding->step_.push(binding->spec_.lr));
+  }
+  state_->counters.nonfinite_rows += report.nonfinite_rows;
+  rows_sealed_ = report.rows;
+  return report;
+}
+
+Status Session::prepare() {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kSealed, "prepare"));
+  state_->phase.store(Phase::kPrepared);  // before the work: a failed prepare has to be aborted on the shards
+  return state_->shards().prepare(pushes_, commit_options(step()));
+}
+
+Status Session::commit_prepared() {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "commit_prepared"));
+  return end_commit(state_->shards().commit_prepared(commit_options(step())));
+}
+
+Status Session::commit() {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kSealed, "commit"));
+  return end_commit(state_->shards().commit(pushes_, commit_options(step())));
+}
+
+// A refused one-phase commit changed nothing, so the step can be tried again; a commit that was prepared
+// everywhere and then failed somewhere, or whose answer was lost, cannot.
+Status Session::end_commit(const Status& status) {
+  const bool prepared = state_->phase.load() == Phase::kPrepared;
+  ++state_->sequence;
+  forget_step();
+  if (!status.is_ok()) {
+    ++state_->counters.steps_aborted;
+    if (prepared || is_outcome_unknown(status.code())) state_->mark_broken(status);
+    return status;
+  }
+  ++state_->step;
+  ++state_->counters.steps_committed;
+  state_->counters.rows_pushed += rows_sealed_;
+  return status;
+}
+
+Status Session::abort() {
+  Status status = Status::ok();
+  if (state_->phase.load() == Phase::kPrepared) {
+    status = state_->shards().abort(commit_options(step()));
+    ++state_->sequence;
+  }
+  ++state_->counters.steps_aborted;
+  forget_step();
+  return status;
+}
+
+void Session::reopen() noexcept {
+  if (state_->phase.load() != Phase::kOpen) static_cast<void>(abort());
+}
+
+Status Session::push_now(const rpc::TablePush& push) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "push"));
+  const rpc::CommitOptions options = commit_options(rpc::kNoStep);
+  ++state_->sequence;
+  if (state_->shards().shard_count() == 1) return state_->shards().commit({&push, 1}, options);
+  if (Status status = state_->shards().prepare({&push, 1}, options); !status.is_ok()) {
+    static_cast<void>(state_->shards().abort(options));
+    return status;
+  }
+  return state_->shards().commit_prepared(options);
+}
+
+SessionStats Session::stats() const noexcept {
+  const SessionState::Counters& now = state_->counters;
+  return {now.steps_committed.load(), now.steps_aborted.load(), now.rows_pulled.load(),    now.rows_pushed.load(),
+          now.pulls.load(),           now.pulls_merged.load(),  now.lookups_missed.load(), now.nonfinite_rows.load()};
+}
+
+void Session::close() noexcept {
+  state_->close();
+  for (const auto& binding : bindings_) unregister_binding(*binding);
+  bindings_.clear();
+}
+
+Binding* Session::find(std::string_view name) const noexcept {
+  const auto found =
+      std::find_if(bindings_.begin(), bindings_.end(), [name](const auto& one) { return one->spec_.name == name; });
+  return found == bindings_.end() ? nullptr : found->get();
+}
+
+Status Session::expect(Phase phase, const char* call) const {
+  if (state_->phase.load() == phase) return Status::ok();
+  return {Code::kFailedPrecondition, std::string("session: ") + call + " is not allowed in this phase of the step"};
+}
+
+rpc::CommitOptions Session::commit_options(std::int64_t step) {
+  rpc::CommitOptions options;
+  options.deadline = state_->options().deadline;
+  options.sequence = state_->sequence.load();
+  options.step = step;
+  options.grad_sum = state_->options().grad_sum;
+  return options;
+}
+
+void Session::forget_step() {
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    binding->step_.clear();
+  }
+  state_->merged_this_step.store(false);
+  state_->staged_calls.store(0);
+  state_->phase.store(Phase::kOpen);
+}
+
+}  // namespace sparserow

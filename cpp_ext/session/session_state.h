@@ -1,0 +1,104 @@
+// What the bindings of one session share: the seam, the clock, the trace of a step's lookups, the counters.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "rpc/partition.h"
+#include "rpc/shards.h"
+#include "session/lookup.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+class Binding;
+
+struct SessionOptions {
+  std::int64_t first_step = 0;
+  std::uint64_t first_sequence = 1;
+  bool clocked = true;    // false: async, pulls carry no step
+  bool grad_sum = false;  // true: the shards do not scale gradients by 1/N
+  std::chrono::milliseconds deadline{30'000};
+};
+
+struct SessionStats {
+  std::uint64_t steps_committed = 0;
+  std::uint64_t steps_aborted = 0;
+  std::uint64_t rows_pulled = 0;
+  std::uint64_t rows_pushed = 0;
+  std::uint64_t pulls = 0;           // calls that crossed the seam
+  std::uint64_t pulls_merged = 0;    // of them: made for several lookups ahead of a forward
+  std::uint64_t lookups_missed = 0;  // lookups that had to pull although a merged pull went before
+  std::uint64_t nonfinite_rows = 0;
+};
+
+// A lookup as it happened, for the merged pull to learn from.
+struct TracedLookup {
+  std::string binding;
+  const void* data = nullptr;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  std::uint32_t item_bytes = 8;
+};
+
+enum class Phase : std::uint8_t { kOpen, kSealed, kPrepared };
+
+// Thread-safe. Atomics are written by the thread that owns the session's steps, or are plain counters.
+class SessionState {
+ public:
+  SessionState(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options);
+
+  // FailedPrecondition after close(), after fork, or when a commit's outcome is unknown.
+  Status check_usable() const;
+  void mark_broken(const Status& cause);
+  void close() noexcept { closed_.store(true); }
+  [[nodiscard]] bool closed() const noexcept { return closed_.load(); }
+
+  [[nodiscard]] rpc::Shards& shards() const noexcept { return *shards_; }
+  [[nodiscard]] const SessionOptions& options() const noexcept { return options_; }
+  [[nodiscard]] rpc::CallOptions pull_options(bool train) const noexcept;
+
+  // The partitioner and its lock: one scratch for all tables stays in cache.
+  struct LockedPartitioner {
+    std::unique_lock<std::mutex> lock;
+    rpc::Partitioner& partitioner;
+  };
+  LockedPartitioner partitioner() { return {std::unique_lock(partitioner_mutex_), partitioner_}; }
+
+  void trace(const std::string& binding, const TensorView& view);
+  void start_trace();
+  std::vector<TracedLookup> stop_trace();
+
+  std::atomic<std::int64_t> step;
+  std::atomic<std::uint64_t> sequence;
+  std::atomic<Phase> phase{Phase::kOpen};
+  std::atomic<bool> merged_this_step{false};
+  std::atomic<std::uint64_t> staged_calls{0};  // backward calls of this step
+
+  struct Counters {
+    std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
+        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0};
+  } counters;
+
+ private:
+  std::shared_ptr<rpc::Shards> shards_;
+  SessionOptions options_;
+  std::uint64_t fork_generation_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> tracing_{false};
+
+  mutable std::mutex cause_mutex_;
+  std::string cause_;  // guarded by cause_mutex_
+  std::mutex trace_mutex_;
+  std::vector<TracedLookup> trace_;  // guarded by trace_mutex_
+  std::mutex partitioner_mutex_;
+  rpc::Partitioner partitioner_;  // guarded by partitioner_mutex_
+};
+
+}  // namespace sparserow

@@ -1,0 +1,265 @@
+#include "session/table_step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "util/hash.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::uint32_t kAbsent = 0xffffffffu;
+
+// True when every float is finite: an exponent of all ones is NaN or Inf. Branch-free, so it vectorises.
+bool all_finite(const float* values, std::size_t n) noexcept {
+  std::uint32_t bad = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & 0x7f800000u) == 0x7f800000u);
+  }
+  return bad == 0;
+}
+
+}  // namespace
+
+TableStep::TableStep(std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim, std::uint32_t shard_count)
+    : table_id_(table_id), schema_version_(schema_version), dim_(dim), shard_count_(shard_count) {}
+
+std::optional<Lookup> TableStep::recall(const IdsRef& ids) const {
+  for (const Memo& memo : memos_) {
+    if (memo.source != ids.source.data || memo.n != ids.ids.size()) continue;
+    const std::uint32_t* indexes = memo.indexes->data() + memo.offset;
+    std::uint64_t differs = 0;
+    for (std::size_t i = 0; i < memo.n; ++i) differs |= keys_[indexes[i]] ^ static_cast<std::uint64_t>(ids.ids[i]);
+    if (differs == 0) return lookup_of(memo);
+  }
+  return std::nullopt;
+}
+
+std::optional<Lookup> TableStep::find(const IdsRef& ids, std::int64_t* missing) {
+  auto indexes = fresh_indexes(ids.ids.size());
+  missing_at_.clear();
+  if (index_known(ids.ids, *indexes) > 0) {
+    *missing = ids.ids[missing_at_.front()];
+    return std::nullopt;
+  }
+  remember(ids.source, 0, ids.ids.size(), indexes);
+  return lookup_of(Memo{nullptr, 0, ids.ids.size(), indexes});
+}
+
+void TableStep::add(std::span<const IdsRef> lookups, rpc::Partitioner& partitioner) {
+  std::span<const std::int64_t> ids = lookups.front().ids;
+  if (lookups.size() > 1) {
+    joined_ids_.clear();
+    for (const IdsRef& lookup : lookups) joined_ids_.insert(joined_ids_.end(), lookup.ids.begin(), lookup.ids.end());
+    ids = joined_ids_;
+  }
+  auto indexes = fresh_indexes(0);
+  if (keys_.empty()) {
+    fresh_.inverse.swap(*indexes);
+    partitioner.partition(table_id_, {reinterpret_cast<const std::uint64_t*>(ids.data()), ids.size()}, fresh_);
+    indexes->swap(fresh_.inverse);
+    append_fresh();
+  } else {
+    indexes->resize(ids.size());
+    if (index_known(ids, *indexes) > 0) {
+      partitioner.partition(table_id_, missing_ids_, fresh_);
+      const auto base = static_cast<std::uint32_t>(keys_.size());
+      for (std::size_t i = 0; i < missing_at_.size(); ++i) (*indexes)[missing_at_[i]] = base + fresh_.inverse[i];
+      append_fresh();
+    }
+  }
+  std::size_t offset = 0;
+  for (const IdsRef& lookup : lookups) {
+    remember(lookup.source, offset, lookup.ids.size(), indexes);
+    offset += lookup.ids.size();
+  }
+}
+
+// Fills the indexes of known ids; the others go to missing_ids_ and missing_at_. Returns their number.
+std::size_t TableStep::index_known(std::span<const std::int64_t> ids, Lookup::Indexes& indexes) {
+  build_map();
+  missing_ids_.clear();
+  missing_at_.clear();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto key = static_cast<std::uint64_t>(ids[i]);
+    indexes[i] = map_find(key);
+    if (indexes[i] != kAbsent) continue;
+    missing_ids_.push_back(key);
+    missing_at_.push_back(static_cast<std::uint32_t>(i));
+  }
+  return missing_ids_.size();
+}
+
+void TableStep::append_fresh() {
+  if (batches_.size() == batches_used_) batches_.emplace_back();
+  Batch& batch = batches_[batches_used_++];
+  batch.begin = keys_.size();
+  batch.shard_begin.swap(fresh_.shard_begin);
+  if (keys_.empty()) {
+    keys_.swap(fresh_.keys);
+  } else {
+    keys_.insert(keys_.end(), fresh_.keys.begin(), fresh_.keys.end());
+  }
+  staged_.resize(keys_.size(), 0);
+  grow_rows(keys_.size());
+}
+
+void TableStep::grow_rows(std::size_t keys) {
+  // A buffer that a Lookup of an earlier step still reads is left to it.
+  const bool shared = confirmed_ == 0 && rows_.use_count() > 1;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (keys <= row_capacity_ && !shared) return;
+  const std::size_t capacity = std::max(keys, row_capacity_ + row_capacity_ / 2);
+  auto grown = std::make_shared_for_overwrite<float[]>(capacity * dim_);
+  if (confirmed_ > 0) std::memcpy(grown.get(), rows_.get(), confirmed_ * dim_ * sizeof(float));
+  rows_ = std::move(grown);
+  row_capacity_ = capacity;
+}
+
+void TableStep::pending(std::vector<rpc::TablePull>& out) {
+  for (std::size_t b = batches_confirmed_; b < batches_used_; ++b) {
+    const Batch& batch = batches_[b];
+    rpc::TablePull pull;
+    pull.table_id = table_id_;
+    pull.schema_version = schema_version_;
+    pull.dim = dim_;
+    pull.keys = std::span<const std::uint64_t>(keys_).subspan(batch.begin, batch.shard_begin.back());
+    pull.shard_begin = batch.shard_begin;
+    pull.rows = rows_.get() + batch.begin * dim_;
+    out.push_back(pull);
+  }
+}
+
+void TableStep::confirm() {
+  confirmed_ = keys_.size();
+  batches_confirmed_ = batches_used_;
+}
+
+void TableStep::rollback() {
+  if (confirmed_ == keys_.size()) return;
+  keys_.resize(confirmed_);
+  staged_.resize(confirmed_);
+  batches_used_ = batches_confirmed_;
+  map_.clear();
+  mapped_ = 0;
+  memos_.clear();
+}
+
+float* TableStep::sums() {
+  if (sums_.size() < keys_.size() * dim_) sums_.resize(std::max(keys_.size() * dim_, sums_.size() * 3 / 2));
+  return sums_.data();
+}
+
+TableStep::Seal TableStep::seal(float scale) {
+  Seal seal;
+  for (std::size_t i = 0; i < staged_.size(); ++i) {
+    if (staged_[i] == 0) continue;
+    float* sum = sums_.data() + i * dim_;
+    if (scale != 1.0f) {
+      for (std::uint32_t c = 0; c < dim_; ++c) sum[c] *= scale;
+    }
+    ++seal.rows;
+    if (all_finite(sum, dim_)) continue;
+    if (seal.nonfinite_rows++ == 0) seal.first_nonfinite_key = keys_[i];
+  }
+  direct_push_ = batches_used_ == 1 && seal.rows == keys_.size();
+  if (!direct_push_) gather_pushes();
+  return seal;
+}
+
+void TableStep::gather_pushes() {
+  push_keys_.clear();
+  push_grads_.clear();
+  push_shard_begin_.assign(1, 0);
+  for (std::uint32_t shard = 0; shard < shard_count_; ++shard) {
+    for (std::size_t b = 0; b < batches_used_; ++b) {
+      const Batch& batch = batches_[b];
+      for (std::size_t i = batch.shard_begin[shard]; i < batch.shard_begin[shard + 1]; ++i) {
+        const std::size_t index = batch.begin + i;
+        if (staged_[index] == 0) continue;
+        push_keys_.push_back(keys_[index]);
+        const float* sum = sums_.data() + index * dim_;
+        push_grads_.insert(push_grads_.end(), sum, sum + dim_);
+      }
+    }
+    push_shard_begin_.push_back(static_cast<std::uint32_t>(push_keys_.size()));
+  }
+}
+
+rpc::TablePush TableStep::push(float lr) const {
+  rpc::TablePush push;
+  push.table_id = table_id_;
+  push.schema_version = schema_version_;
+  push.dim = dim_;
+  push.lr = lr;
+  push.keys = direct_push_ ? keys_ : push_keys_;
+  push.shard_begin = direct_push_ ? batches_.front().shard_begin : push_shard_begin_;
+  push.grads = direct_push_ ? sums_.data() : push_grads_.data();
+  return push;
+}
+
+void TableStep::clear() {
+  keys_.clear();
+  staged_.clear();
+  confirmed_ = 0;
+  batches_used_ = 0;
+  batches_confirmed_ = 0;
+  map_.clear();
+  mapped_ = 0;
+  memos_.clear();
+  push_keys_.clear();
+  direct_push_ = false;
+}
+
+std::shared_ptr<Lookup::Indexes> TableStep::fresh_indexes(std::size_t n) {
+  for (auto& candidate : pool_) {
+    if (candidate.use_count() != 1) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);  // after the last reader's release
+    candidate->resize(n);
+    return candidate;
+  }
+  pool_.push_back(std::make_shared<Lookup::Indexes>(n));
+  return pool_.back();
+}
+
+void TableStep::remember(const TensorView& source, std::size_t offset, std::size_t n,
+                         const std::shared_ptr<Lookup::Indexes>& indexes) {
+  const Memo memo{source.data, offset, n, indexes};
+  for (Memo& old : memos_) {
+    if (old.source == memo.source && old.n == n) {
+      old = memo;
+      return;
+    }
+  }
+  memos_.push_back(memo);
+}
+
+Lookup TableStep::lookup_of(const Memo& memo) const { return {memo.indexes, memo.offset, memo.n, rows_, dim_}; }
+
+void TableStep::build_map() {
+  const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(64, keys_.size() * 2));
+  if (map_.size() < wanted) {
+    map_.assign(wanted, 0);
+    mapped_ = 0;
+  }
+  for (; mapped_ < keys_.size(); ++mapped_) map_insert(static_cast<std::uint32_t>(mapped_));
+}
+
+void TableStep::map_insert(std::uint32_t index) {
+  const std::size_t mask = map_.size() - 1;
+  std::size_t at = row_hash(table_id_, keys_[index]) & mask;
+  while (map_[at] != 0) at = (at + 1) & mask;
+  map_[at] = index + 1;
+}
+
+std::uint32_t TableStep::map_find(std::uint64_t key) const noexcept {
+  const std::size_t mask = map_.size() - 1;
+  for (std::size_t at = row_hash(table_id_, key) & mask; map_[at] != 0; at = (at + 1) & mask) {
+    if (keys_[map_[at] - 1] == key) return map_[at] - 1;
+  }
+  return kAbsent;
+}
+
+}  // namespace sparserow

@@ -1,0 +1,122 @@
+// The rows and gradient sums of one table within one step.
+//
+// A key is pulled once per step and gets an index; indexes grow and never move until clear(). Keys come in
+// batches, each grouped by shard, so that a step with one batch pulls into, and commits from, this memory
+// without a copy. The ids of a lookup are remembered by the tensor they came from and compared before they
+// are trusted, so the backward pass and a recomputation hash nothing.
+//
+//   add(ids)* -> pending() -> [pull] -> confirm() | rollback()     then recall / stage / seal; clear() ends it
+//
+// Invariants:
+//  1. keys are unique; rows of confirmed keys never change and stay readable through every Lookup given out.
+//  2. A rollback leaves the object as it was before the first unconfirmed add().
+//  3. A sum exists only where staged is 1.
+// Not thread-safe: Binding holds the lock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "rpc/partition.h"
+#include "rpc/shards.h"
+#include "session/lookup.h"
+
+namespace sparserow {
+
+class TableStep {
+ public:
+  TableStep(std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim, std::uint32_t shard_count);
+
+  // The lookup of these ids when it is remembered and still the same; verified id by id.
+  [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids) const;
+  // The lookup of ids that are all known; nullopt and `missing` (an id) when one is not.
+  [[nodiscard]] std::optional<Lookup> find(const IdsRef& ids, std::int64_t* missing);
+  // Gives every id of every lookup an index. New keys are pending until confirm(). ids must be >= 0.
+  void add(std::span<const IdsRef> lookups, rpc::Partitioner& partitioner);
+
+  // Requests for the keys without a row, rows pointing into this object; empty when there are none.
+  void pending(std::vector<rpc::TablePull>& out);
+  void confirm();
+  void rollback();
+  [[nodiscard]] std::size_t pending_keys() const noexcept { return keys_.size() - confirmed_; }
+  [[nodiscard]] bool empty() const noexcept { return keys_.empty(); }
+
+  // Where sums of known keys go; sized for all of them.
+  float* sums();
+  std::uint8_t* staged() noexcept { return staged_.data(); }
+
+  struct Seal {
+    std::uint64_t rows = 0;
+    std::uint64_t nonfinite_rows = 0;
+    std::uint64_t first_nonfinite_key = 0;
+  };
+  // Multiplies the sums by `scale`, counts rows with NaN or Inf, and makes the push. Without a copy when the
+  // step had one batch and every key of it has a gradient.
+  Seal seal(float scale);
+  // Valid after seal() until clear(). `lr` is the caller's.
+  [[nodiscard]] rpc::TablePush push(float lr) const;
+
+  void clear();
+
+ private:
+  struct Batch {
+    std::size_t begin = 0;                   // first key
+    std::vector<std::uint32_t> shard_begin;  // (shards + 1), relative to begin
+  };
+  struct Memo {
+    const void* source = nullptr;
+    std::size_t offset = 0;
+    std::size_t n = 0;
+    std::shared_ptr<Lookup::Indexes> indexes;
+  };
+
+  std::shared_ptr<Lookup::Indexes> fresh_indexes(std::size_t n);
+  std::size_t index_known(std::span<const std::int64_t> ids, Lookup::Indexes& indexes);
+  void append_fresh();
+  void remember(const TensorView& source, std::size_t offset, std::size_t n,
+                const std::shared_ptr<Lookup::Indexes>& indexes);
+  [[nodiscard]] Lookup lookup_of(const Memo& memo) const;
+  void build_map();
+  void map_insert(std::uint32_t index);
+  [[nodiscard]] std::uint32_t map_find(std::uint64_t key) const noexcept;
+  void grow_rows(std::size_t keys);
+  void gather_pushes();
+
+  std::uint32_t table_id_;
+  std::uint32_t schema_version_;
+  std::uint32_t dim_;
+  std::uint32_t shard_count_;
+
+  std::vector<std::uint64_t> keys_;  // (u)
+  std::size_t confirmed_ = 0;        // keys [0, confirmed) have rows
+  std::vector<Batch> batches_;
+  std::size_t batches_used_ = 0;
+  std::size_t batches_confirmed_ = 0;
+  std::shared_ptr<float[]> rows_;  // (capacity, dim)
+  std::size_t row_capacity_ = 0;
+
+  // Key -> index by linear probing; built when a second batch of ids arrives. Entries are index + 1.
+  std::vector<std::uint32_t> map_;
+  std::size_t mapped_ = 0;  // keys [0, mapped) are in the map
+
+  std::vector<Memo> memos_;
+  std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when nobody reads it
+
+  std::vector<float> sums_;           // (>= u, dim)
+  std::vector<std::uint8_t> staged_;  // (u)
+
+  bool direct_push_ = false;
+  std::vector<std::uint64_t> push_keys_;
+  std::vector<std::uint32_t> push_shard_begin_;
+  std::vector<float> push_grads_;
+
+  rpc::Partition fresh_;
+  std::vector<std::int64_t> joined_ids_;
+  std::vector<std::uint64_t> missing_ids_;
+  std::vector<std::uint32_t> missing_at_;
+};
+
+}  // namespace sparserow

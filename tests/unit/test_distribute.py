@@ -1,0 +1,218 @@
+"""What distribute swaps, carries and refuses; deferred layers; rows by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from torch import nn
+
+ROWS, DIM = 100, 4
+SGD = sr.SGD(lr=0.5)
+
+
+@pytest.fixture
+def cluster() -> sr.InProcessCluster:
+    return sr.InProcessCluster(shards=2)
+
+
+@pytest.fixture
+def session(cluster: sr.InProcessCluster) -> Iterator[sr.Session]:
+    with cluster.connect("ads") as session:
+        yield session
+
+
+class Tower(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.user_id = nn.Embedding(ROWS, DIM, **options)  # type: ignore[arg-type]
+        self.small = nn.Embedding(5, DIM)
+
+
+class Model(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.tower = Tower(**options)
+
+
+def test_swaps_by_size_and_carries_weights(session: sr.Session) -> None:
+    model = Model()
+    weight = model.tower.user_id.weight.detach().clone()
+    assert sr.distribute(model, session, optimizer=SGD, min_rows=ROWS) is model
+    assert type(model.tower.user_id).__name__ == "DistributedEmbedding"
+    assert type(model.tower.small) is nn.Embedding
+    np.testing.assert_array_equal(session.table("tower.user_id").pull(np.arange(ROWS)), weight)
+    assert list(model.state_dict()) == ["tower.small.weight"]
+    assert "table='ads/tower.user_id'" in repr(model)
+
+
+def test_options_by_pattern(session: sr.Session) -> None:
+    model = Model()
+    tables = {"tower.user_*": sr.Table(dtype="bfloat16", init=sr.Constant(2.0), optimizer=sr.Adagrad(lr=0.3), seed=5)}
+    sr.distribute(model, session, optimizer=SGD, min_rows=10, tables=tables)
+    schema = session.table("tower.user_id").schema
+    assert (schema.dtype, schema.optimizer, schema.seed) == ("bfloat16", sr.Adagrad(lr=0.3), 5)
+    np.testing.assert_array_equal(session.table("tower.user_id").pull([1, 2]), np.full((2, DIM), 2.0))
+
+
+def test_an_existing_table_keeps_its_rows(cluster: sr.InProcessCluster) -> None:
+    with cluster.connect("again") as first:
+        sr.distribute(Model(), first, optimizer=SGD, min_rows=10)
+        first.table("tower.user_id").assign([1], np.full((1, DIM), 9, np.float32))
+    with cluster.connect("again") as second:
+        sr.distribute(Model(), second, optimizer=SGD, min_rows=10)
+        np.testing.assert_array_equal(second.table("tower.user_id").pull([1]), np.full((1, DIM), 9))
+
+
+def tied(model: Model) -> None:
+    model.tower.other = nn.Embedding(ROWS, DIM)
+    model.tower.other.weight = model.tower.user_id.weight
+
+
+REFUSALS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "max_norm": (lambda: Model(max_norm=1.0), "max_norm"),
+    "scale_grad_by_freq": (lambda: Model(scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "tied": (lambda: (m := Model(), tied(m))[0], "tied"),
+    "frozen": (lambda: (m := Model(), m.tower.user_id.weight.requires_grad_(False))[0], "frozen"),
+    "float64": (lambda: Model(dtype=torch.float64), "float64"),
+    "hooks": (lambda: (m := Model(), m.tower.user_id.register_forward_hook(lambda *_: None))[0], "hooks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_name_layer_and_reason(name: str, session: sr.Session) -> None:
+    make, reason = REFUSALS[name]
+    model = make()
+    with pytest.raises(sr.FailedPrecondition, match=rf"tower\.user_id.*{reason}"):
+        sr.distribute(model, session, optimizer=SGD, min_rows=10)
+    assert type(model.tower.user_id) is nn.Embedding
+    assert session.catalog.list_tables("ads") == ()
+
+
+def test_a_pattern_without_a_layer_is_an_error(session: sr.Session) -> None:
+    with pytest.raises(sr.InvalidArgument, match=r"tables\['user_\*'\] matches no layer.*tower\.user_id"):
+        sr.distribute(Model(), session, optimizer=SGD, min_rows=10, tables={"user_*": sr.Table()})
+    with pytest.raises(sr.InvalidArgument, match="min_rows=1000"):
+        sr.distribute(Model(), session, optimizer=SGD, min_rows=1000)
+    with pytest.raises(sr.InvalidArgument, match="itself an embedding"):
+        sr.distribute(nn.Embedding(ROWS, DIM), session, optimizer=SGD, min_rows=10)
+
+
+def test_names_in_use_are_an_error(session: sr.Session, cluster: sr.InProcessCluster) -> None:
+    sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.FailedPrecondition, match=r"'tower\.user_id' is in use by this session"):
+        sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
+    with cluster.connect("ads") as other, pytest.raises(sr.FailedPrecondition, match="already bound in this process"):
+        sr.distribute(Model(), other, optimizer=SGD, min_rows=10)
+    with cluster.connect("ads") as other, pytest.raises(sr.FailedPrecondition, match="another schema"):
+        sr.distribute(Model(), other, optimizer=sr.Adam(), min_rows=10)
+
+
+def test_a_module_in_two_places_is_one_table(session: sr.Session) -> None:
+    model = Model()
+    model.again = model.tower.user_id
+    sr.distribute(model, session, optimizer=sr.SGD(lr=1.0), min_rows=10)
+    assert model.again is model.tower.user_id
+    before = session.table("tower.user_id").pull([3])
+    (model.again(torch.tensor([3])).sum() + model.tower.user_id(torch.tensor([3])).sum()).backward()
+    session.step()
+    np.testing.assert_allclose(session.table("tower.user_id").pull([3]), before - 2, atol=1e-6)
+
+
+def test_weight_is_not_there(session: sr.Session) -> None:
+    model = sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.FailedPrecondition, match=r"\.weight is not here"):
+        model.tower.user_id.weight.sum()
+    assert not hasattr(model.tower.user_id, "weight")
+
+
+def test_padding_row_begins_at_zero_without_carried_weights(session: sr.Session) -> None:
+    sr.distribute(Model(padding_idx=7), session, optimizer=SGD, min_rows=10, carry_weights=False)
+    rows = session.table("tower.user_id").pull([7, 8])
+    assert not rows[0].any()
+    assert rows[1].any()
+
+
+def test_deferred_layers_take_the_init_they_were_given(session: sr.Session) -> None:
+    class Big(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Embedding(1_000_000_000, 8)
+            self.uniform = nn.EmbeddingBag(1_000_000_000, 8, mode="sum", padding_idx=0)
+            nn.init.uniform_(self.uniform.weight, -0.25, 0.25)
+            self.by_data = nn.Embedding(2_000_000, 8)
+            self.by_data.weight.data.normal_(1.0, 0.5)
+            self.constant = nn.Embedding(2_000_000, 8, device="cpu")
+            nn.init.constant_(self.constant.weight, 3.0)
+            self.xavier = nn.Embedding(2_000_000, 8)
+            nn.init.xavier_uniform_(self.xavier.weight)
+            self.small = nn.Embedding(10, 8)
+
+    with sr.deferred(min_rows=1_000_000):
+        model = Big()
+    assert model.plain.weight.is_meta
+    assert not model.small.weight.is_meta
+    assert not nn.Embedding(2_000_000, 1).weight.is_meta
+    sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
+    inits = {schema.name: schema.init for schema in session.catalog.list_tables("ads")}
+    assert inits["plain"] == sr.Normal(0.0, 1.0)
+    assert inits["uniform"] == sr.Uniform(-0.25, 0.25)
+    assert inits["by_data"] == sr.Normal(1.0, 0.5)
+    assert inits["constant"] == sr.Constant(3.0)
+    bound = (6 / (2_000_000 + 8)) ** 0.5
+    assert inits["xavier"].high == -inits["xavier"].low == pytest.approx(bound)
+    assert model.plain(torch.tensor([999_999_999])).shape == (1, 8)
+
+
+def test_deferred_refuses_what_a_server_cannot_repeat() -> None:
+    with sr.deferred(min_rows=100), pytest.raises(sr.FailedPrecondition, match=r"erfinv_|trunc_normal_|mul_|clamp_"):
+        nn.init.trunc_normal_(nn.Embedding(100, 4).weight)
+    with pytest.raises(sr.InvalidArgument, match="min_rows"), sr.deferred(min_rows=0):
+        pass
+
+
+def test_rows_by_key(session: sr.Session) -> None:
+    table = session.create_table("keys", dim=2, optimizer=sr.SGD(lr=0.5), init=sr.Constant(1.0))
+    keys = np.array([5, 2**63 + 1, 5], dtype=np.uint64)
+    np.testing.assert_array_equal(table.pull(keys), np.ones((3, 2)))
+    table.push(keys, np.ones((3, 2), np.float32))  # 5 stands twice: its gradients are summed
+    np.testing.assert_array_equal(table.pull(keys), [[0, 0], [0.5, 0.5], [0, 0]])
+    table.push([5], np.ones((1, 2), np.float32), lr=2.0)
+    np.testing.assert_array_equal(session.table("keys").pull([5]), [[-2, -2]])
+    table.assign(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
+    np.testing.assert_array_equal(table.pull([sr.hash_key("b"), sr.hash_key("a")]), [[3, 4], [1, 2]])
+    assert sorted(k for keys_, _ in table.scan(batch_rows=1) for k in keys_.tolist()) == sorted(
+        [5, 2**63 + 1, sr.hash_key("a"), sr.hash_key("b")]
+    )
+    assert table.delete([5, 6]) == 1
+    np.testing.assert_array_equal(table.pull([5]), np.ones((1, 2)))
+    assert table.pull([]).shape == (0, 2)
+
+
+def test_rows_by_key_refuses(session: sr.Session) -> None:
+    table = session.create_table("keys", dim=2, optimizer=sr.SGD(lr=0.5))
+    with pytest.raises(sr.InvalidArgument, match="-3 is not allowed"):
+        table.pull([1, -3])
+    with pytest.raises(sr.InvalidArgument, match="float64"):
+        table.pull(np.array([1.5]))
+    with pytest.raises(sr.InvalidArgument, match=r"grads: the shape must be \(1, 2\)"):
+        table.push([1], np.ones((1, 3), np.float32))
+    with pytest.raises(sr.InvalidArgument, match="grads of key 4 is not finite"):
+        table.push([3, 4], np.array([[1, 1], [1, np.nan]], np.float32))
+    np.testing.assert_array_equal(table.pull([3]), np.zeros((1, 2)))
+    with pytest.raises(sr.NotFound, match="tables there: keys"):
+        session.table("other")
+    with pytest.raises(sr.FailedPrecondition):
+        session.create_table("keys", dim=3, optimizer=sr.SGD(lr=0.5))
+
+
+def test_hash_key_is_pinned() -> None:
+    import xxhash
+
+    assert sr.hash_key("user:42") == xxhash.xxh3_64_intdigest(b"user:42") >> 1
+    assert sr.hash_key(b"") == xxhash.xxh3_64_intdigest(b"") >> 1
+    assert sr.hash_key(("a", "bc")) != sr.hash_key(("ab", "c"))
+    assert 0 <= sr.hash_key("x" * 1000) < 2**63

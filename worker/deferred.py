@@ -1,0 +1,146 @@
+"""Layers whose rows are never allocated here: ``with deferred(min_rows=...): model = MyModel()``."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.schema import Constant, Init, Normal, Uniform
+
+_KINDS: tuple[type[nn.Embedding] | type[nn.EmbeddingBag], ...] = (nn.Embedding, nn.EmbeddingBag)
+# Stands on a layer made under deferred(): the initial distribution its weight was given.
+INIT_ATTRIBUTE = "_sparserow_deferred_init"
+# In-place calls that do not change a weight's values.
+_HARMLESS = frozenset({"requires_grad_", "detach_"})
+
+
+def deferred_init(module: nn.Module) -> Init | None:
+    """The initial distribution of a layer made under :func:`deferred`; None for any other layer."""
+    init: Init | None = module.__dict__.get(INIT_ATTRIBUTE)
+    return init
+
+
+@contextmanager
+def deferred(*, min_rows: int = 10_000_000) -> Iterator[None]:
+    """Creates ``nn.Embedding`` and ``nn.EmbeddingBag`` of at least ``min_rows`` rows on the meta device.
+
+    Their rows come into being on the parameter servers after ``distribute``. An initialisation of such a weight
+    (``normal_``, ``uniform_``, ``fill_``, ``zero_``, and what ``torch.nn.init`` builds on them) is noted and becomes
+    the table's initial distribution; torch's default is normal(0, 1). Applies to the thread that enters it.
+
+    Args:
+        min_rows: smaller layers are allocated as usual.
+
+    Raises:
+        InvalidArgument: ``min_rows`` is below 1.
+        FailedPrecondition: a deferred weight is initialised in a way that a server cannot repeat; name a
+            distribution with ``distribute(tables={pattern: Table(init=...)})`` and leave the weight alone.
+    """
+    if min_rows < 1:
+        raise InvalidArgument(f"deferred: min_rows {min_rows!r} is not allowed; allowed: >= 1")
+    notes = _InitNotes()
+    thread = threading.get_ident()
+    originals = {kind: kind.__init__ for kind in _KINDS}
+    for kind, original in originals.items():
+        kind.__init__ = _on_meta(original, min_rows, thread, notes)  # type: ignore[method-assign]
+    try:
+        with notes:
+            yield
+    finally:
+        for kind, original in originals.items():
+            kind.__init__ = original  # type: ignore[method-assign]
+
+
+def _on_meta(original: Callable[..., None], min_rows: int, thread: int, notes: _InitNotes) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: nn.Embedding | nn.EmbeddingBag, num_embeddings: int, *args: Any, **kwargs: Any) -> None:
+        if num_embeddings < min_rows or threading.get_ident() != thread:
+            original(self, num_embeddings, *args, **kwargs)
+            return
+        kwargs["device"] = "meta"
+        with notes.layer(self):
+            original(self, num_embeddings, *args, **kwargs)
+
+    return init
+
+
+class _InitNotes(TorchFunctionMode):
+    """Sees every torch call and notes those that fill a deferred weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layers: dict[int, nn.Module] = {}  # by storage of the weight
+        self._in_constructor = False
+
+    @contextmanager
+    def layer(self, module: nn.Embedding | nn.EmbeddingBag) -> Iterator[None]:
+        """Around a constructor: afterwards the layer is known, with torch's default distribution."""
+        self._in_constructor = True
+        try:
+            yield
+        finally:
+            self._in_constructor = False
+        module.__dict__[INIT_ATTRIBUTE] = Normal(0.0, 1.0)
+        self._layers[_storage(module.weight)] = module
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        is_in_place = name.endswith("_") and not name.startswith("__") and name not in _HARMLESS
+        if is_in_place and not self._in_constructor:
+            target = args[0] if args else kwargs.get("tensor")
+            if isinstance(target, Tensor) and target.is_meta and _storage(target) in self._layers:
+                self._note(self._layers[_storage(target)], target, func, args[1:], kwargs)
+        return func(*args, **kwargs)
+
+    def _note(
+        self, layer: nn.Module, target: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        weight: Any = layer.weight
+        given = [float(value) for value in args[:2] if isinstance(value, int | float)]
+        given += [float(kwargs[key]) for key in _ARGUMENTS if key in kwargs]
+        if target.numel() < weight.numel():
+            if func.__name__ in ("fill_", "zero_") and (given or [0.0]) == [0.0]:
+                return  # torch zeroes the padding row; so does distribute
+        elif func.__name__ in _DISTRIBUTIONS:
+            kind, defaults = _DISTRIBUTIONS[func.__name__]
+            layer.__dict__[INIT_ATTRIBUTE] = kind(*given, *defaults[len(given) :])
+            return
+        raise FailedPrecondition(
+            f"deferred: {func.__name__} on a weight of {weight.shape[0]} rows cannot be repeated by a server; allowed: "
+            f"{', '.join(_DISTRIBUTIONS)}, xavier_uniform_, xavier_normal_ on the whole weight, or Table(init=...) in "
+            "distribute"
+        )
+
+
+# In-place fills, of Tensor or torch.nn.init, with the distribution and its arguments' defaults.
+_DISTRIBUTIONS: Mapping[str, tuple[Callable[..., Init], tuple[float, ...]]] = MappingProxyType(
+    {
+        "normal_": (Normal, (0.0, 1.0)),
+        "uniform_": (Uniform, (0.0, 1.0)),
+        "fill_": (Constant, (0.0,)),
+        "zero_": (Constant, (0.0,)),
+        "constant_": (Constant, (0.0,)),
+        "zeros_": (Constant, (0.0,)),
+        "ones_": (Constant, (1.0,)),
+    }
+)
+_ARGUMENTS = ("from", "a", "to", "b", "mean", "std", "value", "val")
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,162 @@
+"""The twins of ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on the parameter servers.
+
+A twin holds no row. It names its table (``binding``), so a copy or a pickled copy reads and trains the same table,
+in a process where a session has bound it; ``.to()`` moves nothing, results come back on the device of the ids.
+In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..proto.errors import FailedPrecondition
+from . import ops
+
+BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
+
+
+class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
+    """Direct use of ``weight`` of a distributed layer."""
+
+
+class _Twin(nn.Module):
+    """What both twins share: the table's name and the anchor.
+
+    Attributes:
+        binding: name of the table as the ops find it, ``namespace/table``.
+        anchor: (1,) float32 that requires grad and makes autograd record lookups; a plain attribute, so that
+            neither ``parameters()``, ``state_dict()`` nor DDP see it.
+        dtype: of the output, the dtype the replaced layer's weight had.
+    """
+
+    def __init__(
+        self, binding: str, *, num_embeddings: int, embedding_dim: int, padding_idx: int | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.binding = binding
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.dtype = dtype
+        self.anchor = torch.zeros(1, requires_grad=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise WeightUnavailable(
+                f"table {self.__dict__.get('binding')!r}: .weight is not here, its rows live on the parameter servers; "
+                "use session.table(name).pull(keys), or keep the layer local with min_rows"
+            )
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.binding!r}"
+
+
+class DistributedEmbedding(_Twin):
+    """The twin of ``nn.Embedding``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Rows of ids.
+
+        Args:
+            input: any shape, int64 or int32, in [0, num_embeddings).
+
+        Returns:
+            ``input.shape + (embedding_dim,)``.
+
+        Raises:
+            InvalidArgument: an id is out of range (names the table and the id).
+            FailedPrecondition: no session of this process has bound the table.
+        """
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        out: Tensor
+        if torch.compiler.is_compiling():
+            out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
+        else:
+            try:
+                out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
+            except (RuntimeError, ValueError) as error:
+                raise ops.typed_error(error) from None
+        return out if self.dtype == torch.float32 else out.to(self.dtype)
+
+
+class DistributedEmbeddingBag(_Twin):
+    """The twin of ``nn.EmbeddingBag``; ``mode`` is ``sum``, ``mean`` or ``max``."""
+
+    def __init__(
+        self,
+        binding: str,
+        *,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype,
+        mode: str,
+        include_last_offset: bool,
+    ) -> None:
+        super().__init__(
+            binding,
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            padding_idx=padding_idx,
+            dtype=dtype,
+        )
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        self._mode_number = BAG_MODES[mode]
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - torch's name
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pooled rows of bags of ids.
+
+        Args:
+            input: (bags, length), or (n) with offsets; int64 or int32, in [0, num_embeddings). Ids equal to
+                ``padding_idx`` are left out of their bag.
+            offsets: (bags), or (bags + 1) with ``include_last_offset``; where each bag begins in ``input``.
+            per_sample_weights: of input's shape; with mode ``sum`` only.
+
+        Returns:
+            (bags, embedding_dim); zeros for an empty bag.
+
+        Raises:
+            InvalidArgument: an id is out of range, or the shapes do not fit together.
+            FailedPrecondition: no session of this process has bound the table.
+        """
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        weights = per_sample_weights
+        if torch.compiler.is_compiling():
+            out = self._pool(input, offsets, weights, padding)
+        else:
+            try:
+                out = self._pool(input, offsets, weights, padding)
+            except (RuntimeError, ValueError) as error:
+                raise ops.typed_error(error) from None
+        return out if self.dtype == torch.float32 else out.to(self.dtype)
+
+    def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int) -> Tensor:
+        pooled: Tensor = ops.gather_bag(
+            ids,
+            offsets,
+            self.anchor,
+            weights,
+            self.binding,
+            self.embedding_dim,
+            self._mode_number,
+            padding,
+            self.include_last_offset,
+            self.training,
+        )[0]
+        return pooled
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, mode={self.mode!r}"

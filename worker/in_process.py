@@ -1,0 +1,117 @@
+"""A session over stores of this process: no coordinator, no server, one worker.
+
+For tests, for ``sparserow bench train``'s reference without RPC, and for training on one machine in one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from ..cpp_ext import _client
+from ..proto.errors import FailedPrecondition, NotFound
+from ..proto.schema import (
+    DTYPES,
+    SGD,
+    Adagrad,
+    Adam,
+    Constant,
+    Init,
+    Normal,
+    RowOptimizer,
+    RowWiseAdagrad,
+    TableSchema,
+    Uniform,
+    XavierUniform,
+)
+from .session import NonFinitePolicy, Placement, Session
+
+# In the order of the enums of cpp_ext/store/schema.h.
+_OPTIMIZERS: tuple[type[RowOptimizer], ...] = (SGD, Adagrad, RowWiseAdagrad, Adam)
+
+
+def _init_numbers(init: Init) -> tuple[int, float, float]:
+    if isinstance(init, Constant):
+        return 0, init.value, 0.0
+    if isinstance(init, Uniform):
+        return 1, init.low, init.high
+    if isinstance(init, Normal):
+        return 2, init.mean, init.std
+    return (3 if isinstance(init, XavierUniform) else 4), init.gain, float(init.num_rows)
+
+
+def _optimizer_fields(optimizer: RowOptimizer) -> dict[str, Any]:
+    out: dict[str, Any] = {"kind": _OPTIMIZERS.index(type(optimizer))}
+    out.update({f.name: getattr(optimizer, f.name) for f in fields(optimizer) if f.name != "lr"})
+    return out
+
+
+class InProcessCluster:
+    """Shards and catalog of one process.
+
+    Args:
+        shards: stores to spread the slots over.
+        slot_count: power of two.
+        memory_budget_bytes: of each store; 0 is none.
+    """
+
+    def __init__(self, *, shards: int = 1, slot_count: int = 16384, memory_budget_bytes: int = 0) -> None:
+        self._native = _client.LocalCluster(
+            shards=shards, slot_count=slot_count, memory_budget_bytes=memory_budget_bytes
+        )
+        self._schemas: dict[str, TableSchema] = {}
+
+    def connect(self, namespace: str = "default", *, on_nonfinite: NonFinitePolicy = "raise") -> Session:
+        """A session over these shards."""
+        native = _client.NativeSession(
+            self._native.shards, first_step=0, first_sequence=1, clocked=True, grad_sum=False, deadline_ms=30_000
+        )
+        return Session(native, self, Placement(namespace=namespace, on_nonfinite=on_nonfinite))
+
+    def create_table(self, schema: TableSchema) -> TableSchema:
+        """Creates a table on every store, or finds it.
+
+        Raises:
+            FailedPrecondition: it exists with another schema.
+        """
+        known = self._schemas.get(schema.full_name)
+        if known is not None:
+            if replace(known, id=0) != replace(schema, id=0):
+                raise FailedPrecondition(f"table {schema.full_name!r} exists with another schema: {known}")
+            return known
+        made = replace(schema, id=_client.id_of_name(schema.full_name))
+        self._native.create_table(
+            id=made.id,
+            version=made.version,
+            name=made.full_name,
+            dim=made.dim,
+            dtype=DTYPES.index(made.dtype),
+            seed=made.seed,
+            init=_init_numbers(made.init),
+            optimizer=_optimizer_fields(made.optimizer),
+        )
+        self._schemas[made.full_name] = made
+        return made
+
+    def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
+        """The tables of a namespace (empty: of all), by name."""
+        found = [schema for schema in self._schemas.values() if namespace in ("", schema.namespace)]
+        return tuple(sorted(found, key=lambda schema: schema.full_name))
+
+    def drop_table(self, namespace: str, name: str) -> None:
+        """Removes a table and its rows.
+
+        Raises:
+            NotFound: there is no such table.
+        """
+        schema = self._schemas.pop(f"{namespace}/{name}", None)
+        if schema is None:
+            raise NotFound(f"table {namespace}/{name} does not exist")
+        self._native.drop_table(schema.id)
+
+    def row_count(self, namespace: str, name: str) -> int:
+        """Rows that exist in a table."""
+        return self._native.rows(self._schemas[f"{namespace}/{name}"].id)
+
+    def close(self) -> None:
+        """Nothing to release before the object itself."""

@@ -1,0 +1,47 @@
+"""Lets a ``torch.amp.GradScaler`` judge dense and sparse gradients as one.
+
+torch keeps, per optimizer and until ``update()``, whether its gradients were unscaled and had an Inf or NaN. That
+record is read and written here and nowhere else, since it is not public: ``unscale_`` may have been called before
+(for clipping), and a step that the sparse side or another rank refuses must be skipped by the dense side too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler, OptState
+
+
+class LossScale:
+    """One step's view of a scaler that is enabled."""
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        self.inverse = 1.0 / scaler.get_scale()
+
+    def _record(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        record: dict[str, Any] = self._scaler._per_optimizer_states[id(optimizer)]
+        return record
+
+    def unscale(self, dense: torch.optim.Optimizer) -> bool:
+        """Unscales the dense gradients unless that was done; returns whether an Inf or NaN is among them."""
+        if self._record(dense)["stage"] is OptState.READY:
+            self._scaler.unscale_(dense)
+        return any(bool(found.item()) for found in self._record(dense)["found_inf_per_device"].values())
+
+    def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
+        """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped."""
+        found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
+        if sparse is not None:
+            self._record(sparse)["found_inf_per_device"] = {found.device: found}
+        if dense is not None:
+            for flag in self._record(dense)["found_inf_per_device"].values():
+                flag.fill_(float(skip))
+            self._scaler.step(dense)
+        self._scaler.update()
+
+    def forget(self, dense: torch.optim.Optimizer | None) -> None:
+        """After a step that failed: the gradients are gone, the scale stays."""
+        if dense is not None:
+            self._scaler._per_optimizer_states.pop(id(dense), None)

@@ -1,0 +1,127 @@
+"""One pull for all lookups of a forward, learnt from the first batch.
+
+The first forward after ``distribute`` is traced: each lookup's tensor is matched by memory to a tensor of the batch
+(the very tensor, or one index or range of one of its dimensions). From then on a hook pulls what the batch's tensors
+will need before the forward begins, one frame per shard for all tables. Nothing depends on the guess: a lookup that
+finds rows missing pulls them itself and is counted, and the next forward is traced anew, a bounded number of times.
+Inside ``torch.compile`` hooks are not traced, and a compiled model pulls per lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..cpp_ext import _client
+
+# How to reach a tensor from (args, kwargs): indexes and keys.
+Path: TypeAlias = tuple[Any, ...]
+
+_MAX_TRACES = 8
+_ID_DTYPES = (torch.int64, torch.int32)
+
+
+class MergedPull:
+    """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
+
+    def __init__(self, native: _client.NativeSession) -> None:
+        self._native = native
+        self._plan: _client.MergePlan | None = None
+        self._paths: list[Path] = []
+        self._traced: list[Tensor] = []
+        self._is_tracing = False
+        self._traces = 0
+        self._missed_before = 0
+
+    def install(self, model: nn.Module) -> None:
+        """Adds the hooks to the model's root."""
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
+        model.register_forward_hook(self.after, with_kwargs=True, always_call=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MergedPull:
+        return self
+
+    def __reduce__(self) -> tuple[type[_NoMergedPull], tuple[()]]:
+        return _NoMergedPull, ()
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Pulls ahead, or begins a trace."""
+        if torch.compiler.is_compiling():
+            return
+        if self._plan is None:
+            found = dict(_id_tensors((args, kwargs), ()))
+            self._paths, self._traced = list(found), list(found.values())
+            self._is_tracing = True
+            self._native.start_trace()
+        elif self._plan.size > 0:
+            tensors = [_tensor_at((args, kwargs), path) for path in self._paths]
+            hosts = [None if tensor is None else _on_host(tensor) for tensor in tensors]
+            roots = [_description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
+            self._native.pull_merged(self._plan, roots, module.training)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Ends a trace, or looks whether the guess was right."""
+        del args, kwargs, output
+        if torch.compiler.is_compiling():
+            return
+        if self._is_tracing:
+            self._is_tracing = False
+            self._traces += 1
+            self._plan = self._native.learn_merge([_description(tensor, tensor) for tensor in self._traced])
+            self._traced = []
+            self._missed_before = self._native.lookups_missed
+        elif module.training:
+            missed = self._native.lookups_missed
+            if missed > self._missed_before and self._traces < _MAX_TRACES:
+                self._plan = None
+            self._missed_before = missed
+        else:
+            self._native.end_evaluation()
+
+
+class _NoMergedPull:
+    """Stands for the hooks in a pickled copy of a model."""
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Nothing."""
+
+
+def _id_tensors(value: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:
+    if isinstance(value, Tensor):
+        if value.dtype in _ID_DTYPES and value.layout == torch.strided and value.dim() > 0:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _id_tensors(item, (*path, key))
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _id_tensors(item, (*path, index))
+
+
+def _tensor_at(value: Any, path: Path) -> Tensor | None:
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value if isinstance(value, Tensor) and value.dtype in _ID_DTYPES else None
+
+
+def _on_host(tensor: Tensor) -> Tensor | None:
+    if tensor.device.type == "cpu":
+        return tensor
+    host = tensor.cpu()
+    return host if host.stride() == tensor.stride() else None
+
+
+def _description(tensor: Tensor | None, host: Tensor | None) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]:
+    """What the native half needs of a batch tensor; one without elements when the batch has none at this place."""
+    if tensor is None or host is None:
+        return (0, 0, (0,), (1,), 8)
+    return (tensor.data_ptr(), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())

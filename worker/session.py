@@ -1,0 +1,284 @@
+"""A worker's session: its tables, its clock, and the end of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from ..cpp_ext import _client
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
+from .sparse_optimizer import SparseOptimizer
+from .table import TableRows
+from .transaction import NonFinitePolicy, end_step
+
+__all__ = ["Catalog", "NonFinitePolicy", "Session", "SessionStats"]
+
+
+class Catalog(Protocol):
+    """Where tables are registered: the coordinator, or an in-process stand-in."""
+
+    def create_table(self, schema: TableSchema) -> TableSchema: ...
+    def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]: ...
+    def drop_table(self, namespace: str, name: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What a session did since it was made.
+
+    Attributes:
+        steps_committed, steps_aborted: ends of steps.
+        rows_pulled, rows_pushed: unique rows that crossed to or from the shards.
+        pulls: calls for rows; ``pulls_merged`` of them served all lookups of a forward at once.
+        lookups_missed: lookups that had to pull although a merged pull went before.
+        nonfinite_rows: summed gradients with NaN or Inf.
+    """
+
+    steps_committed: int
+    steps_aborted: int
+    rows_pulled: int
+    rows_pushed: int
+    pulls: int
+    pulls_merged: int
+    lookups_missed: int
+    nonfinite_rows: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A worker among the workers of its job, and the job's rules."""
+
+    namespace: str
+    rank: int = 0
+    world_size: int = 1
+    staleness: int | None = 0
+    grad_scale: Literal["mean", "sum"] = "mean"
+    on_nonfinite: NonFinitePolicy = "raise"
+
+
+class Session:
+    """Made by :func:`connect`. Explicit, and closed by ``close()`` or a ``with`` statement.
+
+    The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
+    child's copy raises :class:`FailedPrecondition` on use.
+    """
+
+    def __init__(
+        self,
+        native: _client.NativeSession,
+        catalog: Catalog,
+        placement: Placement,
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.native = native
+        self.catalog = catalog
+        self.placement = placement
+        self._on_close = on_close
+        self._optimizer: SparseOptimizer | None = None
+        self._schemas: dict[str, TableSchema] = {}
+        self._sent_rates: dict[str, float] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def namespace(self) -> str:
+        """Of every table this session names."""
+        return self.placement.namespace
+
+    @property
+    def rank(self) -> int:
+        """This worker's place in the order of reduction."""
+        return self.placement.rank
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the job when it began."""
+        return self.placement.world_size
+
+    @property
+    def current_step(self) -> int:
+        """The step that the next commit ends."""
+        return self.native.step
+
+    @property
+    def optimizer(self) -> SparseOptimizer:
+        """Learning rates by table, for ``torch.optim.lr_scheduler``.
+
+        Raises:
+            FailedPrecondition: before ``distribute``, as there is no table yet.
+        """
+        if self._optimizer is None:
+            raise FailedPrecondition("session.optimizer: there is no table yet; call distribute(model, session) first")
+        return self._optimizer
+
+    def step(
+        self,
+        dense: torch.optim.Optimizer | None = None,
+        scaler: GradScaler | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> bool:
+        """Ends the step: the dense update and the sparse commit both happen, or neither.
+
+        Gradients staged by backward since the last step (of all micro-batches) are unscaled, checked and
+        committed; then ``dense`` steps, through ``scaler`` when one is given, which is also updated. Afterwards
+        the gradients of both sides are gone, whatever the outcome: ``dense.zero_grad()`` is called here.
+
+        Args:
+            dense: the optimizer of the model's local parameters.
+            scaler: the ``torch.amp.GradScaler`` that scaled the loss. A step that it skips is silent, as torch's.
+            allow_empty: commit although no backward reached a distributed table.
+
+        Returns:
+            Whether the step was taken; False when it was skipped (by the scaler, or ``on_nonfinite="skip"``).
+
+        Raises:
+            NonFiniteGradient: a gradient, sparse or dense, of this rank or another, has NaN or Inf; the model and
+                the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
+            FailedPrecondition: no backward reached a table (and not ``allow_empty``).
+            ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
+            DeadlineExceeded: the outcome is unknown; the session can only be closed.
+        """
+        self._send_learning_rates()
+        return end_step(
+            self.native,
+            self._optimizer,
+            dense=dense,
+            scaler=scaler,
+            allow_empty=allow_empty,
+            is_distributed=self.world_size > 1,
+            on_nonfinite=self.placement.on_nonfinite,
+        )
+
+    def discard(self) -> None:
+        """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
+        self.native.abort()
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        optimizer: RowOptimizer,
+        dtype: Dtype = "float32",
+        init: Init | None = None,
+        seed: int = 0,
+    ) -> TableRows:
+        """Creates a table for use by key, or finds it.
+
+        Args:
+            name: within the session's namespace.
+            dim: columns.
+            optimizer: runs on the shards; its ``lr`` is the default of ``push``.
+            dtype: of stored weights.
+            init: of rows nobody has pushed to; None is zeros.
+            seed: of initial rows.
+
+        Raises:
+            FailedPrecondition: it exists with another schema (names the field).
+        """
+        schema = TableSchema(
+            namespace=self.namespace,
+            name=name,
+            dim=dim,
+            optimizer=optimizer,
+            dtype=dtype,
+            init=Constant() if init is None else init,
+            seed=seed,
+        )
+        return self._rows_of(self.catalog.create_table(schema))
+
+    def table(self, name: str) -> TableRows:
+        """Rows of a table by key.
+
+        Raises:
+            NotFound: the namespace has no such table (lists those it has).
+        """
+        if name not in self._schemas:
+            for schema in self.catalog.list_tables(self.namespace):
+                self._schemas.setdefault(schema.name, schema)
+        if name not in self._schemas:
+            known = ", ".join(sorted(self._schemas)) or "none"
+            raise NotFound(f"table {name!r} is not in namespace {self.namespace!r}; tables there: {known}")
+        return self._rows_of(self._schemas[name])
+
+    def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor) -> str:
+        """Makes a registered table known to the ops of this process; what ``distribute`` calls.
+
+        Args:
+            schema: as the catalog returned it.
+            num_rows: ids must be below.
+            anchor: of the twin; its parameter group carries the learning rate.
+
+        Returns:
+            The binding's name, ``namespace/table``.
+
+        Raises:
+            FailedPrecondition: the table is bound in this process already.
+        """
+        if schema.namespace != self.namespace:
+            raise InvalidArgument(f"table {schema.full_name!r}: the session's namespace is {self.namespace!r}")
+        rate = schema.optimizer.lr
+        self.native.bind(
+            schema.full_name,
+            table_id=schema.id,
+            schema_version=schema.version,
+            dim=schema.dim,
+            num_rows=num_rows,
+            lr=rate,
+        )
+        self._schemas[schema.name] = schema
+        self._sent_rates[schema.name] = rate
+        if self._optimizer is None:
+            self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate)
+        else:
+            self._optimizer.add_table(schema.name, anchor, lr=rate)
+        return schema.full_name
+
+    def bound_tables(self) -> Sequence[str]:
+        """Names of the tables that models of this process use."""
+        return tuple(self._sent_rates)
+
+    def stats(self) -> SessionStats:
+        """Counters since the session was made."""
+        return SessionStats(**self.native.stats())
+
+    def close(self) -> None:
+        """Leaves the job and forgets the tables; a step in progress is dropped. Idempotent."""
+        self.native.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def __reduce__(self) -> Any:
+        raise FailedPrecondition("a session cannot be pickled: connect in each process")
+
+    def _rows_of(self, schema: TableSchema) -> TableRows:
+        self._schemas[schema.name] = schema
+        rate = None if self._optimizer is None else self._optimizer.learning_rates().get(schema.name)
+        if rate is not None:
+            schema = replace(schema, optimizer=replace(schema.optimizer, lr=rate))
+        return TableRows(self.native, schema)
+
+    def _send_learning_rates(self) -> None:
+        if self._optimizer is None:
+            return
+        for name, rate in self._optimizer.learning_rates().items():
+            if self._sent_rates[name] != rate:
+                self.native.set_lr(f"{self.namespace}/{name}", rate)
+                self._sent_rates[name] = rate

@@ -1,0 +1,116 @@
+"""The end of a step: a vote over dense and sparse gradients and over ranks, then both sides move or neither."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from ..cpp_ext import _client
+from ..proto.errors import FailedPrecondition, SparserowError
+from .loss_scale import LossScale
+from .sparse_optimizer import SparseOptimizer
+
+NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
+
+# Votes; the highest of all ranks decides.
+_COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
+
+
+class NonFiniteGradient(FailedPrecondition, FloatingPointError):  # noqa: N818 - names are the taxonomy's
+    """A gradient has NaN or Inf; the step was refused and nothing was applied."""
+
+
+def end_step(
+    native: _client.NativeSession,
+    sparse: SparseOptimizer | None,
+    *,
+    dense: torch.optim.Optimizer | None,
+    scaler: GradScaler | None,
+    allow_empty: bool,
+    is_distributed: bool,
+    on_nonfinite: NonFinitePolicy,
+) -> bool:
+    """What :meth:`Session.step` does, with its arguments, returns and errors.
+
+    Invariants: every rank that gets as far as the vote takes part in it; the dense optimizer moves only after the
+    commit succeeded; on every way out the step's gradients are gone and the session is open.
+    """
+    scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
+    if sparse is not None and not allow_empty and native.staged_calls == 0:
+        raise FailedPrecondition(
+            "session.step: no backward reached a distributed table in this step; call loss.backward() before it, with "
+            "the model in train mode (or pass allow_empty=True)"
+        )
+    is_voting = is_distributed and dist.is_available() and dist.is_initialized()
+    try:
+        _, bad_rows, bad_table, bad_key = native.seal(1.0 if scale is None else scale.inverse)
+        dense_is_bad = dense is not None and (scale.unscale(dense) if scale else _has_nonfinite(dense))
+        vote, refusal = _COMMIT, None
+        if bad_rows or dense_is_bad:
+            vote = _NOT_FINITE
+        elif is_voting or native.shard_count > 1:
+            try:
+                native.prepare()
+            except SparserowError as error:
+                vote, refusal = _REFUSED, error
+        verdict = _highest_vote(vote) if is_voting else vote
+        if verdict == _COMMIT:
+            _commit(native)
+        else:
+            native.abort()
+        if verdict == _REFUSED:
+            raise refusal or FailedPrecondition("session.step: another rank's commit was refused; nothing was applied")
+        is_skipped = verdict == _NOT_FINITE
+        if is_skipped and scale is None and on_nonfinite == "raise":
+            raise NonFiniteGradient(_nonfinite_text(bad_rows, bad_table, bad_key, dense_is_bad))
+        if sparse is not None and not is_skipped:
+            sparse.step_from_session()
+        if scale is not None:
+            scale.finish(dense, sparse, skip=is_skipped)
+        elif dense is not None and not is_skipped:
+            dense.step()
+    except BaseException:
+        if scale is not None:
+            scale.forget(dense)
+        raise
+    finally:
+        native.reopen()
+        if dense is not None:
+            dense.zero_grad(set_to_none=True)
+    return not is_skipped
+
+
+def _commit(native: _client.NativeSession) -> None:
+    if native.is_prepared:
+        native.commit_prepared()
+    else:
+        native.commit()
+
+
+def _has_nonfinite(dense: torch.optim.Optimizer) -> bool:
+    grads = [p.grad for group in dense.param_groups for p in group["params"] if p.grad is not None]
+    if not grads:
+        return False
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    norm: Tensor = torch.nn.utils.get_total_norm(values, norm_type=float("inf"))
+    full = getattr(norm, "full_tensor", None)  # a DTensor's, under FSDP2
+    return not bool(torch.isfinite(norm if full is None else full()).item())
+
+
+def _highest_vote(vote: int) -> int:
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    ballot = torch.tensor([vote], dtype=torch.int32, device=device)
+    dist.all_reduce(ballot, op=dist.ReduceOp.MAX)
+    return int(ballot.item())
+
+
+def _nonfinite_text(rows: int, table: str, key: int, dense_is_bad: bool) -> str:
+    if rows:
+        who = f"table {table!r}: the gradient of key {key} is not finite ({rows} such rows)"
+    else:
+        who = "a dense gradient is not finite" if dense_is_bad else "a gradient of another rank is not finite"
+    return f"{who}; the step was refused and nothing was applied (lower the learning rate, or on_nonfinite='skip')"
