@@ -205,7 +205,7 @@ class CoordinatorService:
 
     def _withdraw(self, ticket: Ticket) -> None:
         """A candidate goes; the rest happens behind the caller's back, which may be gone."""
-        if self._cluster.jobs.leave(ticket) is not None:
+        if self._cluster.jobs.withdraw(ticket) is not None:
             self._in_background(self._after_leaving(ticket.job_id))
 
     async def _after_leaving(self, job_id: int) -> None:
@@ -224,12 +224,12 @@ class CoordinatorService:
         return pb.WorkerHeartbeatReply(lease_sec=self._cluster.jobs.lease_sec)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
-        """Takes a worker out of its job, and answers once the shards know; harmless when it is out already."""
+        """Takes a worker out of its job; harmless when it is out already."""
         try:
             ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
         except SparserowError:
             return pb.DeregisterWorkerReply()
-        self._cluster.jobs.leave(ticket)
+        self._cluster.jobs.leave_in_order(ticket)
         await self._after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
 
