@@ -210,6 +210,12 @@ class Membership:
             self._remove(self.jobs[ticket.job_id], ticket.rank)
         return ended
 
+    def extend(self, seconds: float) -> None:
+        """Lengthens every lease: for a time in which nobody could have been heard."""
+        for job in self.jobs.values():
+            for member in job.members.values():
+                member.expires_at += seconds
+
     def waiting_error(self, job: Job, ticket: Ticket, waited_sec: float) -> DeadlineExceeded:
         """What a candidate is told whose fellow ranks did not come in time."""
         missing = job.missing_ranks()

@@ -239,8 +239,16 @@ class CoordinatorService:
 
     # ---- leases
 
-    async def expire_leases(self) -> None:
-        """Takes out workers and shards whose lease has ended, and tells the shards."""
+    async def expire_leases(self, late_sec: float = 0.0) -> None:
+        """Takes out workers and shards whose lease has ended, and tells the shards.
+
+        Args:
+            late_sec: for so long this process could not listen (it was stopped, or starved); nobody pays for it.
+        """
+        if late_sec > 0:
+            log.warning("the coordinator was held up for %.1f s; all leases are longer by that", late_sec)
+            self._cluster.shards.extend(late_sec)
+            self._cluster.jobs.extend(late_sec)
         now = self._clock()
         for shard in self._cluster.shards.expire(now):
             log.warning("shard %d (process %d) is lost: no sign of life", shard.index, shard.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -210,3 +211,20 @@ def test_a_worker_that_leaves_in_order_takes_no_gradient_along(control: ControlC
     control.deregister_worker(first.identity)
     second.push(0, 3.0)
     assert np.array_equal(second.pull(1), np.full((len(KEYS), DIM), -2.0))  # both count in their last step
+
+
+def test_a_coordinator_that_was_stopped_takes_no_lease_for_it(launcher: Launcher) -> None:
+    coordinator = launcher.start("coordinator", "--shards=1", "--port=0", "--worker-lease=1s", "--shard-lease=1s")
+    address = coordinator.wait_for(r"coordinator at (\S+:\d+)")[1]
+    shard = launcher.start("ps", f"--coordinator={address}", "--shard=0")
+    with ControlClient(address, deadline_sec=30.0) as control:
+        wait_until(lambda: control.status().ready, "the cluster to be ready")
+        (worker,) = join(control, "stopped", 1)
+        coordinator.signal(signal.SIGSTOP)
+        time.sleep(3.0)  # three leases
+        coordinator.signal(signal.SIGCONT)
+        control.heartbeat_worker(worker.identity)
+        coordinator.wait_for("was held up for")
+        control.heartbeat_worker(worker.identity)
+        assert shard.popen.poll() is None
+        assert "is lost" not in coordinator.err

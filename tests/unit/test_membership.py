@@ -187,3 +187,10 @@ def test_a_candidate_that_withdraws_is_gone(jobs: Membership) -> None:
     assert jobs.withdraw(ticket) is not None
     assert jobs.withdraw(ticket) is None
     assert jobs.jobs == {}
+
+
+def test_leases_are_longer_by_the_time_nobody_could_be_heard(jobs: Membership) -> None:
+    zero, one = gathered(jobs, now=0.0)
+    jobs.extend(7.0)
+    assert jobs.expire(16.9) == []
+    assert jobs.expire(17.0) == [zero, one]
