@@ -23,6 +23,17 @@ def key_of_bytes(bytes: bytes, /) -> int:  # noqa: A002
 def id_of_name(name: str, /) -> int:
     """32-bit table id of ``namespace/name``; never 0."""
 
+def flat_adagrad(
+    rows: NDArray[np.int64],
+    grads: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    sums: NDArray[np.float32],
+    *,
+    lr: float,
+    eps: float,
+) -> None:
+    """The yardstick of ``bench engine``: Adagrad in place on rows (n) of flat weights and sums (rows, dim)."""
+
 class InitSpec:
     """Initial rows: constant a; uniform [a, b); normal mean a, std b; xavier_*: gain a, b rows."""
 
@@ -157,6 +168,9 @@ class Store:
 
         An absent row reads as its initial row, version 0. Raises NotFound, InvalidArgument.
         """
+
+    def pull_into(self, table_id: int, keys: NDArray[np.uint64], out: NDArray[np.float32]) -> None:
+        """As ``pull`` in float32, into ``out`` (n, dim), C-contiguous. Raises NotFound, InvalidArgument."""
 
     def apply(
         self, table_id: int, keys: NDArray[np.uint64], grads: NDArray[np.float32], *, lr: float, grad_scale: float = 1.0

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "server_reference.h"
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/store.h"
@@ -121,6 +122,19 @@ TableSchema schema_or_raise(const Store& store, std::uint32_t table_id) {
   return *schema;
 }
 
+// Straight into the caller's float32 matrix: nothing is allocated.
+void pull_into(const Store& store, std::uint32_t table_id, const py::array& keys, py::array& out) {
+  const auto wanted = keys_of(keys);
+  (void)matrix_of(out, "out", wanted.size(), schema_or_raise(store, table_id).dim);
+  auto* rows = static_cast<std::byte*>(out.mutable_data());
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.pull(table_id, wanted, Dtype::kFloat32, rows);
+  }
+  raise_if_error(status);
+}
+
 py::tuple pull(const Store& store, std::uint32_t table_id, const py::array& keys, const std::string& dtype) {
   const auto wanted = keys_of(keys);
   const auto out_dtype = parse<Dtype>(kDtypes, "dtype", dtype);
@@ -207,6 +221,7 @@ void bind_store_class(py::module_& module) {
           py::arg("table_id"))
       .def("schema", &Store::schema, py::arg("table_id"))
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dtype") = "float32")
+      .def("pull_into", &pull_into, py::arg("table_id"), py::arg("keys"), py::arg("out"))
       .def("apply", &apply, py::arg("table_id"), py::arg("keys"), py::arg("grads"), py::kw_only(), py::arg("lr"),
            py::arg("grad_scale") = 1.0f)
       .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"))
@@ -237,6 +252,31 @@ void bind_hash(py::module_& module) {
   module.def("id_of_name", [](const std::string& name) { return id_of_name(name); });
 }
 
+// The bench's yardstick, bound with the same checks and without the GIL, as apply() is.
+void bind_reference(py::module_& module) {
+  module.def(
+      "flat_adagrad",
+      [](const py::array_t<std::int64_t, py::array::c_style>& rows, const py::array& grads,
+         py::array_t<float, py::array::c_style>& weights, py::array_t<float, py::array::c_style>& sums, float lr,
+         float eps) {
+        if (rows.ndim() != 1 || weights.ndim() != 2 || sums.ndim() != 2 || weights.shape(0) != sums.shape(0) ||
+            weights.shape(1) != sums.shape(1)) {
+          raise_if_error({Code::kInvalidArgument, "flat_adagrad: rows (n); weights and sums of one shape (rows, dim)"});
+        }
+        const std::span<const std::int64_t> wanted(rows.data(), static_cast<std::size_t>(rows.size()));
+        for (const std::int64_t row : wanted) {
+          if (row < 0 || row >= weights.shape(0)) raise_if_error({Code::kInvalidArgument, "rows: out of range"});
+        }
+        const auto dim = static_cast<std::uint32_t>(weights.shape(1));
+        const float* values = matrix_of(grads, "grads", wanted.size(), dim);
+        float *weight = weights.mutable_data(), *sum = sums.mutable_data();
+        const py::gil_scoped_release released;
+        flat_adagrad(wanted, values, weight, sum, dim, lr, eps);
+      },
+      py::arg("rows"), py::arg("grads"), py::arg("weights").noconvert(), py::arg("sums").noconvert(), py::kw_only(),
+      py::arg("lr"), py::arg("eps"));
+}
+
 }  // namespace
 
 void bind_store(py::module_& module) {
@@ -244,6 +284,7 @@ void bind_store(py::module_& module) {
   bind_results(module);
   bind_store_class(module);
   bind_hash(module);
+  bind_reference(module);
 }
 
 }  // namespace sparserow::bindings

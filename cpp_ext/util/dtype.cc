@@ -27,7 +27,7 @@ void narrow(const float* from, std::byte* to, std::size_t count) noexcept {
 void convert_to_float(Dtype dtype, const std::byte* from, float* to, std::size_t count) noexcept {
   switch (dtype) {
     case Dtype::kFloat32:
-      std::memcpy(to, from, count * sizeof(float));
+      if (count > 0) std::memcpy(to, from, count * sizeof(float));  // null pointers are fine when empty
       return;
     case Dtype::kBFloat16:
       widen<bfloat16_to_float>(from, to, count);
@@ -41,7 +41,7 @@ void convert_to_float(Dtype dtype, const std::byte* from, float* to, std::size_t
 void convert_from_float(Dtype dtype, const float* from, std::byte* to, std::size_t count) noexcept {
   switch (dtype) {
     case Dtype::kFloat32:
-      std::memcpy(to, from, count * sizeof(float));
+      if (count > 0) std::memcpy(to, from, count * sizeof(float));  // null pointers are fine when empty
       return;
     case Dtype::kBFloat16:
       narrow<float_to_bfloat16>(from, to, count);

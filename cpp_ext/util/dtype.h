@@ -26,12 +26,27 @@ enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// Integer arithmetic without branches, so that loops over it vectorise on any instruction set.
 [[nodiscard]] inline float float16_to_float(std::uint16_t bits) noexcept {
-  return static_cast<float>(std::bit_cast<_Float16>(bits));
+  const std::uint32_t sign = (bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffu;
+  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+  const auto tiny = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
+  const std::uint32_t special = (magnitude << 13) | 0x7f800000u;
+  const std::uint32_t finite = magnitude < 0x400u ? tiny : normal;
+  return std::bit_cast<float>(sign | (magnitude < 0x7c00u ? finite : special));
 }
 
 [[nodiscard]] inline std::uint16_t float_to_float16(float value) noexcept {
-  return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value));
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  const std::uint32_t rounded = ((magnitude + 0xfffu + ((magnitude >> 13) & 1u)) >> 13) - (112u << 10);
+  // Below 2^-14 the unit is 2^-24, the unit of floats in [1/2, 1): an addition rounds to it.
+  const float small = std::bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u);
+  const std::uint32_t tiny = std::bit_cast<std::uint32_t>(small + 0.5f) - 0x3f000000u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? tiny : (rounded < 0x7c00u ? rounded : 0x7c00u);
+  const std::uint32_t half = magnitude > 0x7f800000u ? 0x7e00u : (magnitude < 0x47800000u ? finite : 0x7c00u);
+  return static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u));
 }
 
 // Converts `count` elements; `from` and `to` do not overlap, neither needs alignment.

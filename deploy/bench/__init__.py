@@ -1,0 +1,1 @@
+"""Benchmarks of ``sparserow bench``: each measures against a reference in the same run."""

@@ -1,0 +1,180 @@
+"""``sparserow bench engine``: the store alone, one thread pinned to one CPU, against plain arrays.
+
+- pull: ``Store.pull`` of unique random keys, against ``torch.index_select`` on a plain matrix of the table's size,
+  both into an existing buffer.
+- push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
+  of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
+- overhead: resident memory beyond weights and state per row, the largest over the steps of filling the table.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from ...cpp_ext import _server
+from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, resident_bytes, time_in_turns
+
+PULL_LIMIT = 0.8
+PUSH_LIMIT = 0.7
+OVERHEAD_LIMIT_BYTES = 32.0
+_TABLE = 1
+_LR = 0.01
+_EPS = 1e-10
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """Sizes of one run.
+
+    Args:
+        rows: of the table.
+        dim: columns, float32.
+        batch: unique keys of one pull or push.
+        fill_step: rows born between two looks at resident memory.
+        repetitions: of each measurement.
+    """
+
+    rows: int
+    dim: int
+    batch: int
+    fill_step: int
+    repetitions: int
+
+    @property
+    def shape(self) -> str:
+        """As in the names of figures."""
+        return f"{self.batch:,} of {self.rows:,} x {self.dim}"
+
+
+FULL = EngineSize(rows=8_000_000, dim=64, batch=50_000, fill_step=50_000, repetitions=60)
+QUICK = EngineSize(rows=200_000, dim=64, batch=5_000, fill_step=10_000, repetitions=MIN_REPETITIONS)
+
+
+def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
+    """Measures the store.
+
+    Args:
+        size: of the run; the full one takes about 9 GiB.
+        seed: of keys and gradients.
+
+    Returns:
+        Figures of overhead, pull and push.
+    """
+    random = np.random.default_rng(seed)
+    keys = (np.arange(size.rows, dtype=np.uint64) << np.uint64(16)) | np.uint64(random.integers(2**16))
+    random.shuffle(keys)
+    with pinned_to_one_cpu():
+        store = _server.Store()
+        overhead, births = _fill(store, keys, size)
+        figures = [
+            Figure("overhead per row, worst while filling", overhead, "bytes/row", OVERHEAD_LIMIT_BYTES, None, False),
+            Figure("births by push", births, "M rows/s"),
+        ]
+        draw = _Draw(keys, size.batch, random)
+        figures += _pull_figures(store, draw, size)
+        figures += _push_figures(store, draw, size, random)
+    return figures
+
+
+def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize) -> tuple[float, float]:
+    """Bears every row; returns the worst overhead in bytes per row and the median birth rate in M rows/s."""
+    store.create_table(
+        _server.TableSchema(
+            id=_TABLE,
+            name="bench/engine",
+            dim=size.dim,
+            init=_server.InitSpec(kind="uniform", a=-0.05, b=0.05),
+            optimizer=_server.OptimizerSpec(kind="adagrad", eps=_EPS),
+        )
+    )
+    grads = np.ones((size.fill_step, size.dim), np.float32)
+    # A first push to another table makes what is made once per process, so that the base has it.
+    store.create_table(_server.TableSchema(id=_TABLE + 1, name="bench/warm", dim=1))
+    store.apply(_TABLE + 1, keys[: size.fill_step], np.ones((size.fill_step, 1), np.float32), lr=0.0)
+    store.drop_table(_TABLE + 1)
+    gc.collect()
+    base = resident_bytes()
+    row_bytes = 2 * size.dim * 4
+    worst, seconds = 0.0, []
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        task = progress.add_task("fill", total=len(keys))
+        for begin in range(0, len(keys), size.fill_step):
+            part = keys[begin : begin + size.fill_step]
+            started = time.perf_counter()
+            store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
+            seconds.append((time.perf_counter() - started) / len(part))
+            rows = begin + len(part)
+            if rows >= size.rows // 16:  # before that, the page size of the arenas is what is measured
+                worst = max(worst, (resident_bytes() - base - rows * row_bytes) / rows)
+            progress.advance(task, len(part))
+    return worst, 1e-6 / median(seconds)
+
+
+class _Draw:
+    """Unique random rows of the table, and their keys, in one order; never the same twice."""
+
+    def __init__(self, keys: NDArray[np.uint64], batch: int, random: np.random.Generator) -> None:
+        self._keys, self._batch, self._random = keys, batch, random
+
+    def rows(self) -> NDArray[np.int64]:
+        return self._random.choice(len(self._keys), size=self._batch, replace=False)
+
+    def keys(self) -> NDArray[np.uint64]:
+        return self._keys[self.rows()]
+
+
+def _pull_figures(store: _server.Store, draw: _Draw, size: EngineSize) -> list[Figure]:
+    import torch
+
+    torch.set_num_threads(1)
+    matrix = torch.ones(size.rows, size.dim)
+    matrix_out = torch.zeros(size.batch, size.dim)
+    rows_out = np.zeros((size.batch, size.dim), np.float32)
+    seconds = time_in_turns(
+        [
+            Contender("pull", draw.keys, lambda keys: store.pull_into(_TABLE, keys, rows_out)),
+            Contender(
+                "index_select",
+                lambda: torch.from_numpy(draw.rows()),
+                lambda rows: torch.index_select(matrix, 0, rows, out=matrix_out),
+            ),
+        ],
+        repetitions=size.repetitions,
+    )
+    ours, plain = (size.batch / median(each) / 1e6 for each in seconds)
+    return [
+        Figure(f"pull {size.shape}", ours, "M rows/s", PULL_LIMIT, ours / plain),
+        Figure("reference of pull: torch.index_select on a plain matrix", plain, "M rows/s"),
+    ]
+
+
+def _push_figures(store: _server.Store, draw: _Draw, size: EngineSize, random: np.random.Generator) -> list[Figure]:
+    import torch
+
+    weights, sums = torch.ones(size.rows, size.dim).numpy(), torch.ones(size.rows, size.dim).numpy()
+    grads = random.standard_normal((size.batch, size.dim), np.float32)
+    seconds = time_in_turns(
+        [
+            Contender("push", draw.keys, lambda keys: store.apply(_TABLE, keys, grads, lr=_LR)),
+            Contender(
+                "flat Adagrad",
+                draw.rows,
+                lambda rows: _server.flat_adagrad(rows, grads, weights, sums, lr=_LR, eps=_EPS),
+            ),
+        ],
+        repetitions=size.repetitions,
+    )
+    ours, plain = (size.batch / median(each) / 1e6 for each in seconds)
+    return [
+        Figure(
+            f"Adagrad push {size.batch:,} of {size.rows:,} x {size.dim}", ours, "M rows/s", PUSH_LIMIT, ours / plain
+        ),
+        Figure("reference of push: Adagrad in place on flat arrays", plain, "M rows/s"),
+    ]

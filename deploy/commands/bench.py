@@ -1,0 +1,60 @@
+"""``sparserow bench NAME``: measures one layer against a reference in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...proto.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ..bench.harness import Figure
+
+
+class Benchmark(str, Enum):
+    """The benchmarks; each is ``deploy/bench/NAME.py`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``."""
+
+    engine = "engine"
+    wire = "wire"
+    lookup = "lookup"
+    train = "train"
+
+
+def _run(name: str, quick: bool) -> Sequence[Figure]:
+    path = f"...deploy.bench.{name}"
+    if find_spec(path, __package__) is None:
+        raise InvalidArgument(f"bench {name}: is not part of this build")
+    module = import_module(path, __package__)
+    figures: Sequence[Figure] = getattr(module, f"run_{name}")(module.QUICK if quick else module.FULL)
+    return [replace(figure, limit=None) for figure in figures] if quick else figures
+
+
+def bench(
+    name: Annotated[Benchmark, typer.Argument(help="What to measure.", show_default=False)],
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the figures here: metric, value, unit, limit, ratio."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes, to see that it works; its figures judge nothing.")
+    ] = False,
+) -> None:
+    """Measure engine, wire, lookup or train against a reference in the same run."""
+    from rich.console import Console
+
+    from ..bench.harness import show, write_json
+
+    if json_file is not None and not json_file.parent.is_dir():
+        raise InvalidArgument(f"--json {json_file}: its folder does not exist; create it first")
+    figures = _run(name.value, quick)
+    title = f"bench {name.value}" + (" (quick: small sizes, not for judging)" if quick else "")
+    show(title, figures, Console())
+    if json_file is not None:
+        write_json(json_file, figures)

@@ -1,0 +1,53 @@
+"""The engine benchmark runs in its quick form, writes its rows, and its harness judges figures rightly."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from sparserow.deploy.bench import engine, harness
+from sparserow.deploy.cli import main
+
+
+def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "QUICK", replace(engine.QUICK, rows=20_000, batch=1_000, fill_step=2_000))
+    path = tmp_path / "engine.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "engine", "--quick", "--json", str(path)])
+    assert ended.value.code == 0
+    rows = json.loads(path.read_text())
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    metrics = " ".join(row["metric"] for row in rows)
+    assert "pull" in metrics
+    assert "push" in metrics
+    assert "overhead" in metrics
+    assert all(row["value"] > 0 for row in rows)
+    assert all(row["limit"] is None for row in rows)  # the quick form judges nothing
+
+
+def test_a_missing_folder_is_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "engine", "--json", str(tmp_path / "none" / "x.json")])
+    assert ended.value.code == 1
+    assert "its folder does not exist" in capsys.readouterr().err
+
+
+def test_contenders_take_turns_on_fresh_inputs():
+    calls: list[tuple[str, int]] = []
+    fresh = iter(range(1000))
+    contenders = [
+        harness.Contender(name, lambda: next(fresh), lambda value, name=name: calls.append((name, value)))
+        for name in ("a", "b")
+    ]
+    seconds = harness.time_in_turns(contenders, repetitions=6, warm_up=2)
+    assert [len(each) for each in seconds] == [6, 6]
+    assert len({value for _, value in calls}) == len(calls) == 16
+    assert [name for name, _ in calls[:4]] == ["a", "b", "b", "a"]
+
+
+def test_a_figure_is_judged_by_its_ratio_where_it_has_one():
+    figure = harness.Figure("m", value=5.0, unit="x", limit=0.8, ratio=0.7)
+    assert figure.passes is False
+    assert replace(figure, ratio=0.9).passes is True
+    assert replace(figure, ratio=None, limit=4.0).passes is True
+    assert replace(figure, ratio=None, limit=4.0, higher_is_better=False).passes is False
+    assert replace(figure, limit=None).passes is None

@@ -1,0 +1,160 @@
+// Kernels: equal bits on every instruction set, stochastic rounding without bias, order within a group.
+// Their arithmetic is compared with torch.optim in tests/contract/test_optimizers.py.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "optim/optimizer.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+namespace sparserow {
+namespace {
+
+std::vector<OptimizerSpec> specs() {
+  OptimizerSpec sgd{.kind = OptimizerKind::kSgd, .weight_decay = 0.01f};
+  OptimizerSpec momentum{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .dampening = 0.1f};
+  OptimizerSpec nesterov{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .nesterov = true};
+  OptimizerSpec adagrad{.kind = OptimizerKind::kAdagrad, .initial_accumulator = 0.1f};
+  OptimizerSpec rowwise{.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.001f};
+  OptimizerSpec adam{.kind = OptimizerKind::kAdam, .eps = 1e-8f};
+  return {sgd, momentum, nesterov, adagrad, rowwise, adam};
+}
+
+TableSchema schema_of(std::uint32_t dim, Dtype dtype, const OptimizerSpec& spec) {
+  return {.id = 9, .name = "n/t", .dim = dim, .dtype = dtype, .seed = 4, .init = {}, .optimizer = spec};
+}
+
+struct Row {
+  std::vector<std::byte> weights;
+  std::vector<float> state;
+};
+
+Row make_row(const TableSchema& schema, const Optimizer& optimizer, float start) {
+  Row row{std::vector<std::byte>(schema.dim * size_of(schema.dtype)), std::vector<float>(optimizer.state_floats())};
+  const std::vector<float> weights(schema.dim, start);
+  convert_from_float(schema.dtype, weights.data(), row.weights.data(), schema.dim);
+  optimizer.init_state(row.state.data());
+  return row;
+}
+
+TEST_CASE("every instruction set gives the same bits") {
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+    if (!is_supported(isa)) {
+      MESSAGE("not on this machine: instruction set " << static_cast<int>(isa));
+      continue;
+    }
+    for (const OptimizerSpec& spec : specs()) {
+      for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+        for (const std::uint32_t dim : {1u, 3u, 16u, 17u, 64u, 130u}) {
+          const TableSchema schema = schema_of(dim, dtype, spec);
+          const auto plain = make_optimizer(schema, Isa::kBaseline);
+          const auto wide = make_optimizer(schema, isa);
+          Row a = make_row(schema, *plain, 0.5f), b = make_row(schema, *wide, 0.5f);
+          std::mt19937 random(dim);
+          std::normal_distribution<float> normal(0.0f, 0.3f);
+          std::vector<float> grad(dim);
+          for (std::uint32_t step = 1; step <= 40; ++step) {
+            for (float& value : grad) value = normal(random);
+            const RowUpdate first{a.weights.data(), a.state.data(), grad.data(), 77, step};
+            const RowUpdate second{b.weights.data(), b.state.data(), grad.data(), 77, step};
+            plain->apply({&first, 1}, 0.05f, 0.5f);
+            wide->apply({&second, 1}, 0.05f, 0.5f);
+          }
+          REQUIRE(a.weights == b.weights);
+          REQUIRE(
+              (a.state.empty() || std::memcmp(a.state.data(), b.state.data(), a.state.size() * sizeof(float)) == 0));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a group is applied in order: the second update of a row sees the first") {
+  for (const OptimizerSpec& spec : specs()) {
+    const TableSchema schema = schema_of(16, Dtype::kFloat32, spec);
+    const auto optimizer = make_optimizer(schema);
+    Row together = make_row(schema, *optimizer, 1.0f), apart = make_row(schema, *optimizer, 1.0f);
+    const std::vector<float> first(16, 0.25f), second(16, -1.5f);
+    const RowUpdate pair[] = {{together.weights.data(), together.state.data(), first.data(), 1, 1},
+                              {together.weights.data(), together.state.data(), second.data(), 1, 2}};
+    optimizer->apply(pair, 0.1f, 1.0f);
+    const RowUpdate one{apart.weights.data(), apart.state.data(), first.data(), 1, 1};
+    const RowUpdate two{apart.weights.data(), apart.state.data(), second.data(), 1, 2};
+    optimizer->apply({&one, 1}, 0.1f, 1.0f);
+    optimizer->apply({&two, 1}, 0.1f, 1.0f);
+    CHECK(together.weights == apart.weights);
+    CHECK(together.state == apart.state);
+  }
+}
+
+float stored_value(const Row& row, Dtype dtype, std::uint32_t column) {
+  float value = 0;
+  convert_to_float(dtype, row.weights.data() + column * size_of(dtype), &value, 1);
+  return value;
+}
+
+// SGD with lr = 1 moves a weight from 0 to -grad: its stored mean over many keys must be -grad, although
+// -grad lies between two representable values; and a stored value is always one of these two.
+TEST_CASE("stochastic rounding has no bias and never leaves the two neighbours") {
+  constexpr std::uint32_t kDim = 64, kKeys = 4000;
+  struct Case {
+    Dtype dtype;
+    float value, low, high;
+  };
+  const Case cases[] = {
+      {Dtype::kBFloat16, 1.001f, 1.0f, 1.0078125f},
+      {Dtype::kBFloat16, 1e-40f, 9.1835496e-41f, 1.8367099e-40f},
+      {Dtype::kFloat16, 1.0003f, 1.0f, 1.0009765625f},
+      {Dtype::kFloat16, 3.1e-5f, 520 * 0x1p-24f, 521 * 0x1p-24f},  // among the subnormals of float16
+      {Dtype::kFloat16, 2e-8f, 0.0f, 0x1p-24f},
+  };
+  for (const Case& c : cases) {
+    for (const float sign : {1.0f, -1.0f}) {
+      const TableSchema schema = schema_of(kDim, c.dtype, OptimizerSpec{});
+      const auto optimizer = make_optimizer(schema);
+      const std::vector<float> grad(kDim, -sign * c.value);
+      double sum = 0;
+      for (std::uint64_t key = 0; key < kKeys; ++key) {
+        Row row = make_row(schema, *optimizer, 0.0f);
+        const RowUpdate update{row.weights.data(), row.state.data(), grad.data(), key, 1};
+        optimizer->apply({&update, 1}, 1.0f, 1.0f);
+        for (std::uint32_t column = 0; column < kDim; ++column) {
+          const float value = sign * stored_value(row, c.dtype, column);
+          REQUIRE((value == doctest::Approx(c.low).epsilon(1e-6) || value == doctest::Approx(c.high).epsilon(1e-6)));
+          sum += value;
+        }
+      }
+      const double unit = static_cast<double>(c.high) - c.low;
+      const double deviations = (sum / (kDim * kKeys) - c.value) / (0.5 * unit / std::sqrt(double{kDim} * kKeys));
+      CAPTURE(c.value);
+      CHECK(std::abs(deviations) < 5.0);
+    }
+  }
+}
+
+TEST_CASE("values that the stored dtype has are stored exactly, NaN and infinity too") {
+  for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
+    const TableSchema schema = schema_of(1, dtype, OptimizerSpec{});
+    const auto optimizer = make_optimizer(schema);
+    for (const float value : {0.0f, 1.0f, -2.5f, 0x1p-14f, -0x1p-20f, 1024.0f, INFINITY, -INFINITY}) {
+      for (std::uint64_t key = 0; key < 64; ++key) {
+        Row row = make_row(schema, *optimizer, 0.0f);
+        const float grad = -value;
+        const RowUpdate update{row.weights.data(), row.state.data(), &grad, key, 1};
+        optimizer->apply({&update, 1}, 1.0f, 1.0f);
+        REQUIRE(stored_value(row, dtype, 0) == value);
+      }
+    }
+    Row row = make_row(schema, *optimizer, 0.0f);
+    const float grad = NAN;
+    const RowUpdate update{row.weights.data(), row.state.data(), &grad, 1, 1};
+    optimizer->apply({&update, 1}, 1.0f, 1.0f);
+    CHECK(std::isnan(stored_value(row, dtype, 0)));
+  }
+}
+
+}  // namespace
+}  // namespace sparserow
