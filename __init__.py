@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .deploy.local_cluster import LocalCluster, local_cluster
     from .proto.errors import (
         DataLoss,
         DeadlineExceeded,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "deploy.local_cluster": ("LocalCluster", "local_cluster"),
     "proto.errors": (
         "DataLoss",
         "DeadlineExceeded",
@@ -107,6 +109,8 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "LocalCluster",
+    "local_cluster",
     "connect",
     "deferred",
     "distribute",
