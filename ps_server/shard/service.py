@@ -15,7 +15,7 @@ class ShardService:
     """Answers one coordinator. Belongs to one event loop; what may take long runs in a thread.
 
     Args:
-        engine: None until it is made, which is before the coordinator calls.
+        engine: gives the engine; raises Unavailable until the coordinator has said how it must be made.
         drain: drains within the given milliseconds and ends the process.
     """
 
