@@ -14,7 +14,9 @@ Every order is a pure function of (seed, epoch, window, rank).
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -114,6 +116,8 @@ class ClickReader:
         self._resume = False
         self._policy = BadLinePolicy(options.on_bad_line)
         self._bad_lines_before_window = 0
+        self._done: float | None = None
+        self._file_begins: list[int] | None = None  # cumulative bytes in the pass's file order, then the total
 
     @property
     def features(self) -> Features:
@@ -124,6 +128,11 @@ class ClickReader:
     def epoch(self) -> int:
         """Epochs completed so far."""
         return self._next.epoch
+
+    @property
+    def done(self) -> float | None:
+        """Share of the current pass that was yielded, in [0, 1]; None when a file is gzip, whose end is not known."""
+        return self._done
 
     @property
     def bad_lines(self) -> int:
@@ -179,6 +188,7 @@ class ClickReader:
         self._resume = False
         found_lines = self._next != _Cursor(epoch=self._next.epoch)
         order = self._file_order()
+        self._file_begins = _cumulative_bytes([self._files[index].path for index in order])
         while self._next.file < len(order):
             index = order[self._next.file]
             for window in self._windows(index):
@@ -240,6 +250,9 @@ class ClickReader:
                 self._next = _Cursor(now.epoch, now.file, now.window, window.place, batch + 1)
             else:
                 self._next = _Cursor(now.epoch, now.file, now.window + 1, window.end)
+            if self._file_begins is not None:
+                at = self._file_begins[now.file] + window.place.offset + len(window.text) * (batch + 1) / count
+                self._done = at / self._file_begins[-1]
             yield Batch(dense[part], sparse[part], labels[part])
 
 
@@ -252,3 +265,9 @@ def _header_bytes(path: str) -> int:
     for window in read_windows(path, 1):
         return len(window.text)
     return 0
+
+
+def _cumulative_bytes(paths: list[str]) -> list[int] | None:
+    if any(path.endswith(".gz") for path in paths):
+        return None
+    return list(itertools.accumulate((os.path.getsize(path) for path in paths), initial=0))

@@ -3,7 +3,7 @@
 The generating model is logistic: ``logit = bias + sum of id effects + sum of pair effects + sum of number effects``.
 
 * Ids of column c follow a bounded Zipf law with exponent 1.05 over ``CARDINALITIES[c]`` values; each has a normal
-  effect.
+  effect, weaker in columns of many ids.
 * Six pairs of small columns interact through the inner product of 4 hidden factors of each id.
 * Numbers are rounded log-normal counts with an effect linear in ``log(1 + x)``.
 * Ids and numbers are missing at random; a missing one has no effect.
@@ -35,9 +35,9 @@ CARDINALITIES = (
 ZIPF_EXPONENT = 1.05
 _PAIRS = ((0, 1), (4, 5), (7, 13), (16, 18), (21, 22), (8, 24))
 _FACTORS = 4
-_ID_EFFECT = 0.35
-_PAIR_EFFECT = 0.30
-_NUMBER_EFFECT = 0.15
+_ID_EFFECTS = ((1_000, 0.5), (10_000, 0.2), (10**9, 0.06))  # (up to so many ids, standard deviation)
+_PAIR_EFFECT = 0.25
+_NUMBER_EFFECT = 0.20
 _BIAS = -1.4
 _MISSING_IDS = 0.03
 _MISSING_NUMBERS = 0.15
@@ -78,7 +78,7 @@ class _GeneratingModel:
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng([seed, 0])
-        self._id_effects = [random.normal(0, _ID_EFFECT, n) for n in CARDINALITIES]
+        self._id_effects = [random.normal(0, _id_effect(n), n) for n in CARDINALITIES]
         self._factors = {
             column: random.normal(0, 1, (CARDINALITIES[column], _FACTORS)) for pair in _PAIRS for column in pair
         }
@@ -105,6 +105,11 @@ class _GeneratingModel:
             logits += np.where(present, _PAIR_EFFECT / _FACTORS**0.5 * pair, 0.0)
         logits += np.nan_to_num((np.log1p(numbers) - 1.3) * self._number_effects).sum(axis=1)
         return logits
+
+
+def _id_effect(count: int) -> float:
+    """Standard deviation of an id's effect in a column of ``count`` ids: what few samples show matters less."""
+    return next(effect for limit, effect in _ID_EFFECTS if count <= limit)
 
 
 def _zipf(random: np.random.Generator, count: int, rows: int) -> npt.NDArray[np.int64]:

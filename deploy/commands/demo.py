@@ -1,0 +1,70 @@
+"""``sparserow demo``: the main job in a minute, on a synthetic click log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    *,
+    rows: Annotated[int, typer.Option(help="Samples of the training part of the click log.")] = 800_000,
+    shards: Annotated[int, typer.Option(help="Parameter servers.")] = 2,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the click log and of training.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+) -> None:
+    """Train DLRM on a synthetic click log: a cluster, two workers, an evaluation, everything stopped again.
+
+    The log is written in Criteo's form to a temporary folder. Its generating model's own AUC is the best that can be
+    reached on average.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    from ...proto.config import load_config
+    from ...proto.errors import InvalidArgument, ResourceExhausted
+    from ...proto.job import JobConfig
+    from ...worker.data.synthetic import write_click_log
+    from ..result_file import check_result_file, write_result
+    from ..training_display import summary
+    from ..training_job import run_job
+
+    check_result_file(json_file)
+    if rows < 1:
+        raise InvalidArgument(f"--rows {rows} is not allowed; allowed: >= 1")
+    job_file = Path(__file__).resolve().parents[1] / "jobs" / "demo.yaml"
+    with tempfile.TemporaryDirectory(prefix="sparserow-demo-") as folder:
+        sets = {
+            "data.train": f"{folder}/train.tsv",
+            "data.test": f"{folder}/test.tsv",
+            "cluster.shards": shards,
+            "train.workers": workers,
+            "train.seed": seed,
+        }
+        job = load_config(JobConfig, job_file, [f"{key}={value}" for key, value in sets.items()])
+        note = Console(stderr=True)
+        note.print(f"writing a click log of {rows:,} samples")
+        try:
+            log = write_click_log(Path(folder), rows=rows, seed=seed)
+        except OSError as error:
+            raise ResourceExhausted(f"{folder}: the click log cannot be written: {error.strerror}") from error
+        note.print(f"starting {shards} parameter servers and {workers} workers")
+        result = run_job(job)
+    figures = {
+        "test_auc": result.test_auc,
+        "bayes_auc": log.bayes_auc,
+        "samples_per_sec": result.samples_per_sec,
+        "rows": rows,
+        "shards": result.shards,
+        "workers": result.workers,
+        "test_log_loss": result.test_log_loss,
+        "bayes_log_loss": log.bayes_log_loss,
+        "table_rows": result.rows,
+        "seed": seed,
+    }
+    write_result(json_file, figures)
+    Console().print(summary("demo: DLRM on a synthetic click log", result, bayes_auc=log.bayes_auc))

@@ -1,0 +1,39 @@
+"""``sparserow train``: trains the model of a job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    job: Annotated[Path, typer.Argument(help="The job file (YAML); docs/configuration.md lists its keys.")],
+    *,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE in place of the file's; may be repeated.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; in place of train.workers.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+) -> None:
+    """Train a model on a click log: embedded or running cluster, one or several workers.
+
+    Under torchrun each process is one worker. Without cluster.address a cluster is started for the run, and stopped.
+    """
+    from rich.console import Console
+
+    from ...proto.config import load_config
+    from ...proto.job import JobConfig
+    from ..result_file import check_result_file, write_result
+    from ..training_display import summary
+    from ..training_job import run_job, torchrun_place
+
+    count = [] if workers is None else [f"train.workers={workers}"]
+    config = load_config(JobConfig, job, [*(assignments or ()), *count])
+    check_result_file(json_file)
+    place = torchrun_place()
+    result = run_job(config, place)
+    if place is None or place.rank == 0:
+        write_result(json_file, result.as_dict())
+        Console().print(summary(f"trained {config.name}", result))

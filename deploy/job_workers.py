@@ -1,0 +1,136 @@
+"""Starts the worker processes of a job on this machine and waits for their end.
+
+All or nothing: when one fails, the others are stopped, and the most telling of their errors is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..proto.errors import Internal, SparserowError, Unavailable, error_of
+from ..proto.job import JobConfig
+from ..worker.training_report import EpochResult, TrainResult
+
+_LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
+_STOP_SEC = 5.0
+
+
+@dataclass
+class _Worker:
+    rank: int
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    heard: bytearray = field(default_factory=bytearray)
+
+    def answer(self) -> dict[str, Any]:
+        """What it said, once its end of the link is closed."""
+        if self.heard.endswith(b"\n"):
+            said: dict[str, Any] = json.loads(self.heard)
+            return said
+        code = self.process.wait(_STOP_SEC)
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        return {"error": Unavailable.number, "message": f"worker {self.rank} ended {how}; its messages are on stderr"}
+
+
+def run_job_workers(job: JobConfig, *, workers: int, coordinator: str | None) -> TrainResult:
+    """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
+
+    Args:
+        job: what to train.
+        workers: processes.
+        coordinator: ``HOST:PORT``; None with backend local.
+
+    Raises:
+        SparserowError: of the worker that failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparserow-job-") as folder, _started(workers) as team:
+        for worker in team:
+            order = {
+                "job": job.model_dump(mode="json", exclude_unset=True),
+                "rank": worker.rank,
+                "world": workers,
+                "init_method": f"file://{Path(folder) / 'meet'}",
+                "coordinator": coordinator,
+            }
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
+                worker.link.sendall(json.dumps(order).encode() + b"\n")
+        answers = _listen(team)
+    errors = [answer for answer in answers if "error" in answer]
+    if errors:
+        raise _most_telling(errors)
+    result = answers[0]["result"]
+    return TrainResult(**{**result, "history": tuple(EpochResult(**epoch) for epoch in result["history"])})
+
+
+@contextlib.contextmanager
+def _started(workers: int) -> Any:
+    team: list[_Worker] = []
+    try:
+        for rank in range(workers):
+            team.append(_start(rank))
+        yield team
+    finally:
+        for worker in team:
+            worker.link.close()  # which ends the process, whatever it does
+        for worker in team:
+            try:
+                worker.process.wait(_STOP_SEC)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+
+
+def _start(rank: int) -> _Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker_process", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ},  # workers of one machine meet on its loopback
+        )
+    return _Worker(rank, process, ours)
+
+
+def _listen(team: list[_Worker]) -> list[dict[str, Any]]:
+    """The answers in rank order; of those that had spoken a while after the first error, when there is one."""
+    answers: dict[int, dict[str, Any]] = {}
+    deadline: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for worker in team:
+            selector.register(worker.link, selectors.EVENT_READ, worker)
+        while selector.get_map() and (deadline is None or time.monotonic() < deadline):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _ in selector.select(left):
+                worker = key.data
+                try:
+                    part = worker.link.recv(1 << 16)
+                except ConnectionResetError:
+                    part = b""
+                worker.heard += part
+                if part and not part.endswith(b"\n"):
+                    continue
+                selector.unregister(worker.link)
+                answers[worker.rank] = worker.answer()
+                if "error" in answers[worker.rank] and deadline is None:
+                    deadline = time.monotonic() + _LAST_WORDS_SEC
+    return [answers[rank] for rank in sorted(answers)]
+
+
+def _most_telling(errors: list[dict[str, Any]]) -> SparserowError:
+    """An error with a name of ours, before one of Python's, which is often the echo of a peer's end."""
+    best = min(errors, key=lambda error: (error["error"] in (Internal.number, Unavailable.number), error["error"]))
+    if "trace" in best:
+        print(best["trace"], file=sys.stderr)
+    return error_of(best["error"], best["message"])

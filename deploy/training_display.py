@@ -1,0 +1,107 @@
+"""Shows a training run on a terminal: a progress bar, a line an epoch, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..worker.training_report import EpochResult, TrainResult
+
+
+class TrainingDisplay:
+    """An observer that draws on stderr. The bar moves on a terminal only; a line an epoch is always written."""
+
+    def __init__(self, epochs: int, *, silent: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=silent)
+        self._epochs = epochs
+        self._samples_before = 0
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=silent or not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._clock = _Clock()
+
+    def __enter__(self) -> TrainingDisplay:
+        self._progress.start()
+        self._task = self._progress.add_task("train", total=None, epoch=f"1/{self._epochs}", figures="starting")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """Moves the bar."""
+        rate = self._clock.rate(epoch, samples)
+        self._show(epoch, done, f"{rate:,.0f} samples/s  loss {loss:.4f}  AUC {auc:.4f}")
+
+    def evaluating(self, epoch: int) -> None:
+        """Says so."""
+        self._show(epoch, None, "evaluating")
+
+    def epoch(self, result: EpochResult) -> None:
+        """Writes the epoch's line."""
+        self._console.print(
+            f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, test AUC {result.test_auc:.4f}, "
+            f"log-loss {result.test_log_loss:.4f}, {result.samples_per_sec:,.0f} samples/s",
+            highlight=False,
+        )
+
+    def _show(self, epoch: int, done: float | None, figures: str) -> None:
+        if self._task is not None:
+            total = None if done is None else 1.0
+            self._progress.update(
+                self._task, total=total, completed=done or 0.0, epoch=f"{epoch}/{self._epochs}", figures=figures
+            )
+
+
+class _Clock:
+    """Samples a second since the epoch's first report."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._began = 0.0
+        self._samples = 0
+
+    def rate(self, epoch: int, samples: int) -> float:
+        """Of the epoch so far; 0 at its first report."""
+        now = time.perf_counter()
+        if epoch != self._epoch:
+            self._epoch, self._began, self._samples = epoch, now, samples
+        seconds = now - self._began
+        return (samples - self._samples) / seconds if seconds > 0 else 0.0
+
+
+def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) -> Table:
+    """The final table of a run."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    rows = [("test AUC", f"{result.test_auc:.4f}")]
+    if bayes_auc is not None:
+        rows.append(("AUC of the generating model", f"{bayes_auc:.4f} ({result.test_auc / bayes_auc:.1%} reached)"))
+    rows += [
+        ("test log-loss", f"{result.test_log_loss:.4f}"),
+        ("samples/s", f"{result.samples_per_sec:,.0f}"),
+        ("epochs", str(result.epochs)),
+        ("table rows", f"{result.rows:,}"),
+        ("parameter servers", str(result.shards)),
+        ("workers", str(result.workers)),
+        ("bad lines skipped", str(result.bad_lines)),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    if result.first_bad_line is not None:
+        table.caption = f"first bad line: {result.first_bad_line}"
+    return table

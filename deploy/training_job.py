@@ -1,0 +1,102 @@
+"""A whole job from one command: its cluster, its workers, their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..proto.config import LogConfig
+from ..proto.errors import FailedPrecondition
+from ..proto.job import JobConfig
+from ..worker.training_report import TrainResult
+
+if TYPE_CHECKING:
+    from ..worker.process_group import WorkerGroup
+
+_CLUSTER_DEADLINE_SEC = 60.0
+
+
+@dataclass(frozen=True)
+class TorchrunPlace:
+    """This process among those that torchrun started."""
+
+    rank: int
+    world: int
+    local_world: int
+
+
+def torchrun_place() -> TorchrunPlace | None:
+    """From the environment that torchrun sets; None when this process was started otherwise."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return TorchrunPlace(rank, world, local)
+
+
+def run_job(job: JobConfig, place: TorchrunPlace | None = None) -> TrainResult:
+    """Trains ``job``; everything that was started is stopped when this returns or raises.
+
+    Args:
+        job: what to train.
+        place: under torchrun, this process's; None starts ``job.train.workers`` workers here.
+
+    Raises:
+        SparserowError: a file, a setting, a server or a worker is at fault.
+    """
+    if place is not None:
+        return _run_under_torchrun(job, place)
+    with _cluster(job) as coordinator:
+        if job.train.workers > 1:
+            from .job_workers import run_job_workers
+
+            return run_job_workers(job, workers=job.train.workers, coordinator=coordinator)
+        from ..worker.process_group import WorkerGroup
+
+        return _run_here(job, WorkerGroup(), local_world=1, coordinator=coordinator)
+
+
+def _run_here(job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None) -> TrainResult:
+    from .training_display import TrainingDisplay
+    from .training_run import run_worker
+
+    with TrainingDisplay(job.train.epochs, silent=group.rank != 0) as display:
+        return run_worker(job, group, local_world=local_world, coordinator=coordinator, observer=display)
+
+
+def _run_under_torchrun(job: JobConfig, place: TorchrunPlace) -> TrainResult:
+    """Worker 0 starts the cluster where none is named, and tells the others its address."""
+    from ..worker.process_group import joined_group
+
+    if _starts_cluster(job) and place.local_world != place.world:
+        raise FailedPrecondition(
+            "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
+        )
+    with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
+        address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
+        address = group.share(address)
+        result = _run_here(job, group, local_world=place.local_world, coordinator=address)
+        group.wait()  # worker 0 stops the cluster when all have left it
+        return result
+
+
+def _starts_cluster(job: JobConfig) -> bool:
+    return job.model.backend == "ps" and job.cluster.address is None
+
+
+@contextlib.contextmanager
+def _cluster(job: JobConfig) -> Iterator[str | None]:
+    """The coordinator's address: of the running cluster, or of one for the duration of the block; None for none."""
+    if not _starts_cluster(job):
+        yield job.cluster.address if job.model.backend == "ps" else None
+        return
+    from .local_cluster import start_local
+
+    cluster = start_local(job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
+    try:
+        yield cluster.address
+        cluster.check()
+    finally:
+        cluster.stop()

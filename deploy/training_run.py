@@ -1,0 +1,48 @@
+"""One worker's run of a job, put together: session, backend, trainer. The composition root of training."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..proto.errors import FailedPrecondition
+from ..proto.job import JobConfig
+from ..worker.training_report import Observer, Silence, TrainResult
+
+if TYPE_CHECKING:
+    from ..worker.process_group import WorkerGroup
+
+
+def run_worker(
+    job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None, observer: Observer
+) -> TrainResult:
+    """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
+
+    Args:
+        job: what to train.
+        group: this worker and its peers.
+        local_world: workers that share this machine's cores.
+        coordinator: ``HOST:PORT``; None with backend local.
+        observer: told of progress on rank 0.
+
+    Raises:
+        SparserowError: a file, a setting, a server or a peer is at fault.
+    """
+    import torch
+
+    from ..worker.trainer import Trainer
+
+    torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
+    watcher: Observer = observer if group.rank == 0 else Silence()
+    if job.model.backend == "local":
+        from ..worker.local_backend import LocalBackend
+
+        return Trainer(job, group=group, backend=LocalBackend(job.train), observer=watcher).run()
+    if coordinator is None:
+        raise FailedPrecondition("train: model.backend ps needs a cluster")
+    from ..worker.connect import connect
+    from ..worker.ps_backend import PsBackend
+
+    with connect(coordinator, namespace=job.name, staleness=job.train.staleness) as session:
+        backend = PsBackend(job, session, coordinator)
+        return Trainer(job, group=group, backend=backend, observer=watcher).run()

@@ -1,0 +1,73 @@
+"""A worker process of a job, started by ``job_workers``; not for people.
+
+It reads one line of JSON from the socket whose descriptor is its argument, trains, and answers one line:
+``{"result": {...}}`` or ``{"error": NUMBER, "message": TEXT}``. It ends when the other end of the socket is closed,
+so it never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ..proto.config import validate
+from ..proto.errors import Internal, SparserowError
+from ..proto.job import JobConfig
+
+
+def main() -> None:
+    """The process's entry point: ``python -m ...worker_process DESCRIPTOR``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    with socket.socket(fileno=int(sys.argv[1])) as link:
+        line = link.makefile("rb").readline()
+        if not line:
+            return
+        threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
+        answer = _train(json.loads(line))
+        link.sendall(json.dumps(answer).encode() + b"\n")
+        # The parent closes its end when it has read the answer; peers may still talk to this process until then.
+        code = 0 if "result" in answer else 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_with_parent(link: socket.socket) -> None:
+    while link.recv(4096):
+        pass
+    os._exit(1)
+
+
+def _train(order: dict[str, Any]) -> dict[str, Any]:
+    from ..worker.process_group import joined_group
+    from .training_display import TrainingDisplay
+    from .training_run import run_worker
+
+    try:
+        job = validate(JobConfig, order["job"])
+        rank, world = order["rank"], order["world"]
+        with (
+            joined_group(rank, world, order["init_method"]) as group,
+            TrainingDisplay(job.train.epochs, silent=rank != 0) as display,
+        ):
+            result = run_worker(job, group, local_world=world, coordinator=order["coordinator"], observer=display)
+        return {"result": result.as_dict()}
+    except SparserowError as error:
+        return {"error": error.number, "message": str(error)}
+    except Exception as error:
+        # Often the echo of a peer's end; the parent prefers a peer's own words, and prints this otherwise.
+        return {
+            "error": Internal.number,
+            "message": f"{type(error).__name__}: {error}",
+            "trace": traceback.format_exc(),
+        }
+
+
+if __name__ == "__main__":
+    main()

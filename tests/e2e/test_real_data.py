@@ -1,0 +1,78 @@
+"""The main job on real input: UCI Adult and a sample of Criteo; skipped where the files are absent.
+
+The folder is ``../shared/data`` beside the checkout, or SPARSEROW_TEST_DATA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from sparserow.proto.config import load_config
+from sparserow.proto.job import DataConfig, JobConfig
+from sparserow.worker.data import ReadOptions, fit_features, open_reader
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "deploy" / "jobs"
+
+
+@pytest.fixture
+def data():
+    folder = Path(os.environ.get("SPARSEROW_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "adult.data").is_file():
+        pytest.skip(f"no {folder}/adult.data; set SPARSEROW_TEST_DATA")
+    return folder
+
+
+def adult(launcher, data: Path, result: Path, *sets: str) -> dict:
+    settings = [f"data.train={data / 'adult.data'}", f"data.test={data / 'adult.test'}", *sets]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    run = launcher.start("train", str(JOBS / "adult.yaml"), *assigned, "--json", str(result))
+    assert run.popen.wait(600) == 0, run.err
+    assert not launcher.living()
+    figures: dict = json.loads(result.read_text())
+    return figures
+
+
+@pytest.mark.slow
+def test_adult_on_servers(launcher, data, tmp_path):
+    figures = adult(launcher, data, tmp_path / "result.json")
+    assert figures["test_auc"] >= 0.925
+    assert (figures["shards"], figures["bad_lines"]) == (2, 0)
+    assert figures["history"][0]["samples"] == 32_561
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
+def test_adult_equals_plain_torch_over_three_seeds(launcher, data, tmp_path):
+    aucs: dict[str, list[float]] = {"ps": [], "local": []}
+    for seed in range(3):
+        for backend, found in aucs.items():
+            result = tmp_path / f"{backend}-{seed}.json"
+            sets = (f"train.seed={seed}", f"model.backend={backend}")
+            found.append(adult(launcher, data, result, *sets)["test_auc"])
+    print("test AUC by seed", aucs)
+    assert mean(aucs["ps"]) >= 0.900
+    assert all(abs(ps - local) <= 0.002 for ps, local in zip(aucs["ps"], aucs["local"], strict=True))
+
+
+def test_adult_reads_whole(data):
+    sets = [f"data.train={data / 'adult.data'}", f"data.test={data / 'adult.test'}"]
+    config = load_config(JobConfig, JOBS / "adult.yaml", sets).data
+    features = fit_features(config)
+    for which, samples, positive in (("train", 32_561, 7_841), ("test", 16_281, 3_846)):
+        batches = list(open_reader(config, which, features, ReadOptions(batch_size=4096)))
+        assert sum(len(batch) for batch in batches) == samples
+        assert sum(int(batch.labels.sum()) for batch in batches) == positive
+
+
+def test_criteo_sample_reads_whole(data):
+    path = data / "criteo_sample.csv"
+    config = load_config(DataConfig, None, [f"train={path}", f"test={path}"])
+    batches = list(open_reader(config, "train", fit_features(config), ReadOptions(batch_size=64)))
+    assert [len(batch) for batch in batches] == [64, 64, 64, 8]
+    lines = path.read_text().splitlines()[1:]
+    assert sum(int(batch.labels.sum()) for batch in batches) == sum(line[0] == "1" for line in lines)

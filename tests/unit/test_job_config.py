@@ -1,0 +1,77 @@
+"""The schema of a job: what is refused, in which words, and that the shipped job files are valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sparserow.proto.config import load_config, validate
+from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.job import JobConfig
+
+BASE = ["data.train=a.tsv", "data.test=[b.tsv, c.tsv]", "model.kind=dlrm"]
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_jobs_are_valid_and_survive_a_round_trip(path):
+    job = load_config(JobConfig, path)
+    assert validate(JobConfig, job.model_dump(mode="json", exclude_unset=True)) == job
+
+
+def test_defaults():
+    job = load_config(JobConfig, None, BASE)
+    assert job.data.train == ("a.tsv",)
+    assert job.data.test == ("b.tsv", "c.tsv")
+    assert (job.train.staleness, job.cluster.shards, job.model.backend) == (0, 2, "ps")
+    assert load_config(JobConfig, None, [*BASE, "train.staleness=null"]).train.staleness is None
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.kind=wide", "model: .* is not allowed; allowed: a section with kind: dlrm or deepfm"),
+        ("model.hidden=[3]", "model.hidden: unknown key"),
+        ("model.bottom=[0]", "model.bottom.*0"),
+        ("model.dropout=1", "model.dropout: 1 is not allowed; allowed: a number >= 0 and < 1"),
+        ("model.rows=0", "model.rows: 0 is not allowed"),
+        ("model.table_rows={C1: -1}", "model.table_rows.C1: -1 is not allowed"),
+        ("model.backend=gpu", "model.backend: 'gpu' is not allowed; allowed: ps, local"),
+        ("train.epoch=2", "train.epoch: unknown key; did you mean 'epochs'"),
+        ("train.epochs=1.5", "train.epochs: 1.5 is not allowed; allowed: an integer"),
+        ("train.staleness=-1", "train.staleness: -1 is not allowed"),
+        ("train.workers=0", "train.workers: 0 is not allowed"),
+        ("train.lr_decay=0", "train.lr_decay: 0 is not allowed"),
+        (
+            "train.dense_optimizer={kind: lion}",
+            "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw",
+        ),
+        ("train.row_optimizer={kind: ftrl}", "train.row_optimizer: .* allowed: a section with kind: sgd, adagrad"),
+        ("train.row_optimizer={kind: adam, momentum: 0.9}", "train.row_optimizer.momentum: unknown key"),
+        ("data.on_bad_line=log", "data.on_bad_line: 'log' is not allowed; allowed: error, skip"),
+        ("data.train=[]", "data.train: .* is not allowed; allowed: a path, or a sequence of paths"),
+        ("data.format=parquet", "data.format: 'parquet' is not allowed; allowed: criteo, csv"),
+        ("name=a/b", "name: 'a/b' is not allowed; allowed: 1-255 of letters"),
+        ("cluster.shards=0", "cluster.shards: 0 is not allowed"),
+    ],
+)
+def test_refusals(assignment, message):
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        load_config(JobConfig, None, [*BASE, assignment])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["adam", "rowwise_adagrad"])
+def test_local_backend_has_only_torchs_row_optimizers(kind):
+    sets = [*BASE, f"train.row_optimizer={{kind: {kind}}}"]
+    load_config(JobConfig, None, sets)
+    with pytest.raises(InvalidArgument, match=f"torch has no {kind} of rows; allowed in train.row_optimizer.kind: sgd"):
+        load_config(JobConfig, None, [*sets, "model.backend=local"])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_row_optimizers_reach_the_table_schema(kind):
+    job = load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: {kind}, lr: 0.25}}"])
+    made = job.train.row_optimizer.row_optimizer()
+    assert type(made).__name__.lower() == kind.replace("_", "")
+    assert made.lr == 0.25

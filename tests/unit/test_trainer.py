@@ -1,0 +1,135 @@
+"""The trainer on plain torch: what it learns, what it reports, what it refuses. (e2e tests run it on servers.)"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sparserow.proto.config import load_config
+from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.job import JobConfig
+from sparserow.worker.build_model import build_model, table_rows
+from sparserow.worker.data import BadLine, fit_features
+from sparserow.worker.local_backend import LocalBackend
+from sparserow.worker.process_group import WorkerGroup
+from sparserow.worker.trainer import Trainer
+from sparserow.worker.training_report import Silence
+
+SCHEMA = "{columns: [y, x, c], label: y, numeric: {x: standardize}, categorical: [c]}"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors: threads would only fight for the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The key decides the label: even keys 0.1, odd keys 0.9."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randint(0, 20, (2000,), generator=generator)
+    labels = (torch.rand(2000, generator=generator) < torch.where(keys % 2 == 1, 0.9, 0.1)).int()
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f"{y},{i % 10},k{k}\n" for i, (y, k) in enumerate(zip(labels, keys, strict=True))))
+    return path
+
+
+def job_of(path, *sets: str) -> JobConfig:
+    common = ["data.format=csv", f"data.csv={SCHEMA}", "model={kind: deepfm, backend: local, rows: 4096, dim: 4}"]
+    common += ["train.batch_size=64", "train.epochs=3", "train.row_optimizer={kind: adagrad, lr: 0.1}"]
+    return load_config(JobConfig, None, [f"data.train={path}", f"data.test={path}", *common, *sets])
+
+
+class Recorder(Silence):
+    def __init__(self):
+        self.epochs = []
+
+    def epoch(self, result):
+        self.epochs.append(result)
+
+
+def train(job: JobConfig, observer=None):
+    return Trainer(job, group=WorkerGroup(), backend=LocalBackend(job.train), observer=observer or Silence()).run()
+
+
+@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
+def test_it_learns_and_reports(log, model):
+    recorder = Recorder()
+    result = train(job_of(log, f"model.kind={model}"), recorder)
+    assert result.test_auc > 0.88  # 0.9 is what the labels allow
+    assert result.test_log_loss < 0.40  # their entropy is 0.325
+    assert (result.epochs, result.workers, result.shards, result.bad_lines, result.rows) == (3, 1, 0, 0, 4096)
+    assert [epoch.samples for epoch in result.history] == [2000] * 3
+    assert result.history[-1].test_auc == result.test_auc
+    assert tuple(recorder.epochs) == result.history
+    assert result.samples_per_sec > 0
+    assert result.as_dict()["history"][0]["epoch"] == 1
+
+
+def test_the_seed_decides(log):
+    first, again, other = (train(job_of(log, f"train.seed={seed}", "model.dropout=0.3")) for seed in (1, 1, 2))
+    assert [e.train_loss for e in first.history] == [e.train_loss for e in again.history]
+    assert first.test_log_loss == again.test_log_loss != other.test_log_loss
+
+
+def test_learning_rates_decay(log):
+    job = job_of(log, "train.lr_decay=0.5")
+    backend = LocalBackend(job.train)
+    Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence()).run()
+    rates = [group["lr"] for optimizer in backend._optimizers for group in optimizer.param_groups]
+    assert rates == [pytest.approx(0.00025), pytest.approx(0.025)]
+
+
+@pytest.mark.parametrize("rows", ["{kind: sgd, lr: 0.1, momentum: 0.5}", "{kind: adagrad, initial_accumulator: 0.1}"])
+@pytest.mark.parametrize("dense", ["adam", "adamw", "adagrad", "sgd"])
+def test_every_optimizer_runs(log, rows, dense):
+    sets = (f"train.row_optimizer={rows}", f"train.dense_optimizer={{kind: {dense}, lr: 0.01}}", "train.epochs=1")
+    assert train(job_of(log, *sets)).history[0].train_loss < 0.8
+
+
+def test_bad_lines_stop_or_are_counted(log):
+    log.write_text(log.read_text() + "1,1,k,extra\n0,one,k\n")
+    with pytest.raises(BadLine, match=r"log.csv, line 2001: 4 columns"):
+        train(job_of(log))
+    result = train(job_of(log, "data.on_bad_line=skip"))
+    assert result.bad_lines == 4  # two in one pass over the training file, two in one over the same test file
+    assert "line 2001" in (result.first_bad_line or "")
+
+
+def test_nothing_to_train_on(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("what\never\n")
+    with pytest.raises(InvalidArgument, match="no good line was read"):
+        train(job_of(path, "data.on_bad_line=skip"))
+
+
+def test_divergence_is_an_error(log):
+    sets = ("train.dense_optimizer={kind: sgd, lr: 1000}", "train.row_optimizer={kind: sgd, lr: 1000}")
+    with pytest.raises(InvalidArgument, match=r"the loss is (nan|inf) after .* samples; lower the learning rates"):
+        train(job_of(log, *sets))
+
+
+def test_table_rows_by_column(log):
+    job = job_of(log, "model.table_rows={c: 7}")
+    features = fit_features(job.data).spec
+    assert table_rows(job.model, features) == {"c": 7}
+    model = build_model(job.model, features, sparse=True)
+    assert model.embeddings.tables["c"].num_embeddings == 7
+    with pytest.raises(InvalidArgument, match=r"model.table_rows: no sparse column 'd'; allowed: c"):
+        table_rows(job_of(log, "model.table_rows={d: 7}").model, features)
+
+
+def test_a_model_needs_a_sparse_column(log):
+    with pytest.raises(InvalidArgument, match="the model needs a sparse column"):
+        train(job_of(log, "data.csv={columns: [y, x, c], label: y, numeric: {x: log}}"))
+
+
+def test_one_class_gives_no_auc(tmp_path):
+    path = tmp_path / "ones.csv"
+    path.write_text("1,2,k\n" * 10)
+    assert math.isnan(train(job_of(path)).test_auc)

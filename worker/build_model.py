@@ -1,0 +1,60 @@
+"""The model of a job."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..proto.errors import InvalidArgument
+from ..proto.job import DlrmConfig, ModelConfig
+from .data import FeatureSpec
+from .models import DLRM, DeepFM
+
+
+def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
+    """Rows of each column's table, in the order of ``Batch.sparse``.
+
+    Raises:
+        InvalidArgument: ``model.table_rows`` names a column that is not there.
+    """
+    names = features.sparse_names
+    for name in config.table_rows:
+        if name not in names:
+            raise InvalidArgument(f"model.table_rows: no sparse column {name!r}; allowed: {', '.join(names)}")
+    return {name: config.table_rows.get(name, config.rows) for name in names}
+
+
+def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> nn.Module:
+    """A DLRM or DeepFM in plain torch, with the initial weights of torch's generator.
+
+    Args:
+        config: kind and widths.
+        features: the inputs it reads.
+        sparse: whether its tables make sparse gradients.
+
+    Raises:
+        InvalidArgument: as :func:`table_rows`; no sparse column at all.
+    """
+    rows = table_rows(config, features)
+    if not rows:
+        raise InvalidArgument("data: the model needs a sparse column; name one under categorical or buckets")
+    n_dense = len(features.dense)
+    if isinstance(config, DlrmConfig):
+        return DLRM(
+            n_dense,
+            rows,
+            dim=config.dim,
+            bottom=config.bottom,
+            top=config.top,
+            dropout=config.dropout,
+            init_scale=config.init_scale,
+            sparse=sparse,
+        )
+    return DeepFM(
+        n_dense,
+        rows,
+        dim=config.dim,
+        hidden=config.hidden,
+        dropout=config.dropout,
+        init_scale=config.init_scale,
+        sparse=sparse,
+    )

@@ -1,0 +1,148 @@
+"""Trains the model of a job on its click log, on this worker of a group."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+
+from ..proto.errors import InvalidArgument
+from ..proto.job import JobConfig
+from .build_model import build_model
+from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
+from .evaluation import evaluate
+from .metrics import auc
+from .process_group import WorkerGroup
+from .training_backend import TrainingBackend
+from .training_report import EpochResult, Observer, TrainResult
+
+_OBSERVED_SAMPLES = 20_000
+_OBSERVE_EVERY_SEC = 0.5
+_TEST_BATCH = 8192
+
+
+class _Recent:
+    """Loss and AUC over about the last 20,000 samples of this rank."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]] = deque()
+        self._samples = 0
+
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, loss: float) -> None:
+        self._parts.append((logits.detach().float().numpy(), labels.numpy(), loss))
+        self._samples += len(labels)
+        while self._samples - len(self._parts[0][1]) >= _OBSERVED_SAMPLES:
+            self._samples -= len(self._parts.popleft()[1])
+
+    def figures(self) -> tuple[float, float]:
+        """(loss, AUC)."""
+        logits, labels, losses = zip(*self._parts, strict=True)
+        mean = float(np.average(losses, weights=[len(part) for part in labels]))
+        return mean, auc(np.concatenate(logits), np.concatenate(labels))
+
+
+class Trainer:
+    """One run of a job on one worker; all ranks run alike. Built, run once, dropped.
+
+    Args:
+        job: what to train; the group's size counts, not ``job.train.workers``.
+        group: this worker and its peers.
+        backend: where the tables live.
+        observer: told of progress.
+
+    Raises:
+        SparserowError: a file or a setting is at fault.
+    """
+
+    def __init__(self, job: JobConfig, *, group: WorkerGroup, backend: TrainingBackend, observer: Observer) -> None:
+        self._job, self._group, self._backend, self._observer = job, group, backend, observer
+        features = group.share(fit_features(job.data) if group.rank == 0 else None)
+        assert features is not None
+        self._train_reader = self._reader("train", features)
+        self._test_reader = self._reader("test", features)
+        torch.manual_seed(job.train.seed)
+        self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
+        self._model: nn.Module = DistributedDataParallel(self._bare) if group.world > 1 else self._bare
+        backend.start(self._bare)
+        torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
+
+    def _reader(self, which: str, features: Features) -> ClickReader:
+        job, training = self._job, which == "train"
+        rows = job.data.shuffle_rows
+        options = ReadOptions(
+            batch_size=job.train.batch_size if training else _TEST_BATCH,
+            rank=self._group.rank,
+            world=self._group.world,
+            shuffle=training and rows > 0,
+            shuffle_rows=max(rows, 1),
+            seed=job.train.seed,
+            on_bad_line=job.data.on_bad_line,
+        )
+        return open_reader(job.data, "train" if training else "test", features, options)
+
+    def run(self) -> TrainResult:
+        """All epochs, each with its evaluation.
+
+        Raises:
+            BadLine: a malformed line, unless they are skipped.
+            InvalidArgument: the loss is not finite.
+            SparserowError: a server or a peer is at fault.
+        """
+        train, history = self._job.train, []
+        for epoch in range(1, train.epochs + 1):
+            if epoch > 1:
+                self._backend.scale_learning_rates(train.lr_decay)
+            history.append(self._epoch(epoch))
+            self._observer.epoch(history[-1])
+        seconds = sum(result.samples / result.samples_per_sec for result in history)
+        bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
+        first_bad = self._train_reader.first_bad_line or self._test_reader.first_bad_line
+        return TrainResult(
+            test_auc=history[-1].test_auc,
+            test_log_loss=history[-1].test_log_loss,
+            samples_per_sec=sum(result.samples for result in history) / seconds,
+            epochs=train.epochs,
+            rows=self._backend.rows(),
+            shards=self._backend.shards,
+            workers=self._group.world,
+            seed=train.seed,
+            bad_lines=bad,
+            first_bad_line=None if first_bad is None else str(first_bad),
+            backend=self._job.model.backend,
+            history=tuple(history),
+        )
+
+    def _epoch(self, epoch: int) -> EpochResult:
+        self._model.train()
+        recent, began = _Recent(), time.perf_counter()
+        observed, samples, loss_sum = began, 0, 0.0
+        for batch in self._train_reader:
+            logits = self._model(batch.dense, batch.sparse)
+            # An empty batch still takes part in the step, with gradients of zero.
+            loss = binary_cross_entropy_with_logits(logits, batch.labels) if len(batch) else logits.sum()
+            value = float(loss.detach())
+            if not np.isfinite(value):
+                raise InvalidArgument(f"train: the loss is {value} after {samples} samples; lower the learning rates")
+            loss.backward()
+            self._backend.step()
+            samples, loss_sum = samples + len(batch), loss_sum + value * len(batch)
+            recent.add(logits, batch.labels, value)
+            if (now := time.perf_counter()) - observed >= _OBSERVE_EVERY_SEC:
+                observed = now
+                late_loss, late_auc = recent.figures()
+                done, all_samples = self._train_reader.done, samples * self._group.world
+                self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
+        self._group.wait()  # all ranks' last step is applied
+        seconds = time.perf_counter() - began
+        total = self._group.total(samples)
+        if total == 0:
+            raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
+        self._observer.evaluating(epoch)
+        tested = evaluate(self._bare, self._test_reader, self._group)
+        return EpochResult(epoch, loss_sum / max(samples, 1), total, total / seconds, tested.auc, tested.log_loss)

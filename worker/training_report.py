@@ -1,0 +1,90 @@
+"""What a trainer tells while it runs, and the result it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch.
+
+    Attributes:
+        epoch: from 1.
+        train_loss: mean over the samples of rank 0.
+        samples: trained on by all workers.
+        samples_per_sec: of all workers, without the evaluation.
+        test_auc, test_log_loss: after the epoch.
+    """
+
+    epoch: int
+    train_loss: float
+    samples: int
+    samples_per_sec: float
+    test_auc: float
+    test_log_loss: float
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What ``--json`` writes.
+
+    Attributes:
+        test_auc, test_log_loss: after the last epoch.
+        samples_per_sec: over all epochs and workers, without evaluations.
+        epochs: how many.
+        rows: of all tables that the servers hold at the end (all rows, with backend local).
+        shards, workers: processes of each kind; no shards with backend local.
+        seed: the job's.
+        bad_lines: skipped in one pass over the training and the test files.
+        first_bad_line: the place and fault of one of them, if any.
+        backend: ps or local.
+        history: the epochs.
+    """
+
+    test_auc: float
+    test_log_loss: float
+    samples_per_sec: float
+    epochs: int
+    rows: int
+    shards: int
+    workers: int
+    seed: int
+    bad_lines: int
+    first_bad_line: str | None
+    backend: str
+    history: tuple[EpochResult, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+class Observer(Protocol):
+    """Watches a trainer on rank 0."""
+
+    def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """After some batches: share of the epoch done (None: not known), samples so far, loss and AUC of late."""
+        ...
+
+    def evaluating(self, epoch: int) -> None:
+        """An evaluation begins."""
+        ...
+
+    def epoch(self, result: EpochResult) -> None:
+        """An epoch has ended."""
+        ...
+
+
+class Silence:
+    """An observer that shows nothing: of all ranks but the first."""
+
+    def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """Nothing."""
+
+    def evaluating(self, epoch: int) -> None:
+        """Nothing."""
+
+    def epoch(self, result: EpochResult) -> None:
+        """Nothing."""
