@@ -1,7 +1,6 @@
 #include "session/table_step.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
 
@@ -19,6 +18,16 @@ bool all_finite(const float* values, std::size_t n) noexcept {
     bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & 0x7f800000u) == 0x7f800000u);
   }
   return bad == 0;
+}
+
+// Whether nobody else reads what `held` points to. use_count() alone orders nothing: giving up a copy joins the
+// chain of releases, so what the last reader did happens before what the caller does next.
+template <class T>
+bool is_unshared(const std::shared_ptr<T>& held) noexcept {
+  if (held.use_count() != 1) return false;
+  std::shared_ptr<T> copy = held;
+  copy.reset();
+  return true;
 }
 
 }  // namespace
@@ -108,8 +117,7 @@ void TableStep::append_fresh() {
 
 void TableStep::grow_rows(std::size_t keys) {
   // A buffer that a Lookup of an earlier step still reads is left to it.
-  const bool shared = confirmed_ == 0 && rows_.use_count() > 1;
-  std::atomic_thread_fence(std::memory_order_acquire);
+  const bool shared = confirmed_ == 0 && rows_ && !is_unshared(rows_);
   if (keys <= row_capacity_ && !shared) return;
   const std::size_t capacity = std::max(keys, row_capacity_ + row_capacity_ / 2);
   auto grown = std::make_shared_for_overwrite<float[]>(capacity * dim_);
@@ -215,8 +223,7 @@ void TableStep::clear() {
 
 std::shared_ptr<Lookup::Indexes> TableStep::fresh_indexes(std::size_t n) {
   for (auto& candidate : pool_) {
-    if (candidate.use_count() != 1) continue;
-    std::atomic_thread_fence(std::memory_order_acquire);  // after the last reader's release
+    if (!is_unshared(candidate)) continue;
     candidate->resize(n);
     return candidate;
   }
