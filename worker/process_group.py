@@ -41,13 +41,17 @@ class WorkerGroup:
         dist.gather_object(values, parts, dst=0)
         return None if parts is None else np.concatenate(parts)
 
-    def total(self, value: int) -> int:
-        """Sum over ranks, on every rank."""
+    def collect(self, value: Value) -> list[Value]:
+        """Every rank's value, in rank order, on every rank."""
         if self.world == 1:
-            return value
+            return [value]
         parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, value)
-        return sum(parts)
+        return parts
+
+    def total(self, value: int) -> int:
+        """Sum over ranks, on every rank."""
+        return sum(self.collect(value))
 
     def wait(self) -> None:
         """Returns when every rank has called it."""

@@ -102,7 +102,8 @@ class Trainer:
             self._observer.epoch(history[-1])
         seconds = sum(result.samples / result.samples_per_sec for result in history)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
-        first_bad = self._train_reader.first_bad_line or self._test_reader.first_bad_line
+        mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
+        firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
             test_auc=history[-1].test_auc,
             test_log_loss=history[-1].test_log_loss,
@@ -113,7 +114,7 @@ class Trainer:
             workers=self._group.world,
             seed=train.seed,
             bad_lines=bad,
-            first_bad_line=None if first_bad is None else str(first_bad),
+            first_bad_line=next((first for first in firsts if first is not None), None),
             backend=self._job.model.backend,
             history=tuple(history),
         )
