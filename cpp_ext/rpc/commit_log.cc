@@ -59,6 +59,7 @@ struct Parked {
   Clock::time_point since;
   Clock::time_point deadline;
   std::function<void(Status)> ready;
+  const void* owner;
 };
 
 struct Job {
@@ -95,7 +96,8 @@ class CommitLog::Impl {
   Result<CommitResult> commit(Commit commit, bool prepared);
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::uint64_t sequence);
   void when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::int64_t step,
-                     Clock::time_point deadline, std::function<void(Status)> ready);
+                     Clock::time_point deadline, std::function<void(Status)> ready, const void* owner);
+  void forget(const void* owner);
   void expire(Clock::time_point now);
   void fail_parked(const Status& status);
   CommitLogStats stats() const;
@@ -637,7 +639,8 @@ void CommitLog::Impl::collect_readable(Job& job, std::vector<Outcome>& outcomes)
 }
 
 void CommitLog::Impl::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch,
-                                    std::int64_t step, Clock::time_point deadline, std::function<void(Status)> ready) {
+                                    std::int64_t step, Clock::time_point deadline, std::function<void(Status)> ready,
+                                    const void* owner) {
   std::vector<Outcome> outcomes;
   Lock lock(mutex_);
   const auto job = find(job_id);
@@ -657,7 +660,7 @@ void CommitLog::Impl::when_readable(std::uint32_t job_id, std::uint32_t worker_i
       note_staleness(*job.value(), step);
     } else {
       ++stats_.pulls_parked;
-      job.value()->parked.push_back({worker_id, epoch, step, Clock::now(), deadline, std::move(ready)});
+      job.value()->parked.push_back({worker_id, epoch, step, Clock::now(), deadline, std::move(ready), owner});
       ready = nullptr;
     }
   }
@@ -676,6 +679,17 @@ std::string CommitLog::Impl::waited_for(const Job& job, const Parked& parked, Cl
   std::snprintf(seconds.data(), seconds.size(), "%.1f", std::chrono::duration<double>(now - parked.since).count());
   return "pull of step " + std::to_string(parked.step) + " waited " + seconds.data() + " s for commits of step " +
          std::to_string(needed) + (ids.empty() ? std::string(" to be applied") : " from worker ids " + ids);
+}
+
+void CommitLog::Impl::forget(const void* owner) {
+  std::vector<Parked> dropped;  // destroyed outside of the lock: it owns whatever the callback holds
+  const Lock lock(mutex_);
+  for (auto& [job_id, job] : jobs_) {
+    const auto theirs = std::stable_partition(job->parked.begin(), job->parked.end(),
+                                              [owner](const Parked& parked) { return parked.owner != owner; });
+    std::move(theirs, job->parked.end(), std::back_inserter(dropped));
+    job->parked.erase(theirs, job->parked.end());
+  }
 }
 
 void CommitLog::Impl::expire(Clock::time_point now) {
@@ -745,9 +759,11 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
   return impl_->abort(job_id, worker_id, worker_epoch, sequence);
 }
 void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
-                              std::int64_t step, Clock::time_point deadline, std::function<void(Status)> ready) {
-  impl_->when_readable(job_id, worker_id, worker_epoch, step, deadline, std::move(ready));
+                              std::int64_t step, Clock::time_point deadline, std::function<void(Status)> ready,
+                              const void* owner) {
+  impl_->when_readable(job_id, worker_id, worker_epoch, step, deadline, std::move(ready), owner);
 }
+void CommitLog::forget(const void* owner) { impl_->forget(owner); }
 void CommitLog::expire(Clock::time_point now) { impl_->expire(now); }
 void CommitLog::fail_parked(const Status& status) { impl_->fail_parked(status); }
 CommitLogStats CommitLog::stats() const { return impl_->stats(); }

@@ -123,7 +123,10 @@ class CommitLog {
   // Calls `ready(status)` at once or later: Ok when a pull of `step` may read, kDeadlineExceeded with
   // the worker ids it waited for, kFenced, kFailedPrecondition (no member), kNotFound (job).
   void when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::int64_t step,
-                     std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready);
+                     std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready,
+                     const void* owner = nullptr);
+  // Drops the parked pulls of one owner without an answer: their connection is gone.
+  void forget(const void* owner);
   // Fails parked pulls whose deadline passed. The server calls it on a timer.
   void expire(std::chrono::steady_clock::time_point now);
   // Answers every parked pull with `status` (drain, stop).

@@ -97,6 +97,7 @@ Connection::Task<void> Connection::run() {
     while (co_await serve_one()) {
     }
   }
+  if (has_parked_) core_.commits.forget(this);
   co_await end_politely();
   close();
 }

@@ -8,7 +8,6 @@
 // Lives as long as one of its coroutines (or a parked pull) holds it.
 #pragma once
 
-#include <asio.hpp>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -16,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "rpc/event_loop.h"
 #include "rpc/frame.h"
 #include "rpc/server_core.h"
 #include "rpc/stream.h"
@@ -118,6 +118,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::size_t staged_begin_ = 0;
   std::size_t staged_end_ = 0;
   bool writing_ = false;
+  bool has_parked_ = false;
   std::deque<std::shared_ptr<asio::steady_timer>> turns_;
 
   // Read by check_stall from another thread.

@@ -225,13 +225,17 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   };
   const auto wait = std::make_shared<Wait>();
   const FrameHeader& header = request->header;
-  core_.commits.when_readable(header.job_id, header.worker_id, header.worker_epoch, header.step, deadline,
-                              [wait, request, self = shared_from_this()](Status status) {
-                                const std::lock_guard lock(wait->mutex);
-                                wait->answered = true;
-                                wait->status = std::move(status);
-                                if (wait->is_parked) resume_parked(self, request, wait->status);
-                              });
+  core_.commits.when_readable(
+      header.job_id, header.worker_id, header.worker_epoch, header.step, deadline,
+      [wait, request, weak = weak_from_this()](Status status) {
+        const std::lock_guard lock(wait->mutex);
+        wait->answered = true;
+        wait->status = std::move(status);
+        if (!wait->is_parked) return;
+        if (const auto self = weak.lock()) resume_parked(self, request, wait->status);
+      },
+      this);
+  has_parked_ = true;
   {
     const std::lock_guard lock(wait->mutex);
     if (wait->answered) return {wait->status, false, {}};

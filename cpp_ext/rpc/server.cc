@@ -1,9 +1,9 @@
 #include "rpc/server.h"
+#include "rpc/event_loop.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <asio.hpp>
 #include <cerrno>
 #include <list>
 #include <thread>

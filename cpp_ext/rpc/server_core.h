@@ -3,7 +3,6 @@
 // Lock order: CommitLog's mutex and Store's locks are leaves; InflightBudget's and the route's mutex too.
 #pragma once
 
-#include <asio.hpp>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -14,6 +13,7 @@
 
 #include "rpc/buffer_pool.h"
 #include "rpc/commit_log.h"
+#include "rpc/event_loop.h"
 #include "rpc/server.h"
 #include "store/store.h"
 

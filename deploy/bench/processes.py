@@ -1,0 +1,133 @@
+"""What the network benchmarks talk to, each a process of its own: a shard, and raw TCP as the reference."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOT_COUNT = 16_384
+_START_SEC = 120.0
+_HEADER_BYTES = 16  # of a raw request: its own length and the length of the reply, both int64
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """A table of ``rows`` keys 0, 1, ... with Adagrad, filled before the benchmark begins."""
+
+    name: str
+    dim: int
+    rows: int
+
+
+def table_id(table: BenchTable) -> int:
+    """The id that the shard process gives the table."""
+    from ...cpp_ext import _server
+
+    return _server.id_of_name(table.name)
+
+
+def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int) -> None:
+    from ...cpp_ext import _server
+
+    store = _server.Store(slot_count=SLOT_COUNT)
+    for table in tables:
+        schema = _server.TableSchema(
+            id=_server.id_of_name(table.name),
+            name=table.name,
+            dim=table.dim,
+            optimizer=_server.OptimizerSpec(kind="adagrad"),
+        )
+        store.create_table(schema)
+        for begin in range(0, table.rows, 100_000):
+            keys = np.arange(begin, min(begin + 100_000, table.rows), dtype=np.uint64)
+            rows = np.full((len(keys), table.dim), 0.01, np.float32)
+            store.assign(schema.id, keys, rows)
+    server = _server.Server(store, io_threads=io_threads)
+    server.set_route(1, np.zeros(SLOT_COUNT, np.uint16))
+    server.set_job(1, "bench", None, [(0, 1, 0)])
+    port.send(server.port)
+    port.recv()  # until the benchmark is done
+    server.stop()
+
+
+def _receive(peer: socket.socket, into: memoryview) -> bool:
+    """Fills ``into``; False when the peer has left."""
+    while into:
+        count = peer.recv_into(into)
+        if count == 0:
+            return False
+        into = into[count:]
+    return True
+
+
+def _answer_raw(port: Connection, largest_bytes: int) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port.send(listener.getsockname()[1])
+    peer, _ = listener.accept()
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    header = np.zeros(2, np.int64)
+    incoming = memoryview(bytearray(largest_bytes))
+    outgoing = memoryview(np.ones(largest_bytes, np.uint8).data)
+    while _receive(peer, memoryview(header.data).cast("B")):
+        if not _receive(peer, incoming[: int(header[0]) - _HEADER_BYTES]):
+            return
+        peer.sendall(outgoing[: int(header[1])])
+
+
+class RawTcp:
+    """A request of some bytes and a reply of some bytes on one connection, one in flight: the reference."""
+
+    def __init__(self, port: int, largest_bytes: int) -> None:
+        self._peer = socket.create_connection(("127.0.0.1", port))
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._outgoing: NDArray[np.uint8] = np.ones(largest_bytes, np.uint8)
+        self._incoming = memoryview(bytearray(largest_bytes))
+
+    def exchange(self, request_bytes: int, reply_bytes: int) -> None:
+        """Sends ``request_bytes`` (at least 16) and receives ``reply_bytes``, into buffers that are used again."""
+        lengths = np.array([request_bytes, reply_bytes], np.int64)
+        self._outgoing[:_HEADER_BYTES] = lengths.view(np.uint8)
+        self._peer.sendall(self._outgoing[:request_bytes].data)
+        if not _receive(self._peer, self._incoming[:reply_bytes]):
+            raise ConnectionError("the raw TCP process has left")
+
+
+@contextmanager
+def _process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
+    """A spawned process that sends its port first and ends when its pipe gets anything."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)  # type: ignore[arg-type]
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SEC):
+            raise TimeoutError(f"the benchmark's process did not start within {_START_SEC:.0f} s")
+        yield int(ours.recv())
+    finally:
+        ours.close()
+        process.join(0.5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def shard_process(tables: Sequence[BenchTable], *, io_threads: int = 2) -> Iterator[int]:
+    """Serves ``tables`` from another process, with job 1 (asynchronous) and worker 0 of epoch 1; yields its port."""
+    with _process(_fill, (tuple(tables), io_threads)) as port:
+        yield port
+
+
+@contextmanager
+def raw_tcp(largest_bytes: int) -> Iterator[RawTcp]:
+    """A connection to a process that only receives and sends; messages of at most ``largest_bytes``."""
+    with _process(_answer_raw, (largest_bytes,)) as port:
+        yield RawTcp(port, largest_bytes)

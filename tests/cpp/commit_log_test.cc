@@ -1,0 +1,319 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "rpc/commit_log.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "rpc_fixture.h"
+
+using namespace sparserow;
+using namespace sparserow::rpc;
+using namespace sparserow::testing;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// A log over one table of dim 2 whose rows begin at 0 and move by -lr * gradient.
+struct Fixture {
+  TableSchema table = sgd_table("t/a", 2, 0.0f);
+  std::shared_ptr<Store> store;
+  CommitLog log;
+
+  explicit Fixture(std::optional<std::uint32_t> staleness, std::uint32_t workers, CommitLog::Options options = {},
+                   std::uint64_t memory = 0)
+      : store(make_store(memory)), log(*store, std::move(options)) {
+    REQUIRE(store->create_table(table).is_ok());
+    set_members(staleness, workers);
+  }
+
+  void set_members(std::optional<std::uint32_t> staleness, std::uint32_t workers, std::uint32_t epoch = 1) {
+    JobSpec spec{.job_id = 1, .name = "job", .staleness = staleness, .members = {}, .first_step = 0};
+    // Ranks run against ids, so that reduction by id would be noticed.
+    for (std::uint32_t w = 0; w < workers; ++w) spec.members.push_back({w, epoch, workers - w});
+    REQUIRE(log.set_job(spec).is_ok());
+  }
+
+  Commit make(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, std::vector<std::uint64_t> keys,
+              float gradient, std::uint32_t epoch = 1) {
+    struct Owned {
+      std::vector<std::uint64_t> keys;
+      std::vector<float> grads;
+    };
+    auto owned = std::make_shared<Owned>(Owned{std::move(keys), {}});
+    owned->grads.assign(owned->keys.size() * 2, gradient);
+    Commit commit{.job_id = 1,
+                  .worker_id = worker,
+                  .worker_epoch = epoch,
+                  .sequence = sequence,
+                  .step = step,
+                  .grad_sum = false,
+                  .blocks = {},
+                  .owner = owned};
+    commit.blocks.push_back(
+        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
+    return commit;
+  }
+  Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step,
+                              std::vector<std::uint64_t> keys, float gradient, std::uint32_t epoch = 1) {
+    return log.commit(make(worker, sequence, step, std::move(keys), gradient, epoch), false);
+  }
+  float row(std::uint64_t key) const {
+    float values[2];
+    REQUIRE(store->pull(table.id, std::span(&key, 1), Dtype::kFloat32, reinterpret_cast<std::byte*>(values)).is_ok());
+    return values[0];
+  }
+  // What a pull was answered; nullopt while it is parked.
+  std::shared_ptr<std::optional<Status>> pull(std::uint32_t worker, std::int64_t step,
+                                              std::chrono::milliseconds deadline = std::chrono::seconds(30),
+                                              std::uint32_t epoch = 1) {
+    auto answer = std::make_shared<std::optional<Status>>();
+    log.when_readable(1, worker, epoch, step, Clock::now() + deadline,
+                      [answer](Status status) { *answer = std::move(status); });
+    return answer;
+  }
+};
+
+bool is_ok(const std::shared_ptr<std::optional<Status>>& answer) { return answer->has_value() && (*answer)->is_ok(); }
+
+}  // namespace
+
+TEST_CASE("staleness 0: a step is applied once, by all, scaled by 1/N, and pulls wait for it") {
+  Fixture f(0u, 2);
+  CHECK(is_ok(f.pull(0, 0)));
+  CHECK(is_ok(f.pull(1, 0)));
+  REQUIRE(f.commit(0, 1, 0, {5, 6}, 2.0f).is_ok());
+  CHECK(f.row(5) == 0.0f);
+  const auto waits = f.pull(0, 1);
+  CHECK(!waits->has_value());
+  REQUIRE(f.commit(1, 1, 0, {6, 7}, 4.0f).is_ok());
+  CHECK(is_ok(waits));
+  CHECK(f.row(5) == -1.0f);
+  CHECK(f.row(6) == -3.0f);
+  CHECK(f.row(7) == -2.0f);
+  CHECK(f.log.stats().steps_reduced == 1);
+  CHECK(f.log.stats().kept_bytes == 0);
+}
+
+TEST_CASE("staleness 0: the sum runs in rank order in float64") {
+  Fixture f(0u, 3);
+  // In float32 1e8 + 1 - 1e8 would be 0.
+  REQUIRE(f.commit(0, 1, 0, {1}, 1e8f).is_ok());
+  REQUIRE(f.commit(1, 1, 0, {1}, 1.0f).is_ok());
+  REQUIRE(f.commit(2, 1, 0, {1}, -1e8f).is_ok());
+  CHECK(f.row(1) == -static_cast<float>(1.0 / 3.0));
+}
+
+TEST_CASE("staleness k: a pull waits for the slowest within k, commits apply as they arrive") {
+  Fixture f(2u, 2);
+  CHECK(is_ok(f.pull(0, 0)));
+  CHECK(is_ok(f.pull(1, 0)));
+  for (std::int64_t step = 0; step < 3; ++step) {
+    REQUIRE(f.commit(0, static_cast<std::uint64_t>(step) + 1, step, {1}, 2.0f).is_ok());
+    CHECK(f.row(1) == -static_cast<float>(step + 1));
+    if (step < 2) CHECK(is_ok(f.pull(0, step + 1)));
+  }
+  const auto waits = f.pull(0, 3);  // needs step 0 of everyone
+  CHECK(!waits->has_value());
+  REQUIRE(f.commit(1, 1, 0, {2}, 2.0f).is_ok());
+  CHECK(is_ok(waits));
+  CHECK(f.log.stats().staleness_max == 2);
+}
+
+TEST_CASE("async: nothing waits, gradients are scaled by 1/N") {
+  Fixture f(std::nullopt, 4);
+  CHECK(is_ok(f.pull(0, 1000)));
+  REQUIRE(f.commit(3, 1, kNoStep, {1}, 4.0f).is_ok());
+  CHECK(f.row(1) == -1.0f);
+}
+
+TEST_CASE("a sequence is applied once, in whatever order sequences arrive") {
+  Fixture f(std::nullopt, 1);
+  REQUIRE(f.commit(0, 2, kNoStep, {1}, 1.0f).is_ok());
+  const auto again = f.commit(0, 2, kNoStep, {1}, 1.0f);
+  REQUIRE(again.is_ok());
+  CHECK(again.value().duplicate);
+  CHECK(again.value().applied_rows == 1);
+  const auto earlier = f.commit(0, 1, kNoStep, {1}, 1.0f);  // sent before, arrives after: not a duplicate
+  REQUIRE(earlier.is_ok());
+  CHECK(!earlier.value().duplicate);
+  CHECK(f.row(1) == -2.0f);
+  for (std::uint64_t s = 3; s < 3 + CommitLog::kWindow; ++s) REQUIRE(f.commit(0, s, kNoStep, {2}, 0.0f).is_ok());
+  const auto old = f.commit(0, 1, kNoStep, {1}, 1.0f);
+  CHECK(old.status().code() == Code::kFailedPrecondition);
+  CHECK(f.row(1) == -2.0f);
+  CHECK(f.commit(0, 0, kNoStep, {1}, 1.0f).status().code() == Code::kInvalidArgument);
+}
+
+TEST_CASE("two phases: prepare applies nothing, commit once, abort forgets") {
+  Fixture f(0u, 1);
+  REQUIRE(f.log.prepare(f.make(0, 1, 0, {1}, 1.0f)).is_ok());
+  REQUIRE(f.log.prepare(f.make(0, 1, 0, {1}, 3.0f)).is_ok());  // replaces the first try
+  CHECK(f.row(1) == 0.0f);
+  CHECK(f.log.stats().kept_bytes > 0);
+  Commit signal = f.make(0, 1, 0, {}, 0.0f);
+  signal.blocks.clear();
+  REQUIRE(f.log.commit(signal, true).is_ok());
+  CHECK(f.row(1) == -3.0f);
+  const auto again = f.log.commit(signal, true);
+  REQUIRE(again.is_ok());
+  CHECK(again.value().duplicate);
+  REQUIRE(f.log.prepare(f.make(0, 1, 0, {1}, 1.0f)).is_ok());  // a late copy of a committed prepare
+  CHECK(f.log.stats().kept_bytes == 0);
+
+  REQUIRE(f.log.prepare(f.make(0, 2, 1, {1}, 1.0f)).is_ok());
+  REQUIRE(f.log.abort(1, 0, 1, 2).is_ok());
+  REQUIRE(f.log.abort(1, 0, 1, 2).is_ok());
+  CHECK(f.log.stats().kept_bytes == 0);
+  signal.sequence = 2;
+  signal.step = 1;
+  CHECK(f.log.commit(signal, true).status().code() == Code::kFailedPrecondition);
+  CHECK(f.row(1) == -3.0f);
+}
+
+TEST_CASE("an old epoch is fenced, a stranger refused, a member that left fenced") {
+  Fixture f(0u, 2);
+  REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
+  f.set_members(0u, 2, 2);
+  CHECK(f.commit(0, 2, 1, {1}, 1.0f, 1).status().code() == Code::kFenced);
+  CHECK((*f.pull(0, 1))->code() == Code::kFenced);
+  CHECK(f.commit(0, 1, 0, {1}, 1.0f, 3).status().code() == Code::kFailedPrecondition);
+  CHECK(f.commit(9, 1, 0, {1}, 1.0f, 2).status().code() == Code::kFailedPrecondition);
+  CHECK(f.log.stats().kept_bytes == 0);  // what the old epoch left is gone
+  f.set_members(0u, 1, 2);
+  CHECK(f.commit(1, 1, 0, {1}, 1.0f, 2).status().code() == Code::kFenced);
+  CHECK(f.log.stats().commits_fenced == 2);
+  REQUIRE(f.log.drop_job(1).is_ok());
+  CHECK(f.commit(0, 1, 0, {1}, 1.0f, 2).status().code() == Code::kNotFound);
+  CHECK(f.log.drop_job(1).code() == Code::kNotFound);
+}
+
+TEST_CASE("a member that leaves no longer holds the step") {
+  Fixture f(0u, 3);
+  REQUIRE(f.commit(0, 1, 0, {1}, 2.0f).is_ok());
+  REQUIRE(f.commit(1, 1, 0, {1}, 4.0f).is_ok());
+  const auto waits = f.pull(0, 1);
+  CHECK(!waits->has_value());
+  f.set_members(0u, 2);
+  CHECK(is_ok(waits));
+  CHECK(f.row(1) == -3.0f);  // N is who is live when the step is applied
+}
+
+TEST_CASE("a clock starts where its workers start") {
+  Fixture f(0u, 2);
+  const auto first = f.pull(0, 100);  // resumed at step 100: waits until the other worker is there as well
+  CHECK(!first->has_value());
+  CHECK(is_ok(f.pull(1, 100)));
+  CHECK(is_ok(first));
+  REQUIRE(f.commit(0, 1, 100, {1}, 1.0f).is_ok());
+  REQUIRE(f.commit(1, 1, 100, {1}, 1.0f).is_ok());
+  CHECK(f.row(1) == -1.0f);
+  CHECK(is_ok(f.pull(0, 101)));
+
+  // A newcomer holds the steps that are not complete.
+  f.set_members(0u, 3);
+  REQUIRE(f.commit(0, 2, 101, {1}, 3.0f).is_ok());
+  REQUIRE(f.commit(1, 2, 101, {1}, 3.0f).is_ok());
+  CHECK(f.row(1) == -1.0f);
+  REQUIRE(f.commit(2, 1, 101, {1}, 3.0f).is_ok());
+  CHECK(f.row(1) == -4.0f);
+}
+
+TEST_CASE("a commit that names its first step before the other pulled does not hold it") {
+  Fixture f(0u, 2);
+  REQUIRE(f.commit(0, 1, 100, {1}, 2.0f).is_ok());
+  CHECK(is_ok(f.pull(1, 100)));
+  REQUIRE(f.commit(1, 1, 100, {1}, 2.0f).is_ok());
+  CHECK(f.row(1) == -2.0f);
+}
+
+TEST_CASE("a step comes once per worker") {
+  Fixture f(0u, 2);
+  REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
+  CHECK(f.commit(0, 2, 0, {1}, 1.0f).status().code() == Code::kFailedPrecondition);
+}
+
+TEST_CASE("a parked pull that expires names the workers it waited for") {
+  Fixture f(0u, 4);
+  for (std::uint32_t w = 0; w < 4; ++w) CHECK(is_ok(f.pull(w, 0)));
+  REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
+  REQUIRE(f.commit(2, 1, 0, {1}, 1.0f).is_ok());
+  const auto waits = f.pull(0, 1, std::chrono::milliseconds(50));
+  f.log.expire(Clock::now());
+  CHECK(!waits->has_value());
+  f.log.expire(Clock::now() + std::chrono::seconds(1));
+  REQUIRE(waits->has_value());
+  CHECK((*waits)->code() == Code::kDeadlineExceeded);
+  CHECK((*waits)->message().find("pull of step 1 waited") == 0);
+  CHECK((*waits)->message().find("s for commits of step 0 from worker ids 1, 3") != std::string::npos);
+
+  const auto failed = f.pull(0, 1);
+  f.log.fail_parked(Status(Code::kUnavailable, "draining"));
+  CHECK((*failed)->code() == Code::kUnavailable);
+  CHECK(f.log.stats().pulls_waiting == 0);
+}
+
+TEST_CASE("a commit without memory is refused whole and may come again under its sequence") {
+  Fixture f(std::nullopt, 1, {}, 64u << 20);
+  std::vector<std::uint64_t> many(4'000'000);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = i;
+  const auto refused = f.commit(0, 1, kNoStep, many, 1.0f);
+  CHECK(refused.status().code() == Code::kResourceExhausted);
+  CHECK(f.store->stats()[0].rows == 0);
+  const auto smaller = f.commit(0, 1, kNoStep, {1, 2}, 1.0f);
+  REQUIRE(smaller.is_ok());
+  CHECK(!smaller.value().duplicate);
+
+  Fixture tight(0u, 2, {.kept_budget_bytes = 100});
+  CHECK(tight.log.prepare(tight.make(0, 1, 0, {1, 2, 3, 4, 5, 6, 7, 8}, 1.0f)).code() == Code::kResourceExhausted);
+  REQUIRE(tight.commit(0, 1, 0, {1}, 1.0f).is_ok());
+  CHECK(tight.commit(1, 1, 0, {1, 2, 3, 4, 5, 6, 7, 8}, 1.0f).status().code() == Code::kResourceExhausted);
+  REQUIRE(tight.commit(1, 1, 0, {1}, 1.0f).is_ok());
+  CHECK(tight.row(1) == -1.0f);
+}
+
+TEST_CASE("job specifications are checked") {
+  Fixture f(0u, 1);
+  CHECK(f.log.set_job({.job_id = 0, .name = "x", .staleness = 0, .members = {}, .first_step = 0}).code() ==
+        Code::kInvalidArgument);
+  CHECK(f.log.set_job({.job_id = 2, .name = "x", .staleness = 0, .members = {{1, 1, 0}, {1, 1, 1}}, .first_step = 0})
+            .code() == Code::kInvalidArgument);
+}
+
+TEST_CASE("threads that commit, repeat and pull at once: every step is applied once") {
+  const std::uint64_t seed = std::random_device{}();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  constexpr std::uint32_t kWorkers = 3;
+  constexpr std::int64_t kSteps = 60;
+  Fixture f(0u, kWorkers);
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
+    threads.emplace_back([&, worker] {
+      std::mt19937_64 random(seed + worker);
+      for (std::int64_t step = 0; step < kSteps; ++step) {
+        std::atomic<int> readable{0};
+        f.log.when_readable(1, worker, 1, step, Clock::now() + std::chrono::seconds(60), [&](Status status) {
+          readable = status.is_ok() ? 1 : -1;
+          readable.notify_one();
+        });
+        readable.wait(0);
+        if (readable != 1) ++failures;
+        const auto sequence = static_cast<std::uint64_t>(step) + 1;
+        const int tries = 1 + static_cast<int>(random() % 3);
+        for (int i = 0; i < tries; ++i) {
+          if (!f.commit(worker, sequence, step, {1, 10 + worker}, 3.0f).is_ok()) ++failures;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(failures == 0);
+  CHECK(f.row(1) == -3.0f * kSteps);
+  for (std::uint32_t worker = 0; worker < kWorkers; ++worker) CHECK(f.row(10 + worker) == -1.0f * kSteps);
+  CHECK(f.log.stats().steps_reduced == kSteps);
+}

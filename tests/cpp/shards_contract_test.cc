@@ -1,0 +1,162 @@
+// One body over every implementation of rpc::Shards. To add one, add its maker below.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <numeric>
+
+#include "rpc_fixture.h"
+#if __has_include("rpc/local_shards.h")
+#include "rpc/local_shards.h"
+#endif
+
+using namespace sparserow;
+using namespace sparserow::rpc;
+using namespace sparserow::testing;
+
+namespace {
+
+// An implementation under test, with whatever must live as long.
+struct Subject {
+  std::string name;
+  std::shared_ptr<Shards> shards;
+  std::shared_ptr<void> owner;
+};
+
+std::vector<Subject> subjects(const std::vector<TableSchema>& tables) {
+  std::vector<Subject> all;
+  for (const std::uint32_t shards : {1u, 3u}) {
+    const auto cluster = std::make_shared<Cluster>(shards, tables);
+    all.push_back({"Client of " + std::to_string(shards), take(Client::connect(cluster->client_options())), cluster});
+#if __has_include("rpc/local_shards.h")
+    std::vector<std::shared_ptr<Store>> stores;
+    for (std::uint32_t s = 0; s < shards; ++s) {
+      stores.push_back(make_store());
+      for (const TableSchema& table : tables) REQUIRE(stores.back()->create_table(table).is_ok());
+    }
+    all.push_back({"LocalShards of " + std::to_string(shards), take(LocalShards::create(stores)), nullptr});
+#endif
+  }
+  return all;
+}
+
+std::vector<std::uint64_t> iota_keys(std::size_t n, std::uint64_t first = 0) {
+  std::vector<std::uint64_t> keys(n);
+  std::iota(keys.begin(), keys.end(), first);
+  return keys;
+}
+
+void for_each(const std::vector<TableSchema>& tables, const std::function<void(Shards&)>& body) {
+  for (const Subject& subject : subjects(tables)) {
+    CAPTURE(subject.name);
+    body(*subject.shards);
+  }
+}
+
+// Every float of the rows of `keys`, which must all be equal.
+float row_of(Shards& shards, const TableSchema& table, const std::vector<std::uint64_t>& keys) {
+  const Grouped grouped(shards, table.id, keys);
+  std::vector<float> rows(grouped.size() * table.dim);
+  const auto pull = grouped.pull(table, rows.data());
+  REQUIRE(shards.pull(std::span(&pull, 1), {}).is_ok());
+  for (const float value : rows) REQUIRE(value == rows[0]);
+  return rows[0];
+}
+
+const TableSchema kTable = sgd_table("t/a", 5, 2.0f);
+const TableSchema kOther = sgd_table("t/b", 3, 4.0f);
+
+}  // namespace
+
+TEST_CASE("shards: owners are in range") {
+  for_each({kTable},
+           [](Shards& shards) { CHECK(check_slot_owner(shards.slot_owner(), shards.shard_count()).is_ok()); });
+}
+
+TEST_CASE("shards: an absent row reads as its initial row, and is not born by reading") {
+  for_each({kTable}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(50));
+    std::vector<float> rows(250, -1.0f);
+    std::vector<std::uint64_t> versions(50, 9);
+    std::vector<std::uint8_t> found(50, 9);
+    auto pull = grouped.pull(kTable, rows.data());
+    pull.versions = versions.data();
+    pull.found = found.data();
+    for (int i = 0; i < 2; ++i) {
+      REQUIRE(shards.pull(std::span(&pull, 1), {}).is_ok());
+      CHECK(std::count(rows.begin(), rows.end(), 2.0f) == 250);
+      CHECK(std::count(versions.begin(), versions.end(), 0u) == 50);
+      CHECK(std::count(found.begin(), found.end(), 0) == 50);
+    }
+  });
+}
+
+TEST_CASE("shards: a commit applies every table once, however often it comes") {
+  for_each({kTable, kOther}, [](Shards& shards) {
+    const Grouped a(shards, kTable.id, iota_keys(40));
+    const Grouped b(shards, kOther.id, iota_keys(40));
+    const std::vector<float> grads(200, 1.0f);
+    const std::vector<TablePush> pushes{a.push(kTable, grads.data(), 0.5f), b.push(kOther, grads.data(), 0.25f)};
+    for (int i = 0; i < 2; ++i) REQUIRE(shards.commit(pushes, {.sequence = 1, .step = 0}).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 1.5f);
+    CHECK(row_of(shards, kOther, iota_keys(40)) == 3.75f);
+    REQUIRE(shards.commit({}, {.sequence = 2, .step = 1}).is_ok());
+    REQUIRE(shards.commit(pushes, {.sequence = 3, .step = 2}).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 1.0f);
+  });
+}
+
+TEST_CASE("shards: prepare applies nothing, commit_prepared all of it, abort none") {
+  for_each({kTable}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(40));
+    std::vector<float> grads(200, 1.0f);
+    const auto push = grouped.push(kTable, grads.data(), 1.0f);
+    REQUIRE(shards.prepare(std::span(&push, 1), {.sequence = 1, .step = 0}).is_ok());
+    std::fill(grads.begin(), grads.end(), 99.0f);  // what was prepared is held, not borrowed
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 2.0f);
+    for (int i = 0; i < 2; ++i) REQUIRE(shards.commit_prepared({.sequence = 1, .step = 0}).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 1.0f);
+    REQUIRE(shards.prepare(std::span(&push, 1), {.sequence = 2, .step = 1}).is_ok());
+    REQUIRE(shards.abort({.sequence = 2, .step = 1}).is_ok());
+    CHECK(shards.commit_prepared({.sequence = 2, .step = 1}).code() == Code::kFailedPrecondition);
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 1.0f);
+  });
+}
+
+TEST_CASE("shards: assign, erase and scan") {
+  for_each({kTable}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(100));
+    const std::vector<float> values(500, 7.0f);
+    const auto push = grouped.push(kTable, values.data(), 0.0f);
+    REQUIRE(shards.assign(std::span(&push, 1), {}).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(100)) == 7.0f);
+    const Grouped some(shards, kTable.id, iota_keys(60, 50));
+    CHECK(take(shards.erase(kTable.id, some.partition.keys, some.partition.shard_begin, {})) == 50);
+    CHECK(row_of(shards, kTable, iota_keys(10, 50)) == 2.0f);
+    std::vector<std::uint64_t> seen;
+    for (std::uint32_t shard = 0; shard < shards.shard_count(); ++shard) {
+      std::uint64_t cursor = 0;
+      do {
+        const auto page = take(shards.scan(shard, kTable.id, cursor, 7, false, {}));
+        seen.insert(seen.end(), page.keys.begin(), page.keys.end());
+        cursor = page.next_cursor;
+      } while (cursor != 0);
+    }
+    std::sort(seen.begin(), seen.end());
+    CHECK(seen == iota_keys(50));
+  });
+}
+
+TEST_CASE("shards: an unknown table and a wrong dim are refused") {
+  for_each({kTable}, [](Shards& shards) {
+    std::vector<float> rows(800);
+    const Grouped unknown(shards, kOther.id, iota_keys(10));
+    const auto pull = unknown.pull(kOther, rows.data());
+    CHECK(shards.pull(std::span(&pull, 1), {}).code() == Code::kNotFound);
+    const Grouped grouped(shards, kTable.id, iota_keys(10));
+    auto push = grouped.push(kTable, rows.data(), 1.0f);
+    push.dim = 6;
+    CHECK(shards.commit(std::span(&push, 1), {.sequence = 1, .step = 0}).code() == Code::kInvalidArgument);
+    CHECK(row_of(shards, kTable, iota_keys(10)) == 2.0f);
+  });
+}
