@@ -71,10 +71,10 @@ def run_wire(size: Size) -> Sequence[Figure]:
                 number: int = table_number,
                 dim: int = dim,
                 grads: NDArray[np.float32] = grads,
-            ) -> object:
+            ) -> None:
                 nonlocal sequence
                 sequence += 1
-                return client.push(number, keys, grads, dim=dim, lr=0.01, sequence=sequence)
+                client.push(number, keys, grads, dim=dim, lr=0.01, sequence=sequence)
 
             for what, run, request_bytes, reply_bytes in (
                 ("pull", pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),

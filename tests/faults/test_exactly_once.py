@@ -1,0 +1,151 @@
+"""Commits through a network that cuts, duplicates and swallows: what is applied is what was sent, once."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from fault_proxy import FaultProxy, Faults
+from sparserow.cpp_ext import _client, _server
+from sparserow.proto.errors import FailedPrecondition, InvalidArgument, Unavailable, error_of
+
+SLOTS = 1024
+DIM = 4
+TABLE = "faults/t"
+
+_server.set_error_factory(error_of)
+_client.set_error_factory(error_of)
+
+
+def make_shard(members=((0, 1, 0),), staleness=None):
+    store = _server.Store(slot_count=SLOTS)
+    schema = _server.TableSchema(id=_server.id_of_name(TABLE), name=TABLE, dim=DIM)
+    store.create_table(schema)
+    server = _server.Server(store)
+    server.set_route(1, np.zeros(SLOTS, np.uint16))
+    server.set_job(1, "job", staleness, list(members))
+    return store, server, schema.id
+
+
+def make_client(port, worker=0):
+    return _client.Client(
+        shards=[("127.0.0.1", port)],
+        slot_owner=np.zeros(SLOTS, np.uint16),
+        route_epoch=1,
+        job_id=1,
+        worker_id=worker,
+        worker_epoch=1,
+    )
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(cut_before=0.2),
+        Faults(cut_inside=0.2),
+        Faults(cut_after=0.2),
+        Faults(duplicate=0.5),
+        Faults(swallow_reply=0.2),
+        Faults(cut_before=0.05, cut_inside=0.05, cut_after=0.05, duplicate=0.2, swallow_reply=0.05),
+    ],
+    ids=["cut before", "cut inside", "cut after", "duplicate", "lost reply", "all"],
+)
+def test_every_commit_is_applied_once(faults):
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    values = np.random.default_rng(seed)
+    store, server, table = make_shard()
+    proxy = FaultProxy(server.port, faults, seed)
+    try:
+        client = make_client(proxy.port)
+        sent = np.zeros((500, DIM), np.float64)
+        commits = 60
+        for sequence in range(1, commits + 1):
+            keys = values.choice(500, 200, replace=False)
+            # Small integers: their float32 sums are exact, so that one gradient too many or too few shows.
+            grads = values.integers(-8, 8, (200, DIM)).astype(np.float32)
+            client.push(table, keys, grads, dim=DIM, lr=1.0, sequence=sequence, grad_sum=True)
+            sent[keys] -= grads
+        rows, _, _ = store.pull(table, np.arange(500, dtype=np.uint64))
+        assert np.array_equal(rows, sent.astype(np.float32))
+        stats = server.stats()
+        assert stats["commits_accepted"] == commits
+        assert sum(proxy.counts.values()) > 0
+        if faults.swallow_reply or faults.duplicate:
+            assert stats["commits_duplicate"] > 0
+    finally:
+        proxy.stop()
+        server.stop()
+
+
+def test_synchronous_workers_behind_faults_agree_with_the_sum():
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    workers, steps = 2, 25
+    store, server, table = make_shard([(w, 1, w) for w in range(workers)], staleness=0)
+    faults = Faults(cut_before=0.05, cut_inside=0.05, cut_after=0.05, duplicate=0.1, swallow_reply=0.05)
+    proxies = [FaultProxy(server.port, faults, seed + w) for w in range(workers)]
+    failures: list[BaseException] = []
+
+    def work(worker: int) -> None:
+        try:
+            client = make_client(proxies[worker].port, worker)
+            keys = np.arange(100)
+            grads = np.full((100, DIM), 2.0, np.float32)
+            for step in range(steps):
+                rows, _, _ = client.pull(table, keys, dim=DIM, step=step)
+                assert (rows == -2.0 * step).all()
+                client.push(table, keys, grads, dim=DIM, lr=1.0, sequence=step + 1, step=step)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    try:
+        assert not failures
+        rows, _, _ = store.pull(table, np.arange(100, dtype=np.uint64))
+        assert (rows == -2.0 * steps).all()
+        assert server.stats()["steps_reduced"] == steps
+    finally:
+        for proxy in proxies:
+            proxy.stop()
+        server.stop()
+
+
+def test_arguments_are_refused_by_name_and_repeated_keys_are_summed():
+    store, server, table = make_shard()
+    try:
+        client = make_client(server.port)
+        keys = np.array([3, 1, 3])
+        grads = np.ones((3, DIM), np.float32)
+        client.push(table, keys, grads, dim=DIM, lr=1.0, sequence=1)
+        rows, versions, found = client.pull(table, np.array([3, 9, 1, 3]), dim=DIM, versions=True, found=True)
+        assert rows[:, 0].tolist() == [-2.0, 0.0, -1.0, -2.0]
+        assert found.tolist() == [True, False, True, True]
+        assert versions[1] == 0
+        assert versions[0] > 0
+        with pytest.raises(InvalidArgument, match=r"keys: -1 at 1"):
+            client.pull(table, np.array([0, -1]), dim=DIM)
+        with pytest.raises(InvalidArgument, match=r"^keys: allowed"):
+            client.pull(table, np.array([0.5]), dim=DIM)
+        with pytest.raises(InvalidArgument, match=r"^grads: allowed: .*\(3, 4\)"):
+            client.push(table, keys, grads[:2], dim=DIM, lr=1.0, sequence=2)
+        grads[2, 1] = np.nan
+        with pytest.raises(InvalidArgument, match=r"grads: 1 of 3 gradients are not finite, the first is key 3's"):
+            client.push(table, keys, grads, dim=DIM, lr=1.0, sequence=2)
+        with pytest.raises(InvalidArgument, match="dim 5, the table 4"):
+            client.pull(table, keys, dim=5)
+        with pytest.raises(FailedPrecondition, match="not a member"):
+            make_client(server.port, worker=7).push(
+                table, keys, np.ones((3, DIM), np.float32), dim=DIM, lr=1.0, sequence=1
+            )
+        assert store.stats()[0].rows == 2
+    finally:
+        server.stop()
+    with pytest.raises(Unavailable, match=r"shard 0 \(127\.0\.0\.1:\d+\): cannot be reached"):
+        client.pull(table, np.array([1]), dim=DIM, deadline_ms=200)

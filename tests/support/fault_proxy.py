@@ -1,0 +1,132 @@
+"""A proxy between a client and a shard that knows frames and mistreats them: cuts, duplicates, swallows, delays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import threading
+from dataclasses import dataclass
+
+HEADER_BYTES = 64
+COMMIT = 6
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Chances in [0, 1], drawn per frame of the client or reply of the shard.
+
+    Args:
+        cut_before: close both sides instead of passing a frame on.
+        cut_inside: pass half of a frame on, then close both sides.
+        cut_after: pass a frame on, then close both sides before its reply can pass.
+        duplicate: pass a COMMIT on twice; its second reply is swallowed.
+        swallow_reply: close both sides instead of passing a reply on (a lost acknowledgement).
+    """
+
+    cut_before: float = 0.0
+    cut_inside: float = 0.0
+    cut_after: float = 0.0
+    duplicate: float = 0.0
+    swallow_reply: float = 0.0
+
+
+class FaultProxy:
+    """Listens on ``port`` of loopback, in a thread of its own, until ``stop``."""
+
+    def __init__(self, target_port: int, faults: Faults, seed: int) -> None:
+        self.faults = faults
+        self.counts = dict.fromkeys(("cut_before", "cut_inside", "cut_after", "duplicate", "swallow_reply"), 0)
+        self._target_port = target_port
+        self._random = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self.port = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        if not self._ready.wait(10):
+            raise TimeoutError("the proxy did not start")
+
+    def stop(self) -> None:
+        """Closes every connection and ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        server.close()
+        self._loop.run_until_complete(asyncio.sleep(0))
+
+    def _draw(self, fault: str) -> bool:
+        if self._random.random() >= getattr(self.faults, fault):
+            return False
+        self.counts[fault] += 1
+        return True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            shard_reader, shard_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.close()
+            return
+        swallowed: set[int] = set()  # request ids whose next reply is the answer to a duplicate
+        pumps = (
+            asyncio.ensure_future(self._to_shard(reader, shard_writer, swallowed)),
+            asyncio.ensure_future(self._to_client(shard_reader, writer, swallowed)),
+        )
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            writer.close()
+            shard_writer.close()
+
+    @staticmethod
+    async def _frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes] | None:
+        try:
+            header = await reader.readexactly(HEADER_BYTES)
+            body_bytes, kind = struct.unpack_from("<IH", header)
+            (request_id,) = struct.unpack_from("<Q", header, 8)
+            return kind, request_id, header + await reader.readexactly(body_bytes)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _to_shard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallowed: set[int]) -> None:
+        while (frame := await self._frame(reader)) is not None:
+            kind, request_id, data = frame
+            if kind != COMMIT:
+                writer.write(data)
+            elif self._draw("cut_before"):
+                return
+            elif self._draw("cut_inside"):
+                writer.write(data[: len(data) // 2])
+                await writer.drain()
+                return
+            else:
+                writer.write(data)
+                if self._draw("duplicate"):
+                    swallowed.add(request_id)
+                    writer.write(data)
+                if self._draw("cut_after"):
+                    await writer.drain()
+                    return
+            await writer.drain()
+
+    async def _to_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallowed: set[int]) -> None:
+        seen: set[int] = set()
+        while (frame := await self._frame(reader)) is not None:
+            _, request_id, data = frame
+            if request_id in swallowed and request_id in seen:
+                continue
+            seen.add(request_id)
+            if request_id and self._draw("swallow_reply"):
+                return
+            writer.write(data)
+            await writer.drain()
