@@ -215,7 +215,11 @@ class ControlClient:
         self._call(self._stub.WorkerHeartbeat, request)
 
     def deregister_worker(self, identity: WorkerIdentity) -> None:
-        """Leaves the job: the clock no longer waits for this worker. Harmless when it has left already."""
+        """Leaves the job; harmless when it has left already.
+
+        The clock waits for this worker no longer, in a synchronous job after one lease at the latest: until then the
+        other workers' commits of its last step are awaited, so that its own count.
+        """
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
         self._call(self._stub.DeregisterWorker, request)
 

@@ -1,7 +1,9 @@
 """Jobs and their workers: ranks, epochs, leases. No I/O; not thread-safe.
 
 A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
-itself or when its lease ends; a job without members is over. A rank that registers again gets a new epoch and its
+itself or when its lease ends; a job without members is over. Shards drop what they keep of a member that is gone, so
+in a synchronous job one that leaves in order counts until the others leave too or its lease ends: the others' commits
+of its last step may still be on their way. A rank that registers again gets a new epoch and its
 former self is fenced. In a job with a clock (staleness is not None) that also fences all the other members: steps
 are counted together, so workers go back together; they register anew as the next *generation*, whose clock starts
 at step 0. An async job has no clock: there a single rank comes back alone.
@@ -49,6 +51,7 @@ class Member:
     expires_at: float = float("inf")
     step: int = 0  # as last reported
     admitted: bool = False
+    leaving: bool = False  # has left in order, and counts a little longer
 
 
 @dataclass
@@ -129,7 +132,7 @@ class Membership:
         """
         job = self.jobs.get(ticket.job_id)
         member = job.members.get(ticket.rank) if job is not None else None
-        if job is None or member is None or member.ticket != ticket:
+        if job is None or member is None or member.ticket != ticket or member.leaving:
             name = self.names.get(ticket.job_id, str(ticket.job_id))
             raise Fenced(
                 f"worker {ticket.worker_id} (epoch {ticket.epoch}) is no member of job {name}: its lease has ended, "
@@ -176,8 +179,22 @@ class Membership:
         if step is not None:
             member.step = max(member.step, step)
 
-    def leave(self, ticket: Ticket) -> Job | None:
-        """Removes a member or candidate; returns its job, or None when it was none."""
+    def leave_in_order(self, ticket: Ticket) -> None:
+        """A member is done. In a synchronous job it counts until all are done or its lease ends.
+
+        Raises:
+            Fenced: as :meth:`check`.
+        """
+        job = self.check(ticket)
+        job.members[ticket.rank].leaving = True
+        if job.terms.staleness != 0:
+            self._remove(job, ticket.rank)
+        elif all(member.leaving for member in job.members.values()):
+            for rank in list(job.members):
+                self._remove(job, rank)
+
+    def withdraw(self, ticket: Ticket) -> Job | None:
+        """Removes a candidate at once; returns its job, or None when it was none."""
         job = self.jobs.get(ticket.job_id)
         if job is None or ticket.rank not in job.members or job.members[ticket.rank].ticket != ticket:
             return None
@@ -192,6 +209,12 @@ class Membership:
         for ticket in ended:
             self._remove(self.jobs[ticket.job_id], ticket.rank)
         return ended
+
+    def extend(self, seconds: float) -> None:
+        """Lengthens every lease: for a time in which nobody could have been heard."""
+        for job in self.jobs.values():
+            for member in job.members.values():
+                member.expires_at += seconds
 
     def waiting_error(self, job: Job, ticket: Ticket, waited_sec: float) -> DeadlineExceeded:
         """What a candidate is told whose fellow ranks did not come in time."""
@@ -213,7 +236,7 @@ class Membership:
         if job is None:
             self.generations[job_id] = self.generations.get(job_id, 0) + 1
             job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.generations[job_id])
-        others = [member for other, member in job.members.items() if other != rank]
+        others = [member for other, member in job.members.items() if other != rank and not member.leaving]
         if job.terms != terms and others:
             field_name = next(f for f in ("world_size", "staleness", "grad_scale") if _differs(job.terms, terms, f))
             raise FailedPrecondition(

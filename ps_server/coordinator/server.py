@@ -113,10 +113,13 @@ def _load_or_create(options: CoordinatorOptions, state: StateFile | None) -> Clu
 
 
 async def _watch_leases(service: CoordinatorService, cluster: Cluster) -> None:
-    pause = min(cluster.jobs.lease_sec, cluster.shards.lease_sec) / _LEASE_CHECKS
+    lease = min(cluster.jobs.lease_sec, cluster.shards.lease_sec)
+    pause = min(1.0, lease / _LEASE_CHECKS)
     while True:
-        await asyncio.sleep(min(1.0, pause))
-        await service.expire_leases()
+        began = time.monotonic()
+        await asyncio.sleep(pause)
+        late = time.monotonic() - began - pause
+        await service.expire_leases(late if late > lease / 4 else 0.0)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -205,7 +205,7 @@ class CoordinatorService:
 
     def _withdraw(self, ticket: Ticket) -> None:
         """A candidate goes; the rest happens behind the caller's back, which may be gone."""
-        if self._cluster.jobs.leave(ticket) is not None:
+        if self._cluster.jobs.withdraw(ticket) is not None:
             self._in_background(self._after_leaving(ticket.job_id))
 
     async def _after_leaving(self, job_id: int) -> None:
@@ -224,12 +224,12 @@ class CoordinatorService:
         return pb.WorkerHeartbeatReply(lease_sec=self._cluster.jobs.lease_sec)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
-        """Takes a worker out of its job, and answers once the shards know; harmless when it is out already."""
+        """Takes a worker out of its job; harmless when it is out already."""
         try:
             ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
         except SparserowError:
             return pb.DeregisterWorkerReply()
-        self._cluster.jobs.leave(ticket)
+        self._cluster.jobs.leave_in_order(ticket)
         await self._after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
 
@@ -239,8 +239,16 @@ class CoordinatorService:
 
     # ---- leases
 
-    async def expire_leases(self) -> None:
-        """Takes out workers and shards whose lease has ended, and tells the shards."""
+    async def expire_leases(self, late_sec: float = 0.0) -> None:
+        """Takes out workers and shards whose lease has ended, and tells the shards.
+
+        Args:
+            late_sec: for so long this process could not listen (it was stopped, or starved); nobody pays for it.
+        """
+        if late_sec > 0:
+            log.warning("the coordinator was held up for %.1f s; all leases are longer by that", late_sec)
+            self._cluster.shards.extend(late_sec)
+            self._cluster.jobs.extend(late_sec)
         now = self._clock()
         for shard in self._cluster.shards.expire(now):
             log.warning("shard %d (process %d) is lost: no sign of life", shard.index, shard.pid)

@@ -160,6 +160,11 @@ class ShardBook:
             shard.phase = Phase.LOST
         return lost
 
+    def extend(self, seconds: float) -> None:
+        """Lengthens every lease: for a time in which nobody could have been heard."""
+        for shard in self.shards:
+            shard.expires_at += seconds
+
     def problem(self) -> str:
         """Why the cluster is not ready, for a user; empty when every shard serves."""
         waiting = [shard.index for shard in self.shards if shard.phase is Phase.MISSING]

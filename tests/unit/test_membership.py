@@ -124,9 +124,10 @@ def test_an_async_rank_comes_back_alone_at_the_step_of_the_others(jobs: Membersh
 def test_a_job_is_over_without_members_and_the_next_one_is_another_generation(jobs: Membership) -> None:
     zero, one = gathered(jobs)
     generation = jobs.check(zero).generation
-    assert jobs.leave(zero) is not None
-    assert jobs.leave(zero) is None
-    assert jobs.leave(one) is not None
+    for ticket in (zero, one):
+        jobs.leave_in_order(ticket)
+        with pytest.raises(Fenced):
+            jobs.leave_in_order(ticket)
     assert jobs.jobs == {}
     again = jobs.register("ads", "ctr", 0, JobTerms(1, None, "sum"))
     assert jobs.check(again).generation == generation + 1
@@ -149,3 +150,47 @@ def test_jobs_of_other_names_and_namespaces_are_apart(jobs: Membership) -> None:
     assert len({ticket.worker_id for ticket in tickets}) == 3
     with pytest.raises(InvalidArgument, match="job: 'a/b'"):
         jobs.register("ads", "a/b", 0, SYNC)
+
+
+def test_in_a_synchronous_job_who_leaves_in_order_counts_until_the_lease_ends(jobs: Membership) -> None:
+    zero, one = gathered(jobs, now=0.0)
+    revision = jobs.check(one).revision
+    jobs.heartbeat(one, 5, now=9.0)
+    jobs.leave_in_order(zero)
+    assert jobs.check(one).revision == revision  # nothing to tell the shards yet
+    with pytest.raises(Fenced):
+        jobs.heartbeat(zero, 5, now=9.0)
+    assert jobs.expire(10.0) == [zero]
+    assert jobs.check(one).revision > revision
+
+
+@pytest.mark.parametrize("staleness", [None, 3])
+def test_in_other_jobs_who_leaves_is_gone_at_once(jobs: Membership, staleness: int | None) -> None:
+    zero, one = gathered(jobs, JobTerms(2, staleness, "mean"))
+    revision = jobs.check(one).revision
+    jobs.leave_in_order(zero)
+    assert list(jobs.check(one).members) == [1]
+    assert jobs.check(one).revision > revision
+
+
+def test_who_is_leaving_has_no_say_in_the_next_terms(jobs: Membership) -> None:
+    zero, _ = gathered(jobs)
+    jobs.leave_in_order(zero)
+    with pytest.raises(FailedPrecondition, match="for rank 1 and 3 for rank 0"):
+        jobs.register("ads", "ctr", 0, JobTerms(3, 0, "mean"))
+    again = jobs.register("ads", "ctr", 1, JobTerms(3, 0, "mean"))
+    assert jobs.check(again).missing_ranks() == [0, 2]
+
+
+def test_a_candidate_that_withdraws_is_gone(jobs: Membership) -> None:
+    ticket = jobs.register("ads", "ctr", 0, SYNC)
+    assert jobs.withdraw(ticket) is not None
+    assert jobs.withdraw(ticket) is None
+    assert jobs.jobs == {}
+
+
+def test_leases_are_longer_by_the_time_nobody_could_be_heard(jobs: Membership) -> None:
+    zero, one = gathered(jobs, now=0.0)
+    jobs.extend(7.0)
+    assert jobs.expire(16.9) == []
+    assert jobs.expire(17.0) == [zero, one]

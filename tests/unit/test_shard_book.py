@@ -101,3 +101,10 @@ def test_a_draining_shard_does_not_serve_again(book: ShardBook) -> None:
     book.heartbeat(0, instance=7, data=DATA, draining=True, now=1.0)
     book.mark_serving(0, 7)
     assert book.problem() == "shard 0: its process is stopping"
+
+
+def test_leases_are_longer_by_the_time_nobody_could_be_heard(book: ShardBook) -> None:
+    serve(book, 0, 7, now=0.0)
+    book.extend(7.0)
+    assert book.expire(16.9) == []
+    assert [shard.index for shard in book.expire(17.0)] == [0]

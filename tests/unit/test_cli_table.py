@@ -1,0 +1,40 @@
+"""The command line finds every command's file, and every file is a command."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from sparserow.deploy import cli
+from sparserow.deploy import commands as commands_package
+
+FILES = {path.stem for path in Path(commands_package.__file__).parent.glob("*.py")} - {"__init__", "options"}
+
+
+def test_every_file_is_in_the_table() -> None:
+    assert set(cli.COMMANDS) >= FILES
+    assert len(cli.COMMANDS) == len(set(cli.COMMANDS))
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_every_command_and_option_has_a_help_text(name: str) -> None:
+    function = getattr(import_module(f"{commands_package.__name__}.{name}"), name)
+    assert function.__doc__
+    command = cli._command(name)
+    for parameter in command.params:
+        assert getattr(parameter, "help", None) or getattr(parameter, "hidden", False), f"{name} {parameter.name}"
+
+
+def test_an_error_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["up", "--shards=0"])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith("sparserow: InvalidArgument: shards: 0 is not allowed")
+
+
+def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["up", "--shard=1"])
+    assert caught.value.code == 2
+    assert "--shards" in capsys.readouterr().err
