@@ -67,8 +67,8 @@ class Table {
 template <class Visit>
 void walk_stripe(const TableStripe* held, const BatchOrder& order, std::uint32_t stripe, std::size_t row_bytes_used,
                  Visit&& visit) {
-  constexpr std::size_t kIndexAhead = 16;
-  constexpr std::size_t kRowAhead = 8;
+  constexpr std::size_t kIndexAhead = 32;
+  constexpr std::size_t kRowAhead = 16;
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kMaxFetched = 1024;  // beyond it the hardware's own prefetcher follows
   const auto positions = order.of_stripe(stripe);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <set>
@@ -144,6 +145,22 @@ TEST_CASE("keys may repeat in one batch, in any order, in pulls and pushes") {
   CHECK(rows[kDim] == -3.0f);
   CHECK(rows[2 * kDim] == -1.0f);
   CHECK(rows[3 * kDim] == 0.0f);
+}
+
+TEST_CASE("a large pull, which is streamed past the caches, equals small ones at any alignment") {
+  TableSchema schema = schema_of(1, OptimizerKind::kSgd, 64);
+  schema.init = {InitKind::kUniform, -1.0f, 1.0f};
+  const auto store = store_with(schema);
+  push_ones(*store, schema, range(0, 20'000));
+  const auto keys = range(0, 24'000);  // 6 MB; the last ones are absent
+  const std::vector<float> large = pull(*store, schema, keys);
+  std::vector<std::byte> unaligned(large.size() * sizeof(float) + 4);
+  REQUIRE(store->pull(1, keys, Dtype::kFloat32, unaligned.data() + 4).is_ok());
+  CHECK(std::memcmp(unaligned.data() + 4, large.data(), large.size() * sizeof(float)) == 0);
+  for (std::uint64_t key = 0; key < keys.size(); key += 500) {
+    const auto small = pull(*store, schema, range(key, key + 500));
+    REQUIRE(std::equal(small.begin(), small.end(), large.begin() + static_cast<std::ptrdiff_t>(key * 64)));
+  }
 }
 
 TEST_CASE("versions carry the lineage and grow by slot") {
