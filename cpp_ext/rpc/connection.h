@@ -17,16 +17,11 @@
 
 #include "rpc/event_loop.h"
 #include "rpc/frame.h"
+#include "rpc/row_chunks.h"
 #include "rpc/server_core.h"
 #include "rpc/stream.h"
 
 namespace sparserow::rpc {
-
-// One table of a pull: what is asked, and the keys, which point into the request's body.
-struct PullPart {
-  TableDescriptor descriptor;
-  std::span<const std::uint64_t> keys;  // (n)
-};
 
 struct PullRequest {
   FrameHeader header;

@@ -54,22 +54,30 @@ void Partitioner::dedup(std::uint32_t table_id, std::span<const std::uint64_t> i
   out.keys.clear();
   shard_of_.clear();
   out.inverse.resize(ids.size());
-  std::array<std::uint64_t, kBlock> hashes;
-  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
+  // Two blocks in flight: one is hashed and prefetched while the one before it is probed.
+  std::array<std::array<std::uint64_t, kBlock>, 2> hashes;
+  const auto hash_block = [&](std::size_t begin) {
+    auto& block = hashes[(begin / kBlock) % 2];
     const std::size_t count = std::min(kBlock, ids.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
-      hashes[i] = row_hash(table_id, ids[begin + i]);
-      __builtin_prefetch(&places_[hashes[i] & mask_], 1);
+      block[i] = row_hash(table_id, ids[begin + i]);
+      __builtin_prefetch(&places_[block[i] & mask_], 1);
     }
+  };
+  if (!ids.empty()) hash_block(0);
+  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
+    if (begin + kBlock < ids.size()) hash_block(begin + kBlock);
+    const auto& block = hashes[(begin / kBlock) % 2];
+    const std::size_t count = std::min(kBlock, ids.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t key = ids[begin + i];
-      std::uint64_t at = hashes[i] & mask_;
+      std::uint64_t at = block[i] & mask_;
       while (places_[at].generation == generation_ && places_[at].key != key) at = (at + 1) & mask_;
       Place& place = places_[at];
       if (place.generation != generation_) {
         place = Place{key, static_cast<std::uint32_t>(out.keys.size()), generation_};
         out.keys.push_back(key);
-        shard_of_.push_back(slot_owner_[slot_of(hashes[i], slot_count)]);
+        shard_of_.push_back(slot_owner_[slot_of(block[i], slot_count)]);
       }
       out.inverse[begin + i] = place.unique;
     }

@@ -9,9 +9,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A reply up to this size is gathered whole; a larger one in chunks of it, which stay in the L2 cache
-// between the gather and the copy into the socket.
-constexpr std::size_t kChunkBytes = 256u << 10;
 constexpr std::uint32_t kMaxScanBytes = 16u << 20;
 
 FrameHeader reply_to(const FrameHeader& request, FrameType type) {
@@ -34,20 +31,6 @@ Status no_table(std::uint32_t table_id) {
   return Status(Code::kNotFound, "table " + std::to_string(table_id) + " is not known to this shard");
 }
 
-TableDescriptor reply_descriptor(const PullPart& part) {
-  TableDescriptor descriptor = part.descriptor;
-  descriptor.lr = 0.0f;
-  return descriptor;
-}
-
-std::uint64_t reply_section_bytes(const PullPart& part) {
-  const TableLayout layout{.keys = false,
-                           .rows = true,
-                           .versions = (part.descriptor.flags & kTableVersions) != 0,
-                           .found = (part.descriptor.flags & kTableFound) != 0};
-  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, layout);
-}
-
 // Appends into memory that the caller has sized.
 class Packer {
  public:
@@ -57,15 +40,10 @@ class Packer {
     std::memcpy(at_, &value, sizeof value);
     at_ += sizeof value;
   }
-  void put(const void* bytes, std::size_t count) {
-    if (count > 0) std::memcpy(at_, bytes, count);
-    at_ += count;
-  }
   // Gives `count` bytes to be written by the caller.
   std::byte* claim(std::size_t count) { return std::exchange(at_, at_ + count); }
   void zero(std::size_t count) { std::memset(claim(count), 0, count); }
   [[nodiscard]] std::size_t used() const noexcept { return static_cast<std::size_t>(at_ - begin_); }
-  void rewind() noexcept { at_ = begin_; }
 
  private:
   std::byte* begin_;
@@ -291,7 +269,7 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {
   // A checksum stands in the header, so its frame must be whole before the first byte leaves.
   const bool whole =
-      sizeof(FrameHeader) + request.reply_bytes <= kChunkBytes || (request.header.flags & kFrameHasCrc) != 0;
+      sizeof(FrameHeader) + request.reply_bytes <= RowChunks::kChunkBytes || (request.header.flags & kFrameHasCrc) != 0;
   if (whole) co_return co_await send_rows_whole(request);
   co_await take_turn();
   const bool alive = co_await send_rows_chunked(request);
@@ -344,51 +322,13 @@ Connection::Task<bool> Connection::send_rows_chunked(PullRequest& request) {
   FrameHeader header = reply_to(request.header, FrameType::kRows);
   header.section_count = static_cast<std::uint32_t>(request.parts.size());
   header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
-  Buffer chunk = core_.buffers.acquire(kChunkBytes + 4096);
-  Packer packer(chunk.data());
-  packer.put(header);
-  std::vector<std::uint64_t> versions;
-  std::vector<std::uint8_t> found;
-  for (const PullPart& part : request.parts) {
-    if (packer.used() > kChunkBytes) {
-      if (!co_await write_all({chunk.data(), packer.used()})) co_return false;
-      packer.rewind();
-    }
-    put_section(packer, part);
-    const std::size_t n = part.keys.size();
-    const std::size_t row_bytes = part.descriptor.dim * size_of(part.descriptor.dtype);
-    const bool wants_versions = (part.descriptor.flags & kTableVersions) != 0;
-    const bool wants_found = (part.descriptor.flags & kTableFound) != 0;
-    versions.resize(wants_versions ? n : 0);
-    found.resize(wants_found ? n : 0);
-    for (std::size_t begin = 0; begin < n;) {
-      const std::size_t room = packer.used() < kChunkBytes ? (kChunkBytes - packer.used()) / row_bytes : 0;
-      if (room == 0) {
-        if (!co_await write_all({chunk.data(), packer.used()})) co_return false;
-        packer.rewind();
-        continue;
-      }
-      const std::size_t count = std::min(room, n - begin);
-      const Status status = core_.store->pull(part.descriptor.table_id, part.keys.subspan(begin, count),
-                                              part.descriptor.dtype, packer.claim(count * row_bytes),
-                                              {.versions = wants_versions ? versions.data() + begin : nullptr,
-                                               .found = wants_found ? found.data() + begin : nullptr});
-      if (!status.is_ok()) co_return false;
-      begin += count;
-    }
-    core_.counters.rows_pulled += n;
-    packer.zero(padded8(n * row_bytes) - n * row_bytes);
-    if (wants_versions || wants_found) {
-      found.resize(wants_found ? padded8(n) : 0, 0);
-      if (!co_await write_all({chunk.data(), packer.used()}) ||
-          !co_await write_all(std::as_bytes(std::span(versions))) ||
-          !co_await write_all(std::as_bytes(std::span(found)))) {
-        co_return false;
-      }
-      packer.rewind();
-    }
+  RowChunks chunks(core_, header, request.parts);
+  while (true) {
+    const auto bytes = chunks.next();
+    if (!bytes.is_ok()) co_return false;
+    if (bytes.value().empty()) co_return true;
+    if (!co_await write_all(bytes.value())) co_return false;
   }
-  co_return co_await write_all({chunk.data(), packer.used()});
 }
 
 const float* Connection::floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners) {

@@ -529,3 +529,45 @@ TEST_CASE("a peer that does not read costs a bounded amount of memory, and the o
   cluster.servers[0]->stop();
   asking.join();
 }
+
+TEST_CASE("large replies of many tables, with versions and found, at every split") {
+  std::vector<TableSchema> tables;
+  for (const std::uint32_t dim : {1u, 3u, 64u, 500u}) tables.push_back(sgd_table("t/" + std::to_string(dim), dim));
+  for (const std::uint32_t io_threads : {1u, 3u}) {
+    ServerOptions server;
+    server.io_threads = io_threads;
+    Cluster cluster(1, tables, server);
+    const auto client = take(Client::connect(cluster.client_options()));
+    for (const std::size_t n : {0ul, 1ul, 131ul, 4001ul}) {
+      std::vector<Grouped> groups;
+      std::vector<std::vector<float>> rows;
+      std::vector<std::vector<std::uint64_t>> versions;
+      std::vector<std::vector<std::uint8_t>> found;
+      std::vector<TablePull> pulls;
+      std::vector<TablePush> pushes;
+      for (std::size_t t = 0; t < tables.size(); ++t) {
+        groups.emplace_back(*client, tables[t].id, iota_keys(t == 1 ? n / 7 : n));
+        rows.emplace_back(groups[t].size() * tables[t].dim);
+        for (std::size_t i = 0; i < rows[t].size(); ++i) rows[t][i] = static_cast<float>(i % 8191);
+        versions.emplace_back(groups[t].size());
+        found.emplace_back(groups[t].size());
+      }
+      for (std::size_t t = 0; t < tables.size(); ++t) pushes.push_back(groups[t].push(tables[t], rows[t].data(), 0.0f));
+      REQUIRE_OK(client->assign(pushes, {}));
+      for (std::size_t t = 0; t < tables.size(); ++t) {
+        std::fill(rows[t].begin(), rows[t].end(), -1.0f);
+        pulls.push_back(groups[t].pull(tables[t], rows[t].data()));
+        if (t != 2) pulls[t].versions = versions[t].data();
+        if (t != 0) pulls[t].found = found[t].data();
+      }
+      REQUIRE_OK(client->pull(pulls, {}));
+      for (std::size_t t = 0; t < tables.size(); ++t) {
+        bool right = true;
+        for (std::size_t i = 0; i < rows[t].size(); ++i) right &= rows[t][i] == static_cast<float>(i % 8191);
+        for (const auto version : versions[t]) right &= (version != 0) == (t != 2);
+        for (const auto there : found[t]) right &= (there == 1) == (t != 0);
+        CHECK(right);
+      }
+    }
+  }
+}

@@ -1,0 +1,198 @@
+#include "rpc/row_chunks.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "rpc/event_loop.h"
+
+namespace sparserow::rpc {
+namespace {
+
+// Rows [begin, begin + count) of a part; the section's head goes before row 0, its padding after the last.
+struct Slice {
+  std::uint32_t part = 0;
+  std::size_t begin = 0;
+  std::size_t count = 0;
+};
+
+struct Chunk {
+  std::vector<Slice> slices;
+  std::size_t bytes = 0;
+  bool has_tail = false;  // versions and found of the last slice's part follow
+};
+
+std::size_t row_bytes_of(const PullPart& part) noexcept {
+  return std::size_t{part.descriptor.dim} * size_of(part.descriptor.dtype);
+}
+bool wants(const PullPart& part, TableFlags flag) noexcept { return (part.descriptor.flags & flag) != 0; }
+
+std::vector<Chunk> plan(std::span<const PullPart> parts) {
+  std::vector<Chunk> chunks(1);
+  chunks.back().bytes = sizeof(FrameHeader);
+  for (std::uint32_t p = 0; p < parts.size(); ++p) {
+    const std::size_t n = parts[p].keys.size();
+    const std::size_t row_bytes = row_bytes_of(parts[p]);
+    std::size_t begin = 0;
+    do {
+      if (chunks.back().bytes + row_bytes + sizeof(SectionHeader) + sizeof(TableDescriptor) > RowChunks::kChunkBytes) {
+        chunks.emplace_back();
+      }
+      Chunk& chunk = chunks.back();
+      if (begin == 0) chunk.bytes += sizeof(SectionHeader) + sizeof(TableDescriptor);
+      const std::size_t count = std::min(n - begin, (RowChunks::kChunkBytes - chunk.bytes) / row_bytes);
+      chunk.slices.push_back({p, begin, count});
+      chunk.bytes += count * row_bytes;
+      begin += count;
+    } while (begin < n);
+    chunks.back().bytes += padded8(n * row_bytes) - n * row_bytes;
+    if (n > 0 && (wants(parts[p], kTableVersions) || wants(parts[p], kTableFound))) {
+      chunks.back().has_tail = true;
+      chunks.emplace_back();
+    }
+  }
+  if (chunks.back().bytes == 0) chunks.pop_back();
+  return chunks;
+}
+
+}  // namespace
+
+TableDescriptor reply_descriptor(const PullPart& part) noexcept {
+  TableDescriptor descriptor = part.descriptor;
+  descriptor.lr = 0.0f;
+  return descriptor;
+}
+
+std::uint64_t reply_section_bytes(const PullPart& part) noexcept {
+  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, {.rows = true,
+                                                                       .versions = wants(part, kTableVersions),
+                                                                       .found = wants(part, kTableFound)});
+}
+
+struct RowChunks::Shared {
+  Shared(ServerCore& server, const FrameHeader& reply, std::span<const PullPart> asked)
+      : core(server), header(reply), parts(asked), chunks(plan(asked)), versions(asked.size()), found(asked.size()) {
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      if (wants(parts[p], kTableVersions)) versions[p].resize(parts[p].keys.size());
+      if (wants(parts[p], kTableFound)) found[p].resize(padded8(parts[p].keys.size()));
+    }
+    // Padding after a part's last row: up to 7 bytes beyond the chunk.
+    for (Buffer& buffer : buffers) buffer = core.buffers.acquire(kChunkBytes + 8);
+  }
+
+  // Gathers one more chunk, when one may be gathered; the mutex is free meanwhile.
+  bool gather_next(std::unique_lock<std::mutex>& lock) {
+    const std::size_t limit = std::min(chunks.size(), written + kAhead);
+    if (ended || !status.is_ok() || next_to_gather >= limit) return false;
+    const std::size_t index = next_to_gather++;
+    ++gathering;
+    lock.unlock();
+    Status outcome = gather(index);
+    lock.lock();
+    --gathering;
+    ready[index % kAhead] = index + 1;
+    if (!outcome.is_ok() && status.is_ok()) status = std::move(outcome);
+    changed.notify_all();
+    return true;
+  }
+
+  Status gather(std::size_t index) {
+    std::byte* at = buffers[index % kAhead].data();
+    const auto put = [&at](const auto& value) {
+      std::memcpy(at, &value, sizeof value);
+      at += sizeof value;
+    };
+    if (index == 0) put(header);
+    for (const Slice& slice : chunks[index].slices) {
+      const PullPart& part = parts[slice.part];
+      if (slice.begin == 0) {
+        SectionHeader section;
+        section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
+        section.flags = kSectionRequired;
+        section.payload_bytes = reply_section_bytes(part) - sizeof section;
+        put(section);
+        put(reply_descriptor(part));
+      }
+      PullExtras extras;
+      if (!versions[slice.part].empty()) extras.versions = versions[slice.part].data() + slice.begin;
+      if (!found[slice.part].empty()) extras.found = found[slice.part].data() + slice.begin;
+      SR_RETURN_IF_ERROR(core.store->pull(part.descriptor.table_id, part.keys.subspan(slice.begin, slice.count),
+                                          part.descriptor.dtype, at, extras));
+      const std::size_t bytes = slice.count * row_bytes_of(part);
+      at += bytes;
+      if (slice.begin + slice.count == part.keys.size()) {
+        const std::size_t all = part.keys.size() * row_bytes_of(part);
+        std::memset(at, 0, padded8(all) - all);
+        at += padded8(all) - all;
+        core.counters.rows_pulled += part.keys.size();
+      }
+    }
+    return Status::ok();
+  }
+
+  ServerCore& core;
+  const FrameHeader header;
+  const std::span<const PullPart> parts;
+  const std::vector<Chunk> chunks;
+  std::vector<std::vector<std::uint64_t>> versions;  // by part; each gathered chunk fills its own range
+  std::vector<std::vector<std::uint8_t>> found;
+  std::array<Buffer, kAhead> buffers;  // chunk i lies in buffer i % kAhead
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::array<std::size_t, kAhead> ready{};  // 1 + index of the chunk that is complete in each buffer
+  std::size_t next_to_gather = 0;
+  std::size_t written = 0;  // chunks whose buffers may be used again
+  std::size_t gathering = 0;
+  bool helped = false;  // a helper is under way
+  bool ended = false;
+  Status status;
+
+  // The consumer's own: the chunk it has, and what is still to be given of its tail (versions, then found).
+  std::size_t given = 0;
+  int tail = 0;
+};
+
+RowChunks::RowChunks(ServerCore& core, const FrameHeader& header, std::span<const PullPart> parts)
+    : shared_(std::make_shared<Shared>(core, header, parts)) {}
+
+RowChunks::~RowChunks() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->ended = true;
+  shared_->changed.wait(lock, [&] { return shared_->gathering == 0; });
+}
+
+Result<std::span<const std::byte>> RowChunks::next() {
+  Shared& shared = *shared_;
+  while (shared.tail > 0) {
+    const std::uint32_t part = shared.chunks[shared.given - 1].slices.back().part;
+    const auto bytes = shared.tail-- == 2 ? std::as_bytes(std::span(shared.versions[part]))
+                                          : std::as_bytes(std::span(shared.found[part]));
+    if (!bytes.empty()) return bytes;
+  }
+  std::unique_lock lock(shared.mutex);
+  shared.written = shared.given;
+  const std::size_t index = shared.given;
+  if (index == shared.chunks.size()) return std::span<const std::byte>();
+  const bool more = std::max(shared.next_to_gather, index + 1) < std::min(shared.chunks.size(), index + kAhead);
+  if (more && !shared.helped && shared.core.options.io_threads > 1) {
+    shared.helped = true;
+    asio::post(shared.core.io, [state = shared_] {
+      std::unique_lock helper_lock(state->mutex);
+      while (state->gather_next(helper_lock)) {
+      }
+      state->helped = false;
+    });
+  }
+  while (shared.ready[index % kAhead] != index + 1 && shared.status.is_ok()) {
+    if (!shared.gather_next(lock)) shared.changed.wait(lock);
+  }
+  if (!shared.status.is_ok()) return shared.status;
+  ++shared.given;
+  shared.tail = shared.chunks[index].has_tail ? 2 : 0;
+  return std::span<const std::byte>(shared.buffers[index % kAhead].data(), shared.chunks[index].bytes);
+}
+
+}  // namespace sparserow::rpc

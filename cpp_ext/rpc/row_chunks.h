@@ -1,0 +1,48 @@
+// The bytes of a large ROWS reply: gathered chunk by chunk, by whichever I/O threads are free, given in order.
+//
+// A chunk is a few hundred KiB, so that its rows are still in a cache when they are copied into the socket.
+// While one chunk is written the next ones are gathered ahead, at most kAhead of them: a lone pull uses two
+// cores, a busy server one per pull. Memory is kAhead chunk buffers, whatever the size of the reply.
+//
+// Used from one thread; the threads that help touch nothing of it after its destructor.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "rpc/frame.h"
+#include "rpc/server_core.h"
+
+namespace sparserow::rpc {
+
+// One table of a pull: what is asked, and the keys, which point into the request's body.
+struct PullPart {
+  TableDescriptor descriptor;
+  std::span<const std::uint64_t> keys;  // (n)
+};
+
+// Descriptor of the reply to a part, and the bytes of its whole section with header and padding.
+[[nodiscard]] TableDescriptor reply_descriptor(const PullPart& part) noexcept;
+[[nodiscard]] std::uint64_t reply_section_bytes(const PullPart& part) noexcept;
+
+class RowChunks {
+ public:
+  static constexpr std::size_t kChunkBytes = 256u << 10;
+  static constexpr std::size_t kAhead = 4;
+
+  // parts and what their keys point to must outlive the object. `header` is the reply's, complete.
+  RowChunks(ServerCore& core, const FrameHeader& header, std::span<const PullPart> parts);
+  RowChunks(const RowChunks&) = delete;
+  RowChunks& operator=(const RowChunks&) = delete;
+  ~RowChunks();  // waits for a chunk that another thread is gathering
+
+  // The next bytes of the frame, valid until the next call; empty at its end. Fails when a table went away.
+  Result<std::span<const std::byte>> next();
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace sparserow::rpc
