@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -34,11 +33,11 @@ class LazyCommands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
         """Names in the order of the help text."""
-        return [name for name in COMMANDS if find_spec(f".commands.{name}", __package__) is not None]
+        return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as above
         """The command, or None when there is none of that name."""
-        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+        return _command(cmd_name) if cmd_name in COMMANDS else None
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +27,7 @@ class Benchmark(str, Enum):
 
 
 def _run(name: str, quick: bool) -> Sequence[Figure]:
-    path = f"...deploy.bench.{name}"
-    if find_spec(path, __package__) is None:
-        raise InvalidArgument(f"bench {name}: is not part of this build")
-    module = import_module(path, __package__)
+    module = import_module(f"...deploy.bench.{name}", __package__)
     figures: Sequence[Figure] = getattr(module, f"run_{name}")(module.QUICK if quick else module.FULL)
     return [replace(figure, limit=None) for figure in figures] if quick else figures
 
