@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -105,7 +106,16 @@ class _InitNotes(TorchFunctionMode):
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, Tensor) and target.is_meta and _storage(target) in self._layers:
                 self._note(self._layers[_storage(target)], target, func, args[1:], kwargs)
+        elif func == _IS_META and not self._in_constructor and _storage(args[0]) in self._layers:
+            self._refuse_skipped_init(self._layers[_storage(args[0])])
         return func(*args, **kwargs)
+
+    @staticmethod
+    def _refuse_skipped_init(layer: nn.Module) -> None:
+        """Some of ``torch.nn.init`` asks whether a weight is meta and then leaves it, with no call to note."""
+        caller = sys._getframe(2)
+        if caller.f_globals.get("__name__") == nn.init.__name__:
+            _refuse(caller.f_code.co_name.removeprefix("_no_grad_"), layer)
 
     def _note(
         self, layer: nn.Module, target: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -120,11 +130,16 @@ class _InitNotes(TorchFunctionMode):
             kind, defaults = _DISTRIBUTIONS[func.__name__]
             layer.__dict__[INIT_ATTRIBUTE] = kind(*given, *defaults[len(given) :])
             return
-        raise FailedPrecondition(
-            f"deferred: {func.__name__} on a weight of {weight.shape[0]} rows cannot be repeated by a server; allowed: "
-            f"{', '.join(_DISTRIBUTIONS)}, xavier_uniform_, xavier_normal_ on the whole weight, or Table(init=...) in "
-            "distribute"
-        )
+        _refuse(func.__name__, layer)
+
+
+def _refuse(function: str, layer: nn.Module) -> NoReturn:
+    weight: Any = layer.weight
+    raise FailedPrecondition(
+        f"deferred: {function} on a weight of {weight.shape[0]} rows cannot be repeated by a server; allowed: "
+        f"{', '.join(_DISTRIBUTIONS)}, xavier_uniform_, xavier_normal_ on the whole weight, or Table(init=...) in "
+        "distribute"
+    )
 
 
 # In-place fills, of Tensor or torch.nn.init, with the distribution and its arguments' defaults.
@@ -139,6 +154,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[Callable[..., Init], tuple[float, ...]]] = Ma
         "ones_": (Constant, (1.0,)),
     }
 )
+_IS_META: Any = Tensor.is_meta.__get__
 _ARGUMENTS = ("from", "a", "to", "b", "mean", "std", "value", "val")
 
 

@@ -168,8 +168,14 @@ def test_deferred_layers_take_the_init_they_were_given(session: sr.Session) -> N
 
 
 def test_deferred_refuses_what_a_server_cannot_repeat() -> None:
-    with sr.deferred(min_rows=100), pytest.raises(sr.FailedPrecondition, match=r"erfinv_|trunc_normal_|mul_|clamp_"):
-        nn.init.trunc_normal_(nn.Embedding(100, 4).weight)
+    with sr.deferred(min_rows=100):
+        weight = nn.Embedding(100, 4).weight
+        assert weight.is_meta  # asking is allowed
+        for fill in (nn.init.trunc_normal_, nn.init.orthogonal_):
+            with pytest.raises(sr.FailedPrecondition, match=fill.__name__):
+                fill(weight)
+        with pytest.raises(sr.FailedPrecondition, match="mul_"), torch.no_grad():
+            weight.mul_(2.0)
     with pytest.raises(sr.InvalidArgument, match="min_rows"), sr.deferred(min_rows=0):
         pass
 
