@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -154,7 +155,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[Callable[..., Init], tuple[float, ...]]] = Ma
         "ones_": (Constant, (1.0,)),
     }
 )
-_IS_META: Any = Tensor.is_meta.__get__
+_IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
 _ARGUMENTS = ("from", "a", "to", "b", "mean", "std", "value", "val")
 
 
