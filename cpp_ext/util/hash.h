@@ -32,14 +32,9 @@ static_assert(std::endian::native == std::endian::little, "keys are hashed as li
 }
 
 // 63-bit key of a string or a composite's canonical bytes (never 2^63 or more, so it fits a torch id).
-[[nodiscard]] inline std::uint64_t key_of_bytes(std::string_view bytes) noexcept {
-  return XXH3_64bits(bytes.data(), bytes.size()) >> 1;
-}
+[[nodiscard]] std::uint64_t key_of_bytes(std::string_view bytes) noexcept;
 
 // 32-bit id of "namespace/name"; collisions are refused by the coordinator. Zero is reserved.
-[[nodiscard]] inline std::uint32_t id_of_name(std::string_view name) noexcept {
-  const auto id = static_cast<std::uint32_t>(XXH3_64bits(name.data(), name.size()));
-  return id == 0 ? 1 : id;
-}
+[[nodiscard]] std::uint32_t id_of_name(std::string_view name) noexcept;
 
 }  // namespace sparserow
