@@ -61,18 +61,6 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   }
 }
 
-std::size_t ArenaPool::leftover(std::size_t least, std::size_t most) {
-  const auto low = static_cast<std::uint32_t>(round_up(least) / kGranuleBytes);
-  const auto high = static_cast<std::uint32_t>(most / kGranuleBytes);
-  const std::lock_guard lock(mutex_);
-  for (std::size_t bin = bin_of(low); bin <= bin_of(high) && bin < kBins; ++bin) {
-    if (bins_[bin].empty()) continue;
-    const std::uint32_t run = bins_[bin].front()->longest_free;
-    if (run >= low && run <= high) return run * kGranuleBytes;
-  }
-  return most;
-}
-
 // The fullest bin whose arenas all have room; before that, a few of the bin that may.
 ArenaPool::Arena* ArenaPool::find_arena(std::uint32_t granules) {
   const std::size_t maybe = bin_of(granules);

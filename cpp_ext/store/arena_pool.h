@@ -36,10 +36,6 @@ class ArenaPool {
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
   void free(std::byte* run, std::size_t bytes);  // `bytes` as given to allocate()
 
-  // The length of a free run that is left over somewhere, at least `least` and at most `most` bytes; `most` when
-  // there is none. A hint for callers that can use either; another thread may take the run first.
-  [[nodiscard]] std::size_t leftover(std::size_t least, std::size_t most);
-
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
 
   [[nodiscard]] static constexpr std::size_t round_up(std::size_t bytes) noexcept {

@@ -17,23 +17,16 @@ RowSlab::~RowSlab() {
   }
 }
 
-// Rows of the largest chunk: chunks of about 64 KiB, or of four rows, that divide an arena without a rest.
-std::uint32_t RowSlab::largest_capacity() const noexcept {
-  const std::size_t per_arena =
-      std::max<std::size_t>(ArenaPool::kArenaBytes / std::max(kChunkBytes, 4 * row_bytes_), 2);
-  const std::size_t bytes = ArenaPool::kArenaBytes / per_arena / ArenaPool::kGranuleBytes * ArenaPool::kGranuleBytes;
-  return static_cast<std::uint32_t>(std::min<std::size_t>(bytes / row_bytes_, kMaxRows - 1));
-}
-
-// A sixty-fourth part of the slab, at least kMinRows; before the largest, the count nearby that wastes least of
-// its last granule.
+// A thirty-second part of the slab, at least kMinRows; then the count nearby that wastes least of its last granule.
 std::uint16_t RowSlab::next_capacity() const noexcept {
-  const std::uint32_t largest = largest_capacity();
-  const auto most = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(places_ / 64, kMinRows, largest));
-  if (most == largest) return static_cast<std::uint16_t>(largest);
+  const std::size_t largest = std::max<std::size_t>(kChunkBytes, row_bytes_ * 4);
+  const std::size_t allowed = std::min<std::size_t>(largest, ArenaPool::kMaxRunBytes) / row_bytes_;
+  const std::size_t wanted = std::max<std::size_t>(kMinRows, places_ / 32);
+  const auto most =
+      static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted, 1, std::min<std::size_t>(allowed, kMaxRows - 1)));
   std::uint32_t best = most;
   std::size_t best_waste = ~std::size_t{0};
-  for (std::uint32_t rows = most; rows + 16 > most && 4 * rows >= 3 * most; --rows) {
+  for (std::uint32_t rows = most; rows > 0 && rows + 16 > most && 4 * rows >= 3 * most; --rows) {
     const std::size_t bytes = rows * row_bytes_;
     const std::size_t waste = (ArenaPool::round_up(bytes) - bytes) * 64 / rows;  // per row
     if (waste < best_waste) {
@@ -52,10 +45,7 @@ bool RowSlab::back_chunk() {
   } else if (chunk >= kMaxChunks) {
     return false;
   }
-  // What is left at an arena's end is filled by a shorter chunk.
-  const std::size_t wanted = next_capacity() * row_bytes_;
-  const std::size_t bytes = std::min(wanted, pool_->leftover(std::max(wanted / 8, row_bytes_), wanted));
-  const auto capacity = static_cast<std::uint16_t>(bytes / row_bytes_);
+  const std::uint16_t capacity = next_capacity();
   std::byte* base = pool_->allocate(capacity * row_bytes_);
   if (base == nullptr) return false;
   if (is_reused) {
@@ -131,11 +121,13 @@ std::uint32_t RowSlab::next(std::uint32_t row) const noexcept {
 std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
   const std::uint64_t free_places = places_ - rows_;
   if (rows <= free_places) return 0;
-  // Every chunk wastes less than a granule, the largest less than a row; the last one may be empty but for one row.
+  // The last chunk may be as large as the largest; each chunk wastes less than a granule.
   const std::uint64_t more = rows - free_places;
-  const std::uint64_t chunks = 8 * more / next_capacity() + 1;  // leftovers are an eighth of a chunk or more
-  const std::uint64_t last = std::clamp<std::uint64_t>((places_ + more) / 64, kMinRows, largest_capacity());
-  return (more + last) * row_bytes_ + chunks * ArenaPool::kGranuleBytes;
+  const std::uint64_t capacity = std::max<std::uint64_t>(next_capacity(), 1);
+  const std::uint64_t chunks = more / capacity + 1;
+  const std::uint64_t last =
+      std::min<std::uint64_t>(kChunkBytes + 4 * row_bytes_, (places_ + more) / 32 * row_bytes_ + 2 * row_bytes_);
+  return more * row_bytes_ + chunks * ArenaPool::kGranuleBytes + last;
 }
 
 }  // namespace sparserow

