@@ -20,30 +20,32 @@ class BatchOrder {
  public:
   static constexpr std::size_t kBlock = 4096;
 
-  // keys: at most kBlock of them.
+  // keys: at most kBlock of them. Each is hashed twice: cheaper than to keep the hashes in two orders.
   void group(std::uint32_t table_id, std::uint32_t slot_count, std::span<const std::uint64_t> keys) noexcept {
     begin_.fill(0);
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      hashes_[i] = row_hash(table_id, keys[i]);
-      ++begin_[stripe_of(hashes_[i], slot_count) + 1];
-    }
+    for (const std::uint64_t key : keys) ++begin_[stripe_of(row_hash(table_id, key), slot_count) + 1];
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) begin_[stripe + 1] += begin_[stripe];
     std::array<std::uint16_t, kStripes> next;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) next[stripe] = begin_[stripe];
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      order_[next[stripe_of(hashes_[i], slot_count)]++] = static_cast<std::uint16_t>(i);
+      const std::uint64_t hash = row_hash(table_id, keys[i]);
+      const std::uint16_t at = next[stripe_of(hash, slot_count)]++;
+      positions_[at] = static_cast<std::uint16_t>(i);
+      hashes_[at] = hash;
     }
   }
 
-  // Positions in the block of one stripe's keys, in their order.
-  [[nodiscard]] std::span<const std::uint16_t> of_stripe(std::uint32_t stripe) const noexcept {
-    return {order_.data() + begin_[stripe], order_.data() + begin_[stripe + 1]};
+  // Of one stripe's keys, in their order: their positions in the block, and their hashes.
+  [[nodiscard]] std::span<const std::uint16_t> positions(std::uint32_t stripe) const noexcept {
+    return {positions_.data() + begin_[stripe], positions_.data() + begin_[stripe + 1]};
   }
-  [[nodiscard]] std::uint64_t hash(std::size_t position) const noexcept { return hashes_[position]; }
+  [[nodiscard]] std::span<const std::uint64_t> hashes(std::uint32_t stripe) const noexcept {
+    return {hashes_.data() + begin_[stripe], hashes_.data() + begin_[stripe + 1]};
+  }
 
  private:
   std::array<std::uint16_t, kStripes + 1> begin_;
-  std::array<std::uint16_t, kBlock> order_;
+  std::array<std::uint16_t, kBlock> positions_;
   std::array<std::uint64_t, kBlock> hashes_;
 };
 

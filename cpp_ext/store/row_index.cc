@@ -89,7 +89,7 @@ bool RowIndex::remove(std::uint64_t hash, std::uint32_t row) {
   return true;
 }
 
-bool RowIndex::is_full(Segment segment) noexcept { return segment.rows() * 100ull >= segment.count() * kSlots * 88ull; }
+bool RowIndex::is_full(Segment segment) noexcept { return segment.rows() * 100ull >= segment.count() * kSlots * 90ull; }
 
 bool RowIndex::is_sparse(Segment segment) noexcept {
   return segment.count() > kStep && segment.rows() * 100ull < segment.count() * kSlots * 40ull;
@@ -105,7 +105,7 @@ bool RowIndex::must_split(Segment segment, std::uint64_t hash) noexcept {
 }
 
 std::uint32_t RowIndex::grown_count(Segment segment) noexcept {
-  return round_to_step(std::max<std::uint64_t>(std::uint64_t{segment.count()} * 6 / 5, segment.count() + kStep));
+  return round_to_step(std::max<std::uint64_t>(std::uint64_t{segment.count()} * 9 / 8, segment.count() + kStep));
 }
 
 std::uint32_t RowIndex::count_for(std::size_t rows) noexcept {

@@ -45,18 +45,18 @@ std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const s
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(held.schema.id, options.slot_count, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.of_stripe(stripe).empty()) continue;
+      if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(stripes[stripe].mutex);
       walk_stripe(held.stripes[stripe].get(), order, stripe, RowLayout::kHeaderBytes,
-                  [&](std::uint16_t position, std::uint32_t candidate) {
-                    if (held.find(stripe, order.hash(position), block[position], candidate) == nullptr) {
+                  [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
+                    if (held.find(stripe, hash, block[position], candidate) == nullptr) {
                       ++absent[stripe];
                     }
                   });
     }
   }
   std::uint64_t bytes = 0;
-  ArenaPool no_memory;
+  StorePools no_memory;
   const TableStripe empty(no_memory, held.layout.row_bytes);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
@@ -69,7 +69,7 @@ std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const s
 
 Status Store::Impl::promise(const Table& held, std::uint64_t bytes) {
   const std::lock_guard lock(promise_mutex);
-  const std::uint64_t taken = pool.used_bytes() + promised_bytes.load(std::memory_order_relaxed);
+  const std::uint64_t taken = pools.used_bytes() + promised_bytes.load(std::memory_order_relaxed);
   if (bytes > 0 && taken + bytes > options.memory_budget_bytes) {
     return over_budget(held.schema.name, options.memory_budget_bytes, taken, bytes);
   }
@@ -119,7 +119,7 @@ Status Store::create_table(const TableSchema& schema) {
   const std::unique_lock lock(impl_->tables_mutex);
   const auto found = impl_->tables.find(schema.id);
   if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
-  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pool));
+  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools));
   return Status::ok();
 }
 
@@ -168,7 +168,7 @@ std::vector<TableStats> Store::stats() const {
   return all;
 }
 
-std::uint64_t Store::used_bytes() const noexcept { return impl_->pool.used_bytes(); }
+std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }
 const StoreOptions& Store::options() const noexcept { return impl_->options; }
 
 }  // namespace sparserow

@@ -39,7 +39,7 @@ class Store::Impl {
   void give_back(std::uint64_t bytes) noexcept { promised_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
 
   const StoreOptions options;
-  ArenaPool pool;  // outlives the tables
+  StorePools pools;  // outlives the tables
   mutable std::array<Stripe, kStripes> stripes;
   std::atomic<std::uint64_t> promised_bytes{0};
   std::mutex promise_mutex;  // leaf; makes check and promise one step

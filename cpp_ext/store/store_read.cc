@@ -118,12 +118,12 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table_id, impl_->options.slot_count, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.of_stripe(stripe).empty()) continue;
+      if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
       walk_stripe(table->stripes[stripe].get(), order, stripe, table->layout.state_offset,
-                  [&](std::uint16_t position, std::uint32_t candidate) {
+                  [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
                     const std::size_t at = begin + position;
-                    std::byte* row = table->find(stripe, order.hash(position), block[position], candidate);
+                    std::byte* row = table->find(stripe, hash, block[position], candidate);
                     std::byte* to = out + at * writer.row_bytes();
                     if (row != nullptr) {
                       writer.write_stored(RowRef(row).weights(), to);

@@ -52,8 +52,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
   walk_stripe(table.stripes[stripe].get(), order, stripe, bytes_used,
-              [&](std::uint16_t position, std::uint32_t candidate) {
-                const std::uint64_t hash = order.hash(position);
+              [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
                 const std::uint64_t key = block[position];
                 std::byte* at = table.find(stripe, hash, key, candidate);
                 if (at == nullptr) at = table.add(stripe, hash, key, scratch);
@@ -91,7 +90,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table_id, impl_->options.slot_count, block);
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
-      if (order.of_stripe(stripe).empty()) continue;
+      if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options);
       const auto taken =
@@ -122,7 +121,7 @@ Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table_id, impl_->options.slot_count, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.of_stripe(stripe).empty()) continue;
+      if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       const auto taken =
           write_stripe(*table, stripe, order, block, table->layout.state_offset, scratch.data(),

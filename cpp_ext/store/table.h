@@ -18,8 +18,17 @@
 
 namespace sparserow {
 
+// Memory of all tables. Rows and indexes have arenas of their own: chunks of rows divide an arena without a rest,
+// and index segments between them would spoil that.
+struct StorePools {
+  [[nodiscard]] std::uint64_t used_bytes() const noexcept { return rows.used_bytes() + indexes.used_bytes(); }
+
+  ArenaPool rows;
+  ArenaPool indexes;
+};
+
 struct TableStripe {
-  TableStripe(ArenaPool& pool, std::size_t row_bytes) : slab(pool, row_bytes), index(pool) {}
+  TableStripe(StorePools& pools, std::size_t row_bytes) : slab(pools.rows, row_bytes), index(pools.indexes) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slab.bytes() + index.bytes(); }
 
   RowSlab slab;
@@ -28,12 +37,12 @@ struct TableStripe {
 
 class Table {
  public:
-  Table(const TableSchema& table_schema, ArenaPool& pool)
+  Table(const TableSchema& table_schema, StorePools& pools)
       : schema(table_schema),
         optimizer(make_optimizer(schema)),
         initial_rows(schema),
         layout(schema.dim, schema.dtype, optimizer->state_floats()),
-        pool_(&pool) {}
+        pools_(&pools) {}
 
   // The row of `key`, or null. `candidate` is a row id that the caller expects it at, or RowIndex::kNone.
   [[nodiscard]] std::byte* find(std::uint32_t stripe, std::uint64_t hash, std::uint64_t key,
@@ -59,41 +68,40 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
 
  private:
-  ArenaPool* pool_;
+  StorePools* pools_;
 };
 
-// Walks one stripe's keys of a block in a pipeline: the index's bucket is fetched kIndexAhead keys ahead, the
-// row that its tag points at kRowAhead ahead, so that `visit(position, candidate row id)` finds both in cache.
+// Always inlined, see RowIndex::prefetch. bytes > 0.
+[[gnu::always_inline]] inline void fetch_lines(const std::byte* at, std::size_t bytes) noexcept {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset);
+  __builtin_prefetch(at + bytes - 1);
+}
+
+// Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
+// and fetch the rows; then `visit(position, hash, candidate row id)` finds both in cache. Passes beat a pipeline
+// of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
 template <class Visit>
 void walk_stripe(const TableStripe* held, const BatchOrder& order, std::uint32_t stripe, std::size_t row_bytes_used,
                  Visit&& visit) {
-  constexpr std::size_t kIndexAhead = 32;
-  constexpr std::size_t kRowAhead = 16;
-  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kGroup = 128;
   constexpr std::size_t kMaxFetched = 1024;  // beyond it the hardware's own prefetcher follows
-  const auto positions = order.of_stripe(stripe);
-  if (held == nullptr) {
-    for (const std::uint16_t position : positions) visit(position, RowIndex::kNone);
-    return;
-  }
-  std::array<std::uint32_t, kRowAhead> candidates;
+  const auto positions = order.positions(stripe);
+  const auto hashes = order.hashes(stripe);
   const std::size_t fetched = std::min(row_bytes_used, kMaxFetched);
-  const auto look_ahead = [&](std::size_t i) {
-    const std::uint32_t row = held->index.find(order.hash(positions[i]), [](std::uint32_t) { return true; });
-    candidates[i % kRowAhead] = row;
-    if (row == RowIndex::kNone) return;
-    const std::byte* at = held->slab.at(row);
-    for (std::size_t offset = 0; offset < fetched; offset += kLine) __builtin_prefetch(at + offset);
-    __builtin_prefetch(at + fetched - 1);
-  };
-  const std::size_t count = positions.size();
-  for (std::size_t i = 0; i < std::min(count, kIndexAhead); ++i) held->index.prefetch(order.hash(positions[i]));
-  for (std::size_t i = 0; i < std::min(count, kRowAhead); ++i) look_ahead(i);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t candidate = candidates[i % kRowAhead];
-    if (i + kIndexAhead < count) held->index.prefetch(order.hash(positions[i + kIndexAhead]));
-    if (i + kRowAhead < count) look_ahead(i + kRowAhead);
-    visit(positions[i], candidate);
+  std::array<std::uint32_t, kGroup> candidates;
+  for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
+    const std::size_t count = std::min(kGroup, positions.size() - begin);
+    if (held == nullptr) {
+      std::fill_n(candidates.begin(), count, RowIndex::kNone);
+    } else {
+      for (std::size_t i = 0; i < count; ++i) held->index.prefetch(hashes[begin + i]);
+      for (std::size_t i = 0; i < count; ++i) {
+        candidates[i] = held->index.find(hashes[begin + i], [](std::uint32_t) { return true; });
+        if (candidates[i] != RowIndex::kNone) fetch_lines(held->slab.at(candidates[i]), fetched);
+      }
+    }
+    for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], hashes[begin + i], candidates[i]);
   }
 }
 
