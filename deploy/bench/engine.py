@@ -4,8 +4,7 @@
   both into an existing buffer.
 - push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
   of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
-- overhead: resident memory beyond weights and state per row, the largest over the steps of
-  filling the table from half of its size on: indexes grow in cycles of a doubling, so every phase of growth is met.
+- overhead: resident memory beyond weights and state per row, the largest over the steps of filling the table.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize) -> t
             store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
             seconds.append((time.perf_counter() - started) / len(part))
             rows = begin + len(part)
-            if rows >= size.rows // 2:  # one doubling is a whole cycle of growth
+            if rows >= size.rows // 16:  # before that, the page size of the arenas is what is measured
                 worst = max(worst, (resident_bytes() - base - rows * row_bytes) / rows)
             progress.advance(task, len(part))
     return worst, 1e-6 / median(seconds)
