@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -40,6 +41,7 @@ class SessionStats:
         pulls: calls for rows; ``pulls_merged`` of them served all lookups of a forward at once.
         lookups_missed: lookups that had to pull although a merged pull went before.
         nonfinite_rows: summed gradients with NaN or Inf.
+        clipped_rows: summed gradients that ``clip_row_norm`` shortened.
     """
 
     steps_committed: int
@@ -50,6 +52,7 @@ class SessionStats:
     pulls_merged: int
     lookups_missed: int
     nonfinite_rows: int
+    clipped_rows: int
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class Session:
         scaler: GradScaler | None = None,
         *,
         allow_empty: bool = False,
+        clip_row_norm: float | None = None,
     ) -> bool:
         """Ends the step: the dense update and the sparse commit both happen, or neither.
 
@@ -143,6 +147,9 @@ class Session:
             dense: the optimizer of the model's local parameters.
             scaler: the ``torch.amp.GradScaler`` that scaled the loss. A step that it skips is silent, as torch's.
             allow_empty: commit although no backward reached a distributed table.
+            clip_row_norm: a row's gradient, summed over this worker's step and unscaled, is shortened to this L2 norm
+                where it is longer; before it is averaged with the other workers'. Dense ones are clipped by torch's
+                ``clip_grad_norm_`` before this call.
 
         Returns:
             Whether the step was taken; False when it was skipped (by the scaler, or ``on_nonfinite="skip"``).
@@ -151,9 +158,14 @@ class Session:
             NonFiniteGradient: a gradient, sparse or dense, of this rank or another, has NaN or Inf; the model and
                 the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
             FailedPrecondition: no backward reached a table (and not ``allow_empty``).
+            InvalidArgument: ``clip_row_norm`` is not above 0.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
             DeadlineExceeded: the outcome is unknown; the session can only be closed.
         """
+        if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
+            raise InvalidArgument(
+                f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
+            )
         self._send_learning_rates()
         return end_step(
             self.native,
@@ -163,6 +175,7 @@ class Session:
             allow_empty=allow_empty,
             is_distributed=self.world_size > 1,
             on_nonfinite=self.placement.on_nonfinite,
+            clip_row_norm=clip_row_norm,
         )
 
     def discard(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -33,6 +34,7 @@ def end_step(
     allow_empty: bool,
     is_distributed: bool,
     on_nonfinite: NonFinitePolicy,
+    clip_row_norm: float | None = None,
 ) -> bool:
     """What :meth:`Session.step` does, with its arguments, returns and errors.
 
@@ -47,8 +49,11 @@ def end_step(
         )
     is_voting = is_distributed and dist.is_available() and dist.is_initialized()
     try:
-        _, bad_rows, bad_table, bad_key = native.seal(1.0 if scale is None else scale.inverse)
-        dense_is_bad = dense is not None and (scale.unscale(dense) if scale else _has_nonfinite(dense))
+        _, bad_rows, bad_table, bad_key = native.seal(
+            1.0 if scale is None else scale.inverse,
+            clip_row_norm=math.inf if clip_row_norm is None else clip_row_norm,
+        )
+        dense_is_bad = dense is not None and (scale.unscale(dense) if scale else has_nonfinite(dense))
         vote, refusal = _COMMIT, None
         if bad_rows or dense_is_bad:
             vote = _NOT_FINITE
@@ -91,11 +96,13 @@ def _commit(native: _client.NativeSession) -> None:
         native.commit()
 
 
-def _has_nonfinite(dense: torch.optim.Optimizer) -> bool:
-    grads = [p.grad for group in dense.param_groups for p in group["params"] if p.grad is not None]
-    if not grads:
-        return False
+def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a gradient of its parameters has NaN or Inf."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    values = [value for value in values if value.numel() > 0]
+    if not values:
+        return False
     norm: Tensor = torch.nn.utils.get_total_norm(values, norm_type=float("inf"))
     full = getattr(norm, "full_tensor", None)  # a DTensor's, under FSDP2
     return not bool(torch.isfinite(norm if full is None else full()).item())

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <limits>
 
 #include "bindings/shared_errors.h"
 #include "session/merge.h"
@@ -82,6 +83,7 @@ py::dict stats_of(const Session& session) {
   out["pulls_merged"] = stats.pulls_merged;
   out["lookups_missed"] = stats.lookups_missed;
   out["nonfinite_rows"] = stats.nonfinite_rows;
+  out["clipped_rows"] = stats.clipped_rows;
   return out;
 }
 
@@ -184,15 +186,17 @@ void bind_session(py::module_& module) {
              check(pull_merged(self, plan, tensors.span(), train));
            })
       .def("end_evaluation", &Session::end_evaluation, Unlocked())
-      .def("seal",
-           [](Session& self, float scale) {
-             SealReport report;
-             {
-               const py::gil_scoped_release unlocked;
-               report = check(self.seal(scale));
-             }
-             return py::make_tuple(report.rows, report.nonfinite_rows, report.nonfinite_table, report.nonfinite_key);
-           })
+      .def(
+          "seal",
+          [](Session& self, float scale, float clip_row_norm) {
+            SealReport report;
+            {
+              const py::gil_scoped_release unlocked;
+              report = check(self.seal(scale, clip_row_norm));
+            }
+            return py::make_tuple(report.rows, report.nonfinite_rows, report.nonfinite_table, report.nonfinite_key);
+          },
+          py::arg("scale"), py::kw_only(), py::arg("clip_row_norm") = std::numeric_limits<float>::infinity())
       .def(
           "prepare", [](Session& self) { check(self.prepare()); }, Unlocked())
       .def(

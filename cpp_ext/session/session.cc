@@ -76,24 +76,27 @@ void Session::end_evaluation() {
   }
 }
 
-Result<SealReport> Session::seal(float scale) {
+Result<SealReport> Session::seal(float scale, float clip_row_norm) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "seal"));
   state_->phase.store(Phase::kSealed);
   SealReport report;
+  std::uint64_t clipped_rows = 0;
   pushes_.clear();
   for (const auto& binding : bindings_) {
     const std::lock_guard lock(binding->mutex_);
-    const TableStep::Seal table = binding->step_.seal(scale);
+    const TableStep::Seal table = binding->step_.seal(scale, clip_row_norm);
     if (table.nonfinite_rows > 0 && report.nonfinite_rows == 0) {
       report.nonfinite_table = binding->spec_.name;
       report.nonfinite_key = table.first_nonfinite_key;
     }
     report.rows += table.rows;
     report.nonfinite_rows += table.nonfinite_rows;
+    clipped_rows += table.clipped_rows;
     if (table.rows > 0) pushes_.push_back(binding->step_.push(binding->spec_.lr));
   }
   state_->counters.nonfinite_rows += report.nonfinite_rows;
+  state_->counters.clipped_rows += clipped_rows;
   rows_sealed_ = report.rows;
   return report;
 }
@@ -164,8 +167,9 @@ Status Session::push_now(const rpc::TablePush& push) {
 
 SessionStats Session::stats() const noexcept {
   const SessionState::Counters& now = state_->counters;
-  return {now.steps_committed.load(), now.steps_aborted.load(), now.rows_pulled.load(),    now.rows_pushed.load(),
-          now.pulls.load(),           now.pulls_merged.load(),  now.lookups_missed.load(), now.nonfinite_rows.load()};
+  return {now.steps_committed.load(), now.steps_aborted.load(),  now.rows_pulled.load(),
+          now.rows_pushed.load(),     now.pulls.load(),          now.pulls_merged.load(),
+          now.lookups_missed.load(),  now.nonfinite_rows.load(), now.clipped_rows.load()};
 }
 
 void Session::close() noexcept {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -56,9 +57,10 @@ class Session {
   Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
   void end_evaluation();
 
-  // Ends the gathering of gradients: sums times `scale` become pushes. Until the step's end the ops refuse
+  // Ends the gathering of gradients: sums times `scale`, each shortened to an L2 norm of `clip_row_norm` (infinity:
+  // as they are), become pushes. Until the step's end the ops refuse
   // training calls. FailedPrecondition when already sealed.
-  Result<SealReport> seal(float scale);
+  Result<SealReport> seal(float scale, float clip_row_norm = std::numeric_limits<float>::infinity());
   Status prepare();
   Status commit_prepared();
   Status commit();

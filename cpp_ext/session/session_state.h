@@ -35,6 +35,7 @@ struct SessionStats {
   std::uint64_t pulls_merged = 0;    // of them: made for several lookups ahead of a forward
   std::uint64_t lookups_missed = 0;  // lookups that had to pull although a merged pull went before
   std::uint64_t nonfinite_rows = 0;
+  std::uint64_t clipped_rows = 0;  // summed gradients that were shortened
 };
 
 // A lookup as it happened, for the merged pull to learn from.
@@ -82,7 +83,7 @@ class SessionState {
 
   struct Counters {
     std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
-        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0};
+        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0};
   } counters;
 
  private:

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "util/hash.h"
 
@@ -18,6 +20,18 @@ bool all_finite(const float* values, std::size_t n) noexcept {
     bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & 0x7f800000u) == 0x7f800000u);
   }
   return bad == 0;
+}
+
+// Shortens a vector to an L2 norm of `most` where it is longer; returns whether it was. The norm is taken in float64:
+// the square of a large float32 is not one.
+bool clip_norm(float* values, std::uint32_t n, float most) noexcept {
+  double squares = 0.0;
+  for (std::uint32_t i = 0; i < n; ++i) squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  const double norm = std::sqrt(squares);
+  if (norm <= static_cast<double>(most)) return false;
+  const double shrink = static_cast<double>(most) / norm;
+  for (std::uint32_t i = 0; i < n; ++i) values[i] = static_cast<float>(static_cast<double>(values[i]) * shrink);
+  return true;
 }
 
 // Whether nobody else reads what `held` points to. use_count() alone orders nothing: giving up a copy joins the
@@ -160,7 +174,8 @@ float* TableStep::sums() {
   return sums_.data();
 }
 
-TableStep::Seal TableStep::seal(float scale) {
+TableStep::Seal TableStep::seal(float scale, float clip_row_norm) {
+  const bool clips = clip_row_norm < std::numeric_limits<float>::infinity();
   Seal seal;
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     if (staged_[i] == 0) continue;
@@ -169,8 +184,11 @@ TableStep::Seal TableStep::seal(float scale) {
       for (std::uint32_t c = 0; c < dim_; ++c) sum[c] *= scale;
     }
     ++seal.rows;
-    if (all_finite(sum, dim_)) continue;
-    if (seal.nonfinite_rows++ == 0) seal.first_nonfinite_key = keys_[i];
+    if (!all_finite(sum, dim_)) {
+      if (seal.nonfinite_rows++ == 0) seal.first_nonfinite_key = keys_[i];
+    } else if (clips) {
+      seal.clipped_rows += clip_norm(sum, dim_, clip_row_norm) ? 1 : 0;
+    }
   }
   direct_push_ = batches_used_ == 1 && seal.rows == keys_.size();
   if (!direct_push_) gather_pushes();

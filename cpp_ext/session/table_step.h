@@ -52,10 +52,12 @@ class TableStep {
     std::uint64_t rows = 0;
     std::uint64_t nonfinite_rows = 0;
     std::uint64_t first_nonfinite_key = 0;
+    std::uint64_t clipped_rows = 0;
   };
-  // Multiplies the sums by `scale`, counts rows with NaN or Inf, and makes the push. Without a copy when the
-  // step had one batch and every key of it has a gradient.
-  Seal seal(float scale);
+  // Multiplies the sums by `scale`, counts rows with NaN or Inf, shortens those whose L2 norm is above
+  // `clip_row_norm` (infinity: none) to it, and makes the push. Without a copy when the step had one batch and every
+  // key of it has a gradient.
+  Seal seal(float scale, float clip_row_norm);
   // Valid after seal() until clear(). `lr` is the caller's.
   [[nodiscard]] rpc::TablePush push(float lr) const;
 

@@ -182,6 +182,24 @@ TEST_CASE("rows that are not finite are counted and named") {
   CHECK(report.nonfinite_key == 8);
 }
 
+TEST_CASE("rows that are too long are shortened, after the scale and however large") {
+  Fixture f;
+  const auto binding = f.binding();
+  const std::vector<std::int64_t> ids{7, 8, 9};
+  REQUIRE(binding->lookup(ref(ids), true).is_ok());
+  stage_ones(*binding, {7}, 3.0f);
+  stage_ones(*binding, {8}, 0.1f);
+  stage_ones(*binding, {9}, 1e30f);
+  const SealReport report = f.session->seal(0.5f, 1.0f).value();
+  CHECK(report.nonfinite_rows == 0);
+  REQUIRE(f.session->commit().is_ok());
+  CHECK(f.session->stats().clipped_rows == 2);
+  const float clipped = 1.0f / std::sqrt(static_cast<float>(kDim));
+  CHECK(first_weight(*binding, 7) == doctest::Approx(1.0f - 0.5f * clipped));
+  CHECK(first_weight(*binding, 8) == doctest::Approx(1.0f - 0.5f * 0.05f));
+  CHECK(first_weight(*binding, 9) == doctest::Approx(1.0f - 0.5f * clipped));
+}
+
 TEST_CASE("names are unique while they are bound") {
   Fixture f;
   CHECK(f.session->bind({"test/t", 1, 1, kDim, 0, 0.1f}).code() == Code::kFailedPrecondition);
