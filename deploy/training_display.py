@@ -100,6 +100,8 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         ("workers", str(result.workers)),
         ("bad lines skipped", str(result.bad_lines)),
     ]
+    if result.refused_steps:
+        rows.append(("steps refused (NaN or Inf)", f"{result.refused_steps:,}"))
     for name, value in rows:
         table.add_row(name, value)
     if result.first_bad_line is not None:

@@ -43,6 +43,9 @@ def run_worker(
     from ..worker.connect import connect
     from ..worker.ps_backend import PsBackend
 
-    with connect(coordinator, namespace=job.name, staleness=job.train.staleness) as session:
+    train = job.train
+    with connect(
+        coordinator, namespace=job.name, staleness=train.staleness, on_nonfinite=train.on_nonfinite
+    ) as session:
         backend = PsBackend(job, session, coordinator)
         return Trainer(job, group=group, backend=backend, observer=watcher).run()

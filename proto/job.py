@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from . import schema
 from .config import ClusterConfig, FromList, StrictModel
 from .errors import InvalidArgument
+from .schedule import ConstantSchedule, ScheduleConfig
 from .schema import MAX_DIM
 
 ColumnRef: TypeAlias = str | int
@@ -206,7 +207,10 @@ class TrainConfig(StrictModel):
     """How it is trained."""
 
     epochs: int = Field(1, ge=1, le=10_000, description="Passes over the training files.")
-    batch_size: int = Field(2048, ge=1, le=1 << 20, description="Samples of a step of one worker.")
+    batch_size: int = Field(2048, ge=1, le=1 << 20, description="Samples of a micro-batch of one worker.")
+    accumulate: int = Field(
+        1, ge=1, le=1 << 16, description="Micro-batches of a step; it equals one batch of so many times batch_size."
+    )
     workers: int = Field(1, ge=1, le=256, description="Worker processes on this machine; torchrun's own count wins.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of initial weights, initial rows, dropout and shuffling.")
     staleness: int | None = Field(
@@ -216,6 +220,32 @@ class TrainConfig(StrictModel):
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="Both learning rates are multiplied by it after each epoch.")
+    schedule: ScheduleConfig = Field(
+        ConstantSchedule(),
+        description="Of the learning rates of the dense tower and the tables, step by step.",
+        json_schema_extra={"allowed": "a section with kind: constant, step, cosine or linear"},
+    )
+    amp: Literal["none", "bfloat16", "float16"] = Field(
+        "none", description="Dtype of torch.autocast; float16 comes with a GradScaler, whose skips count as refused."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Whether the MLPs keep only their inputs and compute the rest again in backward."
+    )
+    zero: bool = Field(
+        False, description="Whether the dense optimizer's state is spread over the workers (ZeRO-1); needs 2 of them."
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, le=1e30, description="The dense gradients' total L2 norm is clipped to it; null: it is not."
+    )
+    clip_row_norm: float | None = Field(
+        None,
+        gt=0,
+        le=1e30,
+        description="The L2 norm of a row's gradient, summed over a worker's step, is clipped to it; null: it is not.",
+    )
+    on_nonfinite: Literal["raise", "skip"] = Field(
+        "raise", description="A step with NaN or Inf is refused on all workers: the job ends, or goes on and counts it."
+    )
     dense_optimizer: DenseOptimizerConfig = Field(DenseOptimizerConfig(), description="Of the dense tower.")
     row_optimizer: RowOptimizerConfig = Field(
         AdagradConfig(kind="adagrad"),
@@ -247,4 +277,6 @@ class JobConfig(StrictModel):
                 f"model.backend local: torch has no {self.train.row_optimizer.kind} of rows; allowed in "
                 "train.row_optimizer.kind: sgd, adagrad"
             )
+        if self.model.backend == "local" and self.train.clip_row_norm is not None:
+            raise InvalidArgument("train.clip_row_norm: torch clips no single rows; model.backend must be ps")
         return self

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
+from ..proto.errors import FailedPrecondition
 from ..proto.job import AdagradConfig, SgdConfig, TrainConfig
+from .loss_scale import LossScale
 from .models import HashedEmbeddings
-from .training_backend import dense_optimizer
+from .training_backend import clip_dense, dense_optimizer
+from .transaction import NonFiniteGradient, has_nonfinite
 
 
 class LocalBackend:
@@ -20,7 +24,8 @@ class LocalBackend:
     def __init__(self, train: TrainConfig) -> None:
         self._train = train
         self._tables: list[nn.Embedding] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._dense: torch.optim.Optimizer | None = None
+        self._rows: torch.optim.Optimizer | None = None
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
         """The model as it is, with sparse gradients."""
@@ -33,7 +38,7 @@ class LocalBackend:
         weights: list[torch.Tensor] = [table.weight for table in self._tables]
         in_tables = {id(weight) for weight in weights}
         others = [p for p in model.parameters() if id(p) not in in_tables]
-        self._optimizers = [dense_optimizer(self._train.dense_optimizer, others), self._row_optimizer(weights)]
+        self._dense, self._rows = dense_optimizer(self._train, others), self._row_optimizer(weights)
 
     def _row_optimizer(self, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
         rows = self._train.row_optimizer
@@ -44,19 +49,43 @@ class LocalBackend:
             weights, lr=rows.lr, eps=rows.eps, initial_accumulator_value=rows.initial_accumulator
         )
 
-    def step(self) -> None:
-        """Both optimizers, then clears the gradients."""
-        with torch.sparse.check_sparse_tensor_invariants(False):  # torch's own gradients; it warns when not told
-            for optimizer in self._optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        """The dense one, and the tables'."""
+        if self._dense is None or self._rows is None:
+            raise FailedPrecondition("LocalBackend: call start first")
+        return self._dense, self._rows
 
-    def scale_learning_rates(self, factor: float) -> None:
-        """Of both optimizers."""
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] *= factor
+    def step(self, scaler: GradScaler | None) -> bool:
+        """Both optimizers or neither, then clears the gradients; DDP has made these alike on all ranks."""
+        dense, rows = self.optimizers
+        with torch.sparse.check_sparse_tensor_invariants(False):  # torch's own gradients; it warns when not told
+            if self._train.clip_norm is not None:
+                clip_dense(dense, self._train.clip_norm, scaler)
+            try:
+                return self._step_plain(dense, rows) if scaler is None else _step_scaled(dense, rows, scaler)
+            finally:
+                for optimizer in (dense, rows):
+                    optimizer.zero_grad()
+
+    def _step_plain(self, dense: torch.optim.Optimizer, rows: torch.optim.Optimizer) -> bool:
+        if has_nonfinite(dense) or has_nonfinite(rows):
+            if self._train.on_nonfinite == "raise":
+                raise NonFiniteGradient("a gradient is not finite; the step was refused and nothing was applied")
+            return False
+        dense.step()
+        rows.step()
+        return True
 
     def rows(self) -> int:
         """Rows of the tables; torch allocates them all."""
         return sum(table.num_embeddings for table in self._tables)
+
+
+def _step_scaled(dense: torch.optim.Optimizer, rows: torch.optim.Optimizer, scaler: GradScaler) -> bool:
+    scale = LossScale(scaler)
+    is_bad = any([scale.unscale(dense), scale.unscale(rows)])  # both are unscaled
+    if not is_bad:
+        rows.step()
+    scale.finish(dense, rows, skip=is_bad)
+    return not is_bad

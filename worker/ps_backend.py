@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition
@@ -14,7 +15,7 @@ from ..proto.schema import Table, Uniform
 from .deferred import deferred
 from .distribute import distribute
 from .session import Session
-from .training_backend import dense_optimizer
+from .training_backend import clip_dense, dense_optimizer
 
 
 class PsBackend:
@@ -52,19 +53,24 @@ class PsBackend:
 
     def start(self, model: nn.Module) -> None:
         """An optimizer of what is not on the servers."""
-        self._dense = dense_optimizer(self._job.train.dense_optimizer, list(model.parameters()))
+        self._dense = dense_optimizer(self._job.train, list(model.parameters()))
 
-    def step(self) -> None:
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The dense one, and the session's with the rates of the tables."""
+        return self._started(), self._session.optimizer
+
+    def step(self, scaler: GradScaler | None) -> bool:
         """One commit: dense update and sparse rows, or neither. An empty batch commits nothing but takes part."""
-        if self._dense is None:
-            raise FailedPrecondition("PsBackend.step: call start first")
-        self._session.step(self._dense, allow_empty=True)
+        dense, train = self._started(), self._job.train
+        if train.clip_norm is not None:
+            clip_dense(dense, train.clip_norm, scaler)
+        return self._session.step(dense, scaler, allow_empty=True, clip_row_norm=train.clip_row_norm)
 
-    def scale_learning_rates(self, factor: float) -> None:
-        """Of the dense optimizer and of every table."""
-        for optimizer in (self._dense, self._session.optimizer):
-            for group in optimizer.param_groups if optimizer is not None else ():
-                group["lr"] *= factor
+    def _started(self) -> torch.optim.Optimizer:
+        if self._dense is None:
+            raise FailedPrecondition("PsBackend: call start first")
+        return self._dense
 
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""

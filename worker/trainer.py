@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from ..proto.errors import InvalidArgument
@@ -18,9 +17,11 @@ from .build_model import build_model
 from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
 from .evaluation import evaluate
 from .metrics import auc
+from .models import Tower
 from .process_group import WorkerGroup
 from .training_backend import TrainingBackend
 from .training_report import EpochResult, Observer, TrainResult
+from .training_step import TrainingStep
 
 _OBSERVED_SAMPLES = 20_000
 _OBSERVE_EVERY_SEC = 0.5
@@ -35,13 +36,15 @@ class _Recent:
         self._samples = 0
 
     def add(self, logits: torch.Tensor, labels: torch.Tensor, loss: float) -> None:
-        self._parts.append((logits.detach().float().numpy(), labels.numpy(), loss))
+        self._parts.append((logits.numpy(), labels.numpy(), loss))
         self._samples += len(labels)
         while self._samples - len(self._parts[0][1]) >= _OBSERVED_SAMPLES:
             self._samples -= len(self._parts.popleft()[1])
 
     def figures(self) -> tuple[float, float]:
-        """(loss, AUC)."""
+        """(loss, AUC); NaN before the first sample."""
+        if not self._parts:
+            return float("nan"), float("nan")
         logits, labels, losses = zip(*self._parts, strict=True)
         mean = float(np.average(losses, weights=[len(part) for part in labels]))
         return mean, auc(np.concatenate(logits), np.concatenate(labels))
@@ -68,15 +71,19 @@ class Trainer:
         self._test_reader = self._reader("test", features)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
+        for tower in self._bare.modules():
+            if isinstance(tower, Tower):
+                tower.is_checkpointed = job.train.activation_checkpointing
         self._model: nn.Module = DistributedDataParallel(self._bare) if group.world > 1 else self._bare
         backend.start(self._bare)
+        self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
 
     def _reader(self, which: str, features: Features) -> ClickReader:
         job, training = self._job, which == "train"
         rows = job.data.shuffle_rows
         options = ReadOptions(
-            batch_size=job.train.batch_size if training else _TEST_BATCH,
+            batch_size=job.train.batch_size * job.train.accumulate if training else _TEST_BATCH,
             rank=self._group.rank,
             world=self._group.world,
             shuffle=training and rows > 0,
@@ -91,13 +98,13 @@ class Trainer:
 
         Raises:
             BadLine: a malformed line, unless they are skipped.
-            InvalidArgument: the loss is not finite.
+            InvalidArgument, NonFiniteGradient: a loss or gradient is not finite, unless such steps are skipped.
             SparserowError: a server or a peer is at fault.
         """
         train, history = self._job.train, []
         for epoch in range(1, train.epochs + 1):
             if epoch > 1:
-                self._backend.scale_learning_rates(train.lr_decay)
+                self._step.rates.scale(train.lr_decay)
             history.append(self._epoch(epoch))
             self._observer.epoch(history[-1])
         seconds = sum(result.samples / result.samples_per_sec for result in history)
@@ -116,6 +123,7 @@ class Trainer:
             bad_lines=bad,
             first_bad_line=next((first for first in firsts if first is not None), None),
             backend=self._job.model.backend,
+            refused_steps=self._step.refused,
             history=tuple(history),
         )
 
@@ -124,16 +132,10 @@ class Trainer:
         recent, began = _Recent(), time.perf_counter()
         observed, samples, loss_sum = began, 0, 0.0
         for batch in self._train_reader:
-            logits = self._model(batch.dense, batch.sparse)
-            # An empty batch still takes part in the step, with gradients of zero.
-            loss = binary_cross_entropy_with_logits(logits, batch.labels) if len(batch) else logits.sum()
-            value = float(loss.detach())
-            if not np.isfinite(value):
-                raise InvalidArgument(f"train: the loss is {value} after {samples} samples; lower the learning rates")
-            loss.backward()
-            self._backend.step()
-            samples, loss_sum = samples + len(batch), loss_sum + value * len(batch)
-            recent.add(logits, batch.labels, value)
+            result = self._step.run(batch)
+            if result.is_taken:
+                samples, loss_sum = samples + len(batch), loss_sum + result.loss * len(batch)
+                recent.add(result.logits, batch.labels, result.loss)
             if (now := time.perf_counter()) - observed >= _OBSERVE_EVERY_SEC:
                 observed = now
                 late_loss, late_auc = recent.figures()
@@ -143,6 +145,8 @@ class Trainer:
         seconds = time.perf_counter() - began
         total = self._group.total(samples)
         if total == 0:
+            if self._step.refused:
+                raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
         self._observer.evaluating(epoch)
         tested = evaluate(self._bare, self._test_reader, self._group)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
-from ..proto.job import DenseOptimizerConfig
+from ..proto.errors import InvalidArgument
+from ..proto.job import TrainConfig
 
-_DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+_DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
@@ -18,9 +21,31 @@ _DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def dense_optimizer(config: DenseOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own optimizer of the dense tower."""
-    return _DENSE_OPTIMIZERS[config.kind](parameters, lr=config.lr, weight_decay=config.weight_decay)
+def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's own optimizer of the dense tower, its state spread over the workers where ``train.zero`` says so.
+
+    Raises:
+        InvalidArgument: ``train.zero`` with one worker.
+    """
+    config = train.dense_optimizer
+    kind = _DENSE_OPTIMIZERS[config.kind]
+    made: torch.optim.Optimizer
+    if not train.zero:
+        made = kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    elif dist.is_initialized():
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import
+
+        made = ZeroRedundancyOptimizer(parameters, kind, lr=config.lr, weight_decay=config.weight_decay)
+    else:
+        raise InvalidArgument("train.zero: true needs at least 2 workers; this job has 1")
+    return made
+
+
+def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
+    """Clips the gradients' total L2 norm, unscaled where there is a scaler; call it after the allreduce."""
+    if scaler is not None:
+        scaler.unscale_(dense)
+    nn.utils.clip_grad_norm_([p for group in dense.param_groups for p in group["params"]], norm)
 
 
 class TrainingBackend(Protocol):
@@ -37,12 +62,20 @@ class TrainingBackend(Protocol):
         """Makes the optimizers of the built model."""
         ...
 
-    def step(self) -> None:
-        """Ends a step: applies the gradients of the last backward and clears them."""
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Those whose ``lr`` schedules move; of the dense tower and of the tables."""
         ...
 
-    def scale_learning_rates(self, factor: float) -> None:
-        """Multiplies both learning rates."""
+    def step(self, scaler: GradScaler | None) -> bool:
+        """Ends a step: applies the gradients since the last one, clipped as the job says, or none, and clears them.
+
+        Returns:
+            Whether it was taken; on every rank the same.
+
+        Raises:
+            NonFiniteGradient: a gradient has NaN or Inf; not with a scaler or ``on_nonfinite`` skip.
+        """
         ...
 
     def rows(self) -> int:

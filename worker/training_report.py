@@ -40,6 +40,7 @@ class TrainResult:
         bad_lines: skipped in one pass over the training and the test files.
         first_bad_line: the place and fault of one of them, if any.
         backend: ps or local.
+        refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
     """
 
@@ -54,6 +55,7 @@ class TrainResult:
     bad_lines: int
     first_bad_line: str | None
     backend: str
+    refused_steps: int
     history: tuple[EpochResult, ...]
 
     def as_dict(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_learning_rates_decay(log):
     job = job_of(log, "train.lr_decay=0.5")
     backend = LocalBackend(job.train)
     Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence()).run()
-    rates = [group["lr"] for optimizer in backend._optimizers for group in optimizer.param_groups]
+    rates = [group["lr"] for optimizer in backend.optimizers for group in optimizer.param_groups]
     assert rates == [pytest.approx(0.00025), pytest.approx(0.025)]
 
 

@@ -3,6 +3,6 @@
 from .deepfm import DeepFM
 from .dlrm import DLRM
 from .hashed_embeddings import HashedEmbeddings
-from .mlp import mlp
+from .mlp import Tower, mlp
 
-__all__ = ["DLRM", "DeepFM", "HashedEmbeddings", "mlp"]
+__all__ = ["DLRM", "DeepFM", "HashedEmbeddings", "Tower", "mlp"]

@@ -1,0 +1,136 @@
+"""One step of a job: forward and backward of its micro-batches, then the backend's update, or none.
+
+    parts of batch ── forward, loss, backward (DDP silent) ──> ... last one (DDP reduces) ──> backend.step ──> schedule
+
+Invariants:
+ 1. All ranks make the same collective calls, whatever their losses, so that none waits for one that gave up.
+ 2. The gradients are those of one mean over the step's samples, however it is cut into parts.
+ 3. A loss with NaN or Inf refuses the step on every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+
+from ..proto.errors import InvalidArgument
+from ..proto.job import TrainConfig
+from .data import Batch
+from .learning_rates import LearningRates
+from .process_group import WorkerGroup
+from .training_backend import TrainingBackend
+from .transaction import NonFiniteGradient
+
+_AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did.
+
+    Attributes:
+        logits: (B) float32, without gradient.
+        loss: mean over this rank's samples; may be NaN or Inf when the step was refused.
+        is_taken: False when it was refused; on every rank the same.
+    """
+
+    logits: torch.Tensor
+    loss: float
+    is_taken: bool
+
+
+class TrainingStep:
+    """Runs the steps of a job on one worker.
+
+    Args:
+        train: the options of the steps.
+        model: in train mode; wrapped in DDP where workers reduce dense gradients by it.
+        backend: started.
+        group: this worker and its peers.
+    """
+
+    def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
+        self._train, self._model, self._backend, self._group = train, model, backend, group
+        self._device = next(model.parameters()).device.type
+        self._scaler = GradScaler(self._device) if train.amp == "float16" else None
+        self.rates = LearningRates(train.schedule, backend.optimizers)
+        self.refused = 0
+        self._samples = 0
+
+    def run(self, batch: Batch) -> StepResult:
+        """One step over a batch of up to ``batch_size * accumulate`` samples; an empty batch takes part as well.
+
+        Raises:
+            InvalidArgument: the loss is not finite, and ``on_nonfinite`` is raise. Nothing was applied.
+            NonFiniteGradient: a gradient is not, of this rank or another. Nothing was applied.
+            SparserowError: a server or a peer is at fault.
+        """
+        parts = list(_parts(batch, self._train.batch_size))
+        logits, loss = [], 0.0
+        for index, part in enumerate(parts):
+            with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
+                part_logits, part_loss = self._forward_backward(part, len(part) / max(len(batch), 1))
+            logits.append(part_logits)
+            loss += part_loss
+        is_taken = self._end(loss)
+        self._samples += len(batch) if is_taken else 0
+        return StepResult(torch.cat(logits), loss, is_taken)
+
+    def _forward_backward(self, part: Batch, share: float) -> tuple[torch.Tensor, float]:
+        with torch.autocast(self._device, _AMP_DTYPES.get(self._train.amp), enabled=self._train.amp != "none"):
+            out = self._model(part.dense, part.sparse)
+        logits = out.float()
+        # An empty batch still takes part in the step, with gradients of zero.
+        loss = share * binary_cross_entropy_with_logits(logits, part.labels) if len(part) else logits.sum()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            loss = loss * math.nan  # an infinite loss may have finite gradients; these reach every rank
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        return logits.detach(), value
+
+    def _end(self, loss: float) -> bool:
+        is_finite = math.isfinite(loss)
+        try:
+            is_taken = self._backend.step(self._scaler)
+        except NonFiniteGradient:
+            if is_finite:
+                raise
+            raise self._diverged(loss) from None
+        if is_taken:
+            self.rates.step()
+            return True
+        self.refused += 1
+        # Only a scaler or on_nonfinite=skip comes here, on all ranks alike; a scaler cannot mend a loss.
+        if self._train.on_nonfinite == "raise" and self._group.total(int(not is_finite)):
+            raise self._diverged(loss)
+        return False
+
+    def _diverged(self, loss: float) -> InvalidArgument:
+        whose = f"the loss is {loss}" if not math.isfinite(loss) else "the loss of another rank is not finite"
+        return InvalidArgument(
+            f"train: {whose} after {self._samples} samples; lower the learning rates, or skip such steps "
+            "(train.on_nonfinite=skip)"
+        )
+
+    @contextlib.contextmanager
+    def _silent_ddp(self) -> Iterator[None]:
+        if isinstance(self._model, DistributedDataParallel):
+            with self._model.no_sync():
+                yield
+        else:
+            yield
+
+
+def _parts(batch: Batch, size: int) -> Iterator[Batch]:
+    """Runs of ``size`` samples; a single empty one of an empty batch."""
+    for begin in range(0, max(len(batch), 1), size):
+        part = slice(begin, begin + size)
+        yield Batch(batch.dense[part], batch.sparse[part], batch.labels[part])
