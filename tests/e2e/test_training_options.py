@@ -1,0 +1,285 @@
+"""Options of training on real servers against plain torch: rows and dense weights, of one worker and of two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import sparserow as sr
+import torch
+from sparserow.proto.config import load_config
+from sparserow.proto.job import JobConfig
+from sparserow.worker.local_backend import LocalBackend
+from sparserow.worker.models import Tower
+from sparserow.worker.process_group import WorkerGroup, joined_group
+from sparserow.worker.ps_backend import PsBackend
+from sparserow.worker.trainer import Trainer
+from sparserow.worker.training_report import Silence, TrainResult
+
+ALONE = WorkerGroup()
+ROWS = 64
+TABLE = "embeddings.tables.c"
+COMMON = [
+    "data.format=csv",
+    "data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}",
+    f"model={{kind: deepfm, rows: {ROWS}, dim: 4, hidden: [8], init_scale: 0.5}}",
+    "train.batch_size=128",
+    "train.row_optimizer={kind: adagrad, lr: 0.1}",
+    "train.dense_optimizer={kind: adam, lr: 0.01}",
+]
+
+
+@dataclass
+class State:
+    """Weights of a model and what its training said; ``result`` is None where it raised."""
+
+    dense: dict[str, torch.Tensor]
+    rows: npt.NDArray[np.float32]
+    result: TrainResult | None
+    error: str = ""
+    trainer: Trainer | None = None
+
+    def assert_close(self, other: State, tolerance: float = 1e-6) -> None:
+        np.testing.assert_allclose(self.rows, other.rows, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(self.dense, other.dense, rtol=tolerance, atol=tolerance)
+
+    def differs(self, other: State) -> bool:
+        """Whether both sides do."""
+        dense = any(not torch.equal(value, other.dense[name]) for name, value in self.dense.items())
+        return dense and not np.array_equal(self.rows, other.rows)
+
+
+def job_of(log: Path, name: str, *sets: str) -> JobConfig:
+    return load_config(JobConfig, None, [f"data.train={log}", f"data.test={log}", f"name={name}", *COMMON, *sets])
+
+
+def initial(log: Path) -> State:
+    job = job_of(log, "initial", "model.backend=local")
+    return state_of(Trainer(job, group=ALONE, backend=LocalBackend(job.train), observer=Silence()))
+
+
+def state_of(trainer: Trainer, rows: npt.NDArray[np.float32] | None = None) -> State:
+    values = {name: value.detach().clone() for name, value in trainer._bare.state_dict().items()}
+    mine = values.pop(f"{TABLE}.weight", None)
+    return State(values, mine.numpy() if rows is None else rows, None, trainer=trainer)
+
+
+def train_plainly(log: Path, *sets: str, group: WorkerGroup = ALONE) -> State:
+    job = job_of(log, "plain", "model.backend=local", *sets)
+    trainer = Trainer(job, group=group, backend=LocalBackend(job.train), observer=Silence())
+    result = trainer.run()
+    state = state_of(trainer)
+    state.result = result
+    return state
+
+
+def train_served(address: str, log: Path, name: str, *sets: str, group: WorkerGroup = ALONE) -> State:
+    """On servers, from the weights that plain torch begins with."""
+    job, start = job_of(log, name, *sets), initial(log)
+    torch.manual_seed(1)
+    with sr.connect(address, job.name, on_nonfinite=job.train.on_nonfinite) as session:
+        trainer = Trainer(job, group=group, backend=PsBackend(job, session, address), observer=Silence())
+        trainer._bare.load_state_dict(start.dense)
+        table = session.table(TABLE)
+        if group.rank == 0:
+            table.assign(np.arange(ROWS), start.rows)
+        group.wait()
+        result, error = None, ""
+        try:
+            result = trainer.run()
+        except sr.SparserowError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        group.wait()
+        state = state_of(trainer, table.pull(np.arange(ROWS)))
+        group.wait()
+        state.result, state.error = result, error
+        return state
+
+
+def write_log(path: Path, rows: int = 384, poison_at: int = -1) -> Path:
+    """A number, a key and a label a line; a poisoned line's number is beyond what the model can bear."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randint(0, 50, (rows,), generator=generator).tolist()
+    lines = [f"{(key + at) % 2},{at % 7 / 7},k{key}\n" for at, key in enumerate(keys)]
+    if poison_at >= 0:
+        lines[poison_at] = "1,3e38,k1\n"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[sr.LocalCluster]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with sr.local_cluster(shards=2) as running:
+        yield running
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_log(tmp_path_factory.mktemp("log") / "log.csv")
+
+
+OPTIONS = {  # the served job's options, and plain torch's
+    "accumulate": (["train.batch_size=32", "train.accumulate=4"], []),
+    "accumulate-uneven": (["train.batch_size=50", "train.accumulate=3"], ["train.batch_size=150"]),
+    "bfloat16": (["train.amp=bfloat16"], ["train.amp=bfloat16"]),
+    "float16": (["train.amp=float16"], ["train.amp=float16"]),
+    "checkpointing": (["train.activation_checkpointing=true"], []),
+    "clip_norm": (["train.clip_norm=0.02"], ["train.clip_norm=0.02"]),
+    "float16-clip_norm": (["train.amp=float16", "train.clip_norm=0.02"], ["train.amp=float16", "train.clip_norm=0.02"]),
+    "schedule": ([SCHEDULE := "train.schedule={kind: cosine, total_steps: 4, warmup_steps: 2}"], [SCHEDULE]),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_one_worker_equals_plain_torch(cluster: sr.LocalCluster, log: Path, option: str) -> None:
+    served_sets, plain_sets = OPTIONS[option]
+    served = train_served(cluster.address, log, f"one-{option}", *served_sets)
+    assert served.result is not None, served.error
+    assert served.result.refused_steps == 0
+    served.assert_close(train_plainly(log, *plain_sets))
+    assert served.differs(initial(log))
+
+
+@pytest.mark.parametrize("option", ["bfloat16", "clip_norm", "schedule"])
+def test_the_option_changes_what_is_learnt(log: Path, option: str) -> None:
+    assert train_plainly(log, *OPTIONS[option][1]).differs(train_plainly(log))
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
+def test_checkpointed_towers_compute_twice(log: Path, kind: str) -> None:
+    calls = {}
+    for option in ("false", "true"):
+        sets = (f"model={{kind: {kind}, rows: 64, backend: local}}", f"train.activation_checkpointing={option}")
+        job = job_of(log, "twice", *sets)
+        trainer = Trainer(job, group=ALONE, backend=LocalBackend(job.train), observer=Silence())
+        layers = [tower[0] for tower in trainer._bare.modules() if isinstance(tower, Tower)]
+        made = calls[option] = []
+        for layer in layers:
+            layer.register_forward_hook(lambda module, *_, made=made: made.append(module) if module.training else None)
+        trainer.run()
+    assert len(calls["true"]) == 2 * len(calls["false"]) > 0
+
+
+def test_rows_are_clipped_one_by_one(cluster: sr.LocalCluster, log: Path) -> None:
+    sets = ["train.batch_size=384", "train.row_optimizer={kind: sgd, lr: 1.0}"]
+    start = initial(log).rows
+    moved = train_served(cluster.address, log, "rows-free", *sets).rows - start
+    norms = np.linalg.norm(moved, axis=1, keepdims=True)
+    most = float(np.median(norms[norms > 0]))
+    clipped = train_served(cluster.address, log, "rows-clipped", *sets, f"train.clip_row_norm={most}").rows - start
+    np.testing.assert_allclose(clipped, moved * np.minimum(1, most / np.maximum(norms, 1e-30)), atol=1e-7)
+    assert not np.allclose(clipped, moved, atol=1e-5)
+
+
+@pytest.mark.parametrize("amp", ["none", "bfloat16", "float16"])
+def test_a_step_with_inf_is_refused_and_counted(cluster: sr.LocalCluster, tmp_path: Path, amp: str) -> None:
+    """The second of three batches is poisoned: training equals that of the other two."""
+    sets = [f"train.amp={amp}", "data.shuffle_rows=0"]
+    poisoned = write_log(tmp_path / "poisoned.csv", poison_at=200)
+    lines = poisoned.read_text().splitlines(keepends=True)
+    (tmp_path / "rest.csv").write_text("".join(lines[:128] + lines[256:]))
+    served = train_served(cluster.address, poisoned, f"skip-{amp}", *sets, "train.on_nonfinite=skip")
+    assert served.result is not None, served.error
+    assert served.result.refused_steps == 1
+    assert served.result.history[0].samples == 256
+    reference = train_plainly(tmp_path / "rest.csv", *sets)
+    served.assert_close(reference, 1e-6 if amp == "none" else 1e-4)  # a scaler's scale is halved by the refusal
+
+    raised = train_served(cluster.address, poisoned, f"raise-{amp}", *sets)
+    assert "the loss is" in raised.error
+    assert "after 128 samples" in raised.error
+    only_first = tmp_path / "first.csv"
+    only_first.write_text("".join(lines[:128]))
+    raised.assert_close(train_plainly(only_first, *sets))
+
+
+def test_every_step_refused_is_an_error(log: Path, tmp_path: Path) -> None:
+    poisoned = write_log(tmp_path / "poisoned.csv", rows=20, poison_at=3)
+    with pytest.raises(sr.InvalidArgument, match="all 1 steps were refused"):
+        train_plainly(poisoned, "train.on_nonfinite=skip")
+
+
+def test_zero_needs_two_workers(log: Path) -> None:
+    with pytest.raises(sr.InvalidArgument, match=r"train\.zero: true needs at least 2 workers"):
+        train_plainly(log, "train.zero=true")
+
+
+PAIRS = {  # job -> (options, the plain job that it equals)
+    "accumulate": (["train.batch_size=32", "train.accumulate=4"], []),
+    "zero": (["train.zero=true"], []),
+    "all": (
+        ["train.zero=true", "train.batch_size=16", "train.accumulate=8", "train.clip_norm=0.02"],
+        ["train.clip_norm=0.02"],
+    ),
+}
+
+
+def train_rank(rank: int, address: str, folder: str) -> None:
+    """One of two workers: every job of ``PAIRS``, served and plain, then the poisoned one."""
+    torch.set_num_threads(1)
+    log, poisoned = Path(folder) / "log.csv", Path(folder) / "poisoned.csv"
+    with joined_group(rank, 2, f"file://{folder}/meet") as group:
+        states = {}
+        for name, (served_sets, plain_sets) in PAIRS.items():
+            states[name] = train_served(address, log, f"two-{name}", *served_sets, group=group)
+            states[f"{name}-plain"] = train_plainly(log, *plain_sets, group=group)
+        state_sizes = len(states["zero"].trainer._step._backend.optimizers[0].optim.state)
+        states["plain-accumulate"] = train_plainly(log, *PAIRS["accumulate"][0], group=group)
+        for policy in ("skip", "raise"):
+            sets = ["data.shuffle_rows=0", f"train.on_nonfinite={policy}"]
+            states[policy] = train_served(address, poisoned, f"two-{policy}", *sets, group=group)
+        states["skip-plain"] = train_plainly(poisoned, "data.shuffle_rows=0", "train.on_nonfinite=skip", group=group)
+        plain = {name: (s.dense, s.rows, s.result, s.error) for name, s in states.items()}
+        torch.save((plain, state_sizes), f"{folder}/rank{rank}.pt")
+
+
+def loaded(path: Path) -> tuple[dict[str, State], int]:
+    states, state_sizes = torch.load(path, weights_only=False)
+    return {name: State(*parts) for name, parts in states.items()}, state_sizes
+
+
+def test_two_workers_equal_plain_torch(cluster: sr.LocalCluster, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    write_log(tmp_path / "poisoned.csv", rows=768, poison_at=500)  # rank 1 reads it
+    commands = [[sys.executable, __file__, str(rank), cluster.address, str(tmp_path)] for rank in range(2)]
+    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    try:
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    first, first_size, second, second_size = (part for rank in range(2) for part in loaded(tmp_path / f"rank{rank}.pt"))
+    start = initial(log)
+    for name in PAIRS:
+        for states in (first, second):
+            assert states[name].result is not None, states[name].error
+            states[name].assert_close(states[f"{name}-plain"])
+            assert states[name].differs(start)
+    first["plain-accumulate"].assert_close(first["accumulate-plain"])
+    everything = len(start.dense)
+    assert 0 < first_size < everything
+    assert first_size + second_size == everything
+
+    for states in (first, second):  # one worker's Inf refuses the step of both
+        assert states["skip"].result is not None, states["skip"].error
+        assert (states["skip"].result.refused_steps, states["skip"].result.history[0].samples) == (1, 512)
+        states["skip"].assert_close(first["skip-plain"])
+        assert states["raise"].result is None
+        assert not np.array_equal(states["raise"].rows, start.rows)  # an earlier step was taken
+    assert "the loss is" in second["raise"].error
+    assert first["raise"].error.startswith("NonFiniteGradient: a dense gradient is not finite")  # by the allreduce
+    np.testing.assert_array_equal(first["raise"].rows, second["raise"].rows)
+
+
+if __name__ == "__main__":  # one worker of the test with two
+    train_rank(int(sys.argv[1]), sys.argv[2], sys.argv[3])
