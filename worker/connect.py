@@ -50,7 +50,7 @@ def connect(
         FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale.
         InvalidArgument: an argument is out of its range.
     """
-    _check(wire_dtype, deadline_sec, on_nonfinite)
+    _check(staleness, wire_dtype, deadline_sec, on_nonfinite)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite)
     control = ControlClient(address, deadline_sec=deadline_sec)
     try:
@@ -75,7 +75,9 @@ def connect(
         raise
 
 
-def _check(wire_dtype: str, deadline_sec: float, on_nonfinite: str) -> None:
+def _check(staleness: int | None, wire_dtype: str, deadline_sec: float, on_nonfinite: str) -> None:
+    if staleness is not None and (not isinstance(staleness, int) or not 0 <= staleness < 2**31):
+        raise InvalidArgument(f"connect.staleness: {staleness!r} is not allowed; allowed: [0, 2**31), or None")
     if wire_dtype not in DTYPES:
         raise InvalidArgument(f"connect.wire_dtype: {wire_dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
     if not 0 < deadline_sec <= 86400:

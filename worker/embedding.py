@@ -1,13 +1,14 @@
 """The twins of ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on the parameter servers.
 
 A twin holds no row. It names its table (``binding``), so a copy or a pickled copy reads and trains the same table,
-in a process where a session has bound it; ``.to()`` moves nothing, results come back on the device of the ids.
+in a process where a session has bound it. Results come back on the device of the ids; ``.to()`` moves nothing, but its
+dtype is that of the results from then on. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ class _Twin(nn.Module):
         binding: name of the table as the ops find it, ``namespace/table``.
         anchor: (1,) float32 that requires grad and makes autograd record lookups; a plain attribute, so that
             neither ``parameters()``, ``state_dict()`` nor DDP see it.
-        dtype: of the output, the dtype the replaced layer's weight had.
+        dtype: of the output: the replaced layer's weight's, or that of a later ``.to()``.
     """
 
     def __init__(
@@ -52,6 +53,12 @@ class _Twin(nn.Module):
                 "use session.table(name).pull(keys), or keep the layer local with min_rows"
             )
         return super().__getattr__(name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Twin:
+        """``.to()``, ``.double()`` and their like: the output follows the dtype; there is no row to move."""
+        super()._apply(fn, recurse)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

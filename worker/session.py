@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -11,10 +12,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
+from .join import SessionJoinHook, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
 from .transaction import NonFinitePolicy, end_step
@@ -67,11 +70,12 @@ class Placement:
     on_nonfinite: NonFinitePolicy = "raise"
 
 
-class Session:
+class Session(Joinable):
     """Made by :func:`connect`. Explicit, and closed by ``close()`` or a ``with`` statement.
 
     The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
-    child's copy raises :class:`FailedPrecondition` on use.
+    child's copy raises :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with
+    unequal numbers of batches it goes into torch's ``Join`` (worker/join.py).
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Session:
         *,
         on_close: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__()
+        self._process = os.getpid()
         self.native = native
         self.catalog = catalog
         self.placement = placement
@@ -162,10 +168,12 @@ class Session:
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
             DeadlineExceeded: the outcome is unknown; the session can only be closed.
         """
+        self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
             raise InvalidArgument(
                 f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
             )
+        Join.notify_join_context(self)
         self._send_learning_rates()
         return end_step(
             self.native,
@@ -178,8 +186,48 @@ class Session:
             clip_row_norm=clip_row_norm,
         )
 
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What torch's ``Join`` calls.
+
+        Args:
+            kwargs: of ``Join``. ``micro_batches``: forwards of each step (default 1), where the others accumulate.
+
+        Raises:
+            InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
+        """
+        return SessionJoinHook(self._end_empty_step, checked_micro_batches(kwargs))
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the collective calls."""
+        return collective_device()
+
+    @property
+    def join_process_group(self) -> Any:
+        """The default group.
+
+        Raises:
+            FailedPrecondition: torch.distributed is not initialised.
+        """
+        return default_group()
+
+    def _end_empty_step(self) -> None:
+        """This worker's part of a step that only others feed; refused gradients are theirs to report."""
+        if self.native.staged_calls > 0:
+            raise FailedPrecondition("Join: the data ended within a step; call session.step after the last backward")
+        end_step(
+            self.native,
+            None,
+            dense=None,
+            scaler=None,
+            allow_empty=True,
+            is_distributed=self.world_size > 1,
+            on_nonfinite="skip",
+        )
+
     def discard(self) -> None:
         """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
+        self.native.check_usable()
         self.native.abort()
 
     def create_table(
@@ -205,6 +253,7 @@ class Session:
         Raises:
             FailedPrecondition: it exists with another schema (names the field).
         """
+        self.native.check_usable()
         schema = TableSchema(
             namespace=self.namespace,
             name=name,
@@ -222,6 +271,7 @@ class Session:
         Raises:
             NotFound: the namespace has no such table (lists those it has).
         """
+        self.native.check_usable()
         if name not in self._schemas:
             for schema in self.catalog.list_tables(self.namespace):
                 self._schemas.setdefault(schema.name, schema)
@@ -272,14 +322,17 @@ class Session:
         return SessionStats(**self.native.stats())
 
     def close(self) -> None:
-        """Leaves the job and forgets the tables; a step in progress is dropped. Idempotent."""
+        """Leaves the job and forgets the tables; a step in progress is dropped. Idempotent.
+
+        In a forked child the copy forgets its tables; the parent stays in the job.
+        """
         self.native.close()
         on_close, self._on_close = self._on_close, None
-        if on_close is not None:
+        if on_close is not None and os.getpid() == self._process:
             on_close()
 
     def __reduce__(self) -> Any:
-        raise FailedPrecondition("a session cannot be pickled: connect in each process")
+        raise FailedPrecondition("a session cannot be copied or pickled: connect in each process")
 
     def _rows_of(self, schema: TableSchema) -> TableRows:
         self._schemas[schema.name] = schema

@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, SparserowError
+from .join import collective_device
 from .loss_scale import LossScale
 from .sparse_optimizer import SparseOptimizer
 
@@ -109,8 +110,7 @@ def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _highest_vote(vote: int) -> int:
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    ballot = torch.tensor([vote], dtype=torch.int32, device=device)
+    ballot = torch.tensor([vote], dtype=torch.int32, device=collective_device())
     dist.all_reduce(ballot, op=dist.ReduceOp.MAX)
     return int(ballot.item())
 

@@ -1,0 +1,197 @@
+"""What an author may do to a distributed model by habit or mistake: each has a defined end."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from torch import Tensor, nn
+
+ROWS, DIM = 50, 4
+IDS = torch.tensor([1, 2, 2, 7])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Embedding(ROWS, DIM)
+        self.bag = nn.EmbeddingBag(ROWS, DIM, mode="sum")
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.one(ids) + self.bag(ids[:, None]))
+
+
+@pytest.fixture
+def session() -> Iterator[sr.Session]:
+    with sr.InProcessCluster(shards=2).connect("misuse") as session:
+        yield session
+
+
+def local() -> Net:
+    torch.manual_seed(3)
+    return Net()
+
+
+def distributed(session: sr.Session) -> Net:
+    return sr.distribute(local(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+
+
+def assert_rows(session: sr.Session, reference: Net, tolerance: float = 1e-6) -> None:
+    for name, layer in (("one", reference.one), ("bag", reference.bag)):
+        rows = session.table(name).pull(np.arange(ROWS))
+        np.testing.assert_allclose(rows, layer.weight.detach().float(), rtol=tolerance, atol=tolerance)
+
+
+def train(model: nn.Module, end: Callable[[torch.optim.Optimizer], object], backward: Callable[[Tensor], None]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    backward((model(IDS) ** 2).mean())
+    end(optimizer)
+
+
+def once(loss: Tensor) -> None:
+    loss.backward()
+
+
+def twice(loss: Tensor) -> None:
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def twice_retained(loss: Tensor) -> None:
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+@pytest.mark.parametrize("backward", [twice, twice_retained])
+def test_two_backwards_of_a_graph_are_torchs(session: sr.Session, backward: Callable[[Tensor], None]) -> None:
+    """Refused and counted once, or with retain_graph added up."""
+    model, reference = distributed(session), local()
+    train(model, session.step, backward)
+    train(reference, lambda optimizer: optimizer.step(), backward)
+    assert_rows(session, reference)
+    torch.testing.assert_close(model.head.weight, reference.head.weight)
+
+
+def test_a_second_backward_that_reaches_the_lookup_first_stages_nothing(session: sr.Session) -> None:
+    model, reference = distributed(session), local()
+    twice(model.one(IDS).sum())
+    assert session.step()
+    twice(reference.one(IDS).sum())
+    torch.optim.SGD(reference.one.parameters(), lr=0.5).step()
+    assert_rows(session, reference)
+
+
+@pytest.mark.parametrize(
+    ("move", "dtype", "tolerance"),
+    [
+        (nn.Module.double, torch.float64, 1e-6),
+        (lambda model: model.to(torch.float64), torch.float64, 1e-6),
+        (nn.Module.bfloat16, torch.bfloat16, 3e-2),  # plain torch's rows are rounded, too
+        (lambda model: model.half().float(), torch.float32, 3e-3),
+        (lambda model: model.to("cpu"), torch.float32, 1e-6),
+    ],
+    ids=["double", "to", "bfloat16", "and-back", "device"],
+)
+def test_a_model_moved_after_distribute(
+    session: sr.Session, move: Callable[[Net], Net], dtype: torch.dtype, tolerance: float
+) -> None:
+    """Lookups follow the model's dtype; rows stay float32 where they are."""
+    model, reference = distributed(session), move(local())
+    assert move(model) is model
+    assert model.one(IDS).dtype == model.bag(IDS[:, None]).dtype == model.head.weight.dtype == dtype
+    train(model, session.step, once)
+    train(reference, lambda optimizer: optimizer.step(), once)
+    assert_rows(session, reference, tolerance)
+    trained = session.table("one").pull([1, 2, 7])
+    assert not np.allclose(trained, local().one.weight.detach()[[1, 2, 7]], atol=2 * tolerance)
+
+
+def test_a_copied_or_pickled_model_trains_the_same_rows(session: sr.Session) -> None:
+    """The dense weights are copies, the rows are not."""
+    model = distributed(session)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        before = session.table("one").pull([1])
+        other(IDS).sum().backward()
+        assert session.step()
+        assert not np.array_equal(session.table("one").pull([1]), before)
+        torch.testing.assert_close(model.one(IDS), other.one(IDS), rtol=0, atol=0)
+        session.discard()
+        assert other.head.weight is not model.head.weight
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_session_cannot_be_copied(session: sr.Session, make: Callable[[object], object]) -> None:
+    with pytest.raises(sr.FailedPrecondition, match="connect in each process"):
+        make(session)
+
+
+def test_every_call_after_a_fork_says_so(session: sr.Session) -> None:
+    model = distributed(session)
+    table = session.table("one")
+    calls: dict[str, Callable[[], object]] = {
+        "lookup": lambda: model(IDS),
+        "eval": lambda: model.eval()(IDS),
+        "step": lambda: session.step(),
+        "discard": lambda: session.discard(),
+        "table": lambda: session.table("one"),
+        "create_table": lambda: session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)),
+        "pull": lambda: table.pull([1]),
+        "push": lambda: table.push([1], np.ones((1, DIM), np.float32)),
+        "assign": lambda: table.assign([1], np.ones((1, DIM), np.float32)),
+        "delete": lambda: table.delete([1]),
+        "scan": lambda: next(iter(table.scan())),
+    }
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name, call in calls.items():
+            try:
+                call()
+                os.write(writer, f"{name}: no error\n".encode())
+            except sr.FailedPrecondition as error:
+                if "before a fork" not in str(error):
+                    os.write(writer, f"{name}: {error}\n".encode())
+            except BaseException as error:
+                os.write(writer, f"{name}: {error!r}\n".encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as said:
+        assert said.read() == ""
+    before = table.pull([1])
+    model.train()(IDS).sum().backward()
+    assert session.step()
+    assert not np.array_equal(table.pull([1]), before)
+
+
+def test_a_row_norm_must_be_above_0(session: sr.Session) -> None:
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(sr.InvalidArgument, match=r"clip_row_norm .* is not allowed; allowed: > 0"):
+            session.step(clip_row_norm=value)
+
+
+def test_rows_clipped_as_numpy_does(session: sr.Session) -> None:
+    """Repeated keys are summed first; a scaler's scale is taken off first; what is shorter stays."""
+    model = distributed(session)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = session.table("one").pull(np.arange(ROWS)).astype(np.float64)
+    random = torch.Generator().manual_seed(4)
+    ids = torch.randint(0, 20, (64,), generator=random)
+    weights = torch.randn(64, DIM, generator=random)
+    scaler.scale((model.one(ids) * weights).sum()).backward()
+    assert session.step(scaler=scaler, clip_row_norm=2.0)
+    sums = np.zeros((ROWS, DIM))
+    np.add.at(sums, ids.numpy(), weights.numpy().astype(np.float64))
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    wanted = before - 0.5 * sums * np.minimum(1.0, 2.0 / np.maximum(norms, 1e-9))
+    np.testing.assert_allclose(session.table("one").pull(np.arange(ROWS)), wanted, atol=1e-6)
+    assert session.stats().clipped_rows == int((norms > 2.0).sum()) > 0
+    assert ((norms > 0) & (norms < 2.0)).any()
