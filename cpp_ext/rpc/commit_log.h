@@ -9,6 +9,8 @@
 //   async          commits are applied as they arrive; pulls never wait.
 // N is the number of live workers when a commit is applied; grad_sum turns the scaling off.
 //
+// Composed of rpc/job_window.h (seen?), rpc/job_clock.h (may it read? whose turn?) and rpc/apply_commits.h.
+//
 // Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
@@ -26,15 +28,18 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "rpc/apply_commits.h"
+#include "rpc/job_clock.h"
 #include "store/store.h"
 #include "util/status.h"
 
@@ -54,31 +59,6 @@ struct JobSpec {
   std::int64_t first_step = 0;                 // steps before it count as done; read when the job is new
 };
 
-// One table's gradients within a commit, owned (the body of a received frame) or borrowed.
-struct GradBlock {
-  std::uint32_t table_id = 0;
-  std::uint32_t dim = 0;
-  float lr = 0.0f;
-  std::span<const std::uint64_t> keys;  // (n) unique
-  const float* grads = nullptr;         // (n, dim) float32
-};
-
-struct Commit {
-  std::uint32_t job_id = 0;
-  std::uint32_t worker_id = 0;
-  std::uint32_t worker_epoch = 0;
-  std::uint64_t sequence = 0;  // not 0
-  std::int64_t step = kNoStep;
-  bool grad_sum = false;
-  std::vector<GradBlock> blocks;
-  std::shared_ptr<void> owner;  // keeps the bytes behind blocks alive
-};
-
-struct CommitResult {
-  std::uint64_t applied_rows = 0;  // rows of this commit that are applied, or kept for their step's reduction
-  bool duplicate = false;
-};
-
 struct CommitLogStats {
   std::uint64_t commits_accepted = 0;
   std::uint64_t commits_duplicate = 0;
@@ -96,10 +76,8 @@ struct CommitLogStats {
 
 class CommitLog {
  public:
-  static constexpr std::uint64_t kWindow = 1024;  // sequences remembered per worker
+  static constexpr std::uint64_t kWindow = JobWindow::kSequences;
 
-  // Runs `work(part)` for part in [0, parts) and returns when all are done.
-  using ParallelFor = std::function<void(std::uint32_t parts, const std::function<void(std::uint32_t)>& work)>;
   struct Options {
     std::uint64_t kept_budget_bytes = 4ull << 30;
     std::uint32_t parts = 1;             // a batch is applied in so many parts
@@ -107,7 +85,6 @@ class CommitLog {
   };
   CommitLog(Store& store, Options options);
   explicit CommitLog(Store& store) : CommitLog(store, Options{}) {}
-  ~CommitLog();
 
   // Creates or replaces a job's staleness and members. A member that left no longer holds the clock:
   // steps that only waited for it are reduced and applied, and its kept commits are dropped.
@@ -135,8 +112,25 @@ class CommitLog {
   [[nodiscard]] CommitLogStats stats() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  using Lock = std::unique_lock<std::mutex>;
+  using JobPtr = std::shared_ptr<Job>;
+
+  Result<JobPtr> find(std::uint32_t job_id) const;
+  Status refused(Status status);  // counts it
+  Status charge(std::uint64_t bytes);
+  Result<std::optional<CommitResult>> seen(Lock& lock, JobWorker& worker, const Commit& commit);
+  Result<CommitResult> accept_for_step(Lock& lock, const JobPtr& job, Kept kept);
+  Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept);
+  void advance(Lock& lock, const JobPtr& job);
+  void note_staleness(const Job& job, std::int64_t step);
+  void collect_readable(Job& job, std::vector<PullOutcome>& outcomes);
+
+  const std::uint64_t kept_budget_bytes_;
+  const CommitApplier applier_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable answered_;
+  std::unordered_map<std::uint32_t, JobPtr> jobs_;
+  CommitLogStats stats_;
 };
 
 }  // namespace sparserow::rpc

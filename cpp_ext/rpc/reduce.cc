@@ -51,7 +51,7 @@ void sum_rows(std::uint32_t dim, const Index& index, std::size_t begin, std::siz
 }  // namespace
 
 void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInput> inputs, std::uint32_t parts,
-            const CommitLog::ParallelFor& parallel_for, Reduced& out) {
+            const ParallelFor& parallel_for, Reduced& out) {
   std::vector<std::uint64_t> ids;
   for (const ReduceInput& input : inputs) ids.insert(ids.end(), input.block->keys.begin(), input.block->keys.end());
   Partition partition;

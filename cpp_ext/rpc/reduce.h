@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
-#include "rpc/commit_log.h"
+#include "rpc/commit.h"
 
 namespace sparserow::rpc {
+
+// Runs `work(part)` for part in [0, parts) and returns when all are done.
+using ParallelFor = std::function<void(std::uint32_t parts, const std::function<void(std::uint32_t)>& work)>;
 
 // One worker's block with the factor its gradients are multiplied by (1/N, or 1 for sums).
 struct ReduceInput {
@@ -26,6 +30,6 @@ struct Reduced {
 // inputs: blocks of one table in rank order; the result depends on their order only. Keys may repeat
 // within a block. Runs `parts` pieces through parallel_for (null: in turn).
 void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInput> inputs, std::uint32_t parts,
-            const CommitLog::ParallelFor& parallel_for, Reduced& out);
+            const ParallelFor& parallel_for, Reduced& out);
 
 }  // namespace sparserow::rpc

@@ -1,0 +1,46 @@
+// Puts commits into the store: one alone, or those of one step reduced in rank order.
+//
+// Thread-safe: it has no state of its own. Takes no lock but the store's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rpc/commit.h"
+#include "rpc/reduce.h"
+#include "store/store.h"
+#include "util/status.h"
+
+namespace sparserow::rpc {
+
+// A commit that is accepted but not applied, with the memory that it was promised.
+struct Kept {
+  Commit commit;
+  std::vector<Store::Reservation> reservations;  // of each block
+  std::uint64_t bytes = 0;                       // of keys and gradients
+};
+
+class CommitApplier {
+ public:
+  // parallel_for: null runs the `parts` of a batch in turn.
+  CommitApplier(Store& store, std::uint32_t parts, ParallelFor parallel_for)
+      : store_(store), parts_(parts), parallel_for_(std::move(parallel_for)) {}
+
+  // Looks every key up and promises memory for the absent ones. NotFound (table), ResourceExhausted.
+  Result<Kept> reserve(Commit commit) const;
+  // Applies one commit, gradients scaled by 1/workers unless they are sums. What a table that was dropped
+  // meanwhile would have got goes with it. Fails only for what the store itself reports.
+  Status apply(Kept& kept, std::uint32_t workers) const;
+  // commits: of one step, in rank order.
+  Status apply_step(std::span<Kept> commits, std::uint32_t workers) const;
+
+ private:
+  void apply_block(const GradBlock& block, float scale, Store::Reservation& reservation, Status& status) const;
+
+  Store& store_;
+  const std::uint32_t parts_;
+  const ParallelFor parallel_for_;
+};
+
+}  // namespace sparserow::rpc

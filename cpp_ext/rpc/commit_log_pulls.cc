@@ -1,0 +1,90 @@
+// Pulls that wait for the clock.
+#include <algorithm>
+#include <iterator>
+
+#include "rpc/commit_log.h"
+
+namespace sparserow::rpc {
+
+void CommitLog::note_staleness(const Job& job, std::int64_t step) {
+  const std::uint64_t behind = job.steps_behind(step);
+  ++stats_.pulls_clocked;
+  stats_.staleness_sum += behind;
+  stats_.staleness_max = std::max(stats_.staleness_max, behind);
+}
+
+void CommitLog::collect_readable(Job& job, std::vector<PullOutcome>& outcomes) {
+  for (ParkedPull& pull : job.unpark([&job](const ParkedPull& parked) { return job.readable(parked.step); })) {
+    note_staleness(job, pull.step);
+    outcomes.push_back({std::move(pull.ready), Status::ok()});
+  }
+}
+
+void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::int64_t step,
+                              std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready,
+                              const void* owner) {
+  std::vector<PullOutcome> outcomes;
+  Lock lock(mutex_);
+  const auto job = find(job_id);
+  Status status = job.status();
+  if (status.is_ok()) status = job.value()->admit(worker_id, epoch);
+  if (status.is_ok() && step < 0) {
+    status = Status(Code::kInvalidArgument, "step: " + std::to_string(step) + " is not allowed; allowed: >= 0");
+  }
+  if (status.is_ok()) {
+    JobWorker& worker = job.value()->workers[worker_id];
+    if (!worker.named_a_step) {
+      worker.name_step(step);
+      advance(lock, job.value());
+      collect_readable(*job.value(), outcomes);
+    }
+    if (job.value()->readable(step)) {
+      note_staleness(*job.value(), step);
+    } else {
+      ++stats_.pulls_parked;
+      job.value()->parked.push_back(
+          {worker_id, epoch, step, std::chrono::steady_clock::now(), deadline, std::move(ready), owner});
+      ready = nullptr;
+    }
+  }
+  if (ready) outcomes.push_back({std::move(ready), std::move(status)});
+  lock.unlock();
+  deliver(outcomes);
+}
+
+void CommitLog::forget(const void* owner) {
+  std::vector<ParkedPull> dropped;  // destroyed outside of the lock: it owns whatever the callback holds
+  const Lock lock(mutex_);
+  for (auto& [job_id, job] : jobs_) {
+    auto theirs = job->unpark([owner](const ParkedPull& pull) { return pull.owner == owner; });
+    std::move(theirs.begin(), theirs.end(), std::back_inserter(dropped));
+  }
+}
+
+void CommitLog::expire(std::chrono::steady_clock::time_point now) {
+  std::vector<PullOutcome> outcomes;
+  {
+    const Lock lock(mutex_);
+    for (auto& [job_id, job] : jobs_) {
+      for (ParkedPull& pull : job->unpark([now](const ParkedPull& parked) { return parked.deadline <= now; })) {
+        outcomes.push_back({std::move(pull.ready), Status(Code::kDeadlineExceeded, job->waited_for(pull, now))});
+      }
+    }
+  }
+  deliver(outcomes);
+}
+
+void CommitLog::fail_parked(const Status& status) {
+  std::vector<PullOutcome> outcomes;
+  {
+    const Lock lock(mutex_);
+    for (auto& [job_id, job] : jobs_) {
+      for (ParkedPull& pull : job->unpark([](const ParkedPull&) { return true; })) {
+        outcomes.push_back({std::move(pull.ready), status});
+      }
+    }
+  }
+  deliver(outcomes);
+}
+
+}  // namespace sparserow::rpc

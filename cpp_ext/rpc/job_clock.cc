@@ -1,0 +1,134 @@
+#include "rpc/job_clock.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+namespace sparserow::rpc {
+
+void JobWorker::name_step(std::int64_t step) {
+  if (named_a_step) return;
+  named_a_step = true;
+  last_step = std::max(last_step, step - 1);
+}
+
+void deliver(std::vector<PullOutcome>& outcomes) {
+  for (PullOutcome& outcome : outcomes) outcome.ready(std::move(outcome.status));
+  outcomes.clear();
+}
+
+Status Job::admit(std::uint32_t worker_id, std::uint32_t epoch) const {
+  const auto found = workers.find(worker_id);
+  const std::string who = "worker " + std::to_string(worker_id);
+  if (found == workers.end() || (epoch > found->second.epoch)) {
+    return Status(Code::kFailedPrecondition, who + " epoch " + std::to_string(epoch) + " is not a member of job '" +
+                                                 name + "'; register it first");
+  }
+  if (epoch < found->second.epoch) {
+    return Status(Code::kFenced, who + " epoch " + std::to_string(epoch) + " is over; its epoch in job '" + name +
+                                     "' is " + std::to_string(found->second.epoch));
+  }
+  if (!found->second.live) return Status(Code::kFenced, who + " left job '" + name + "'; connect anew");
+  return failure;
+}
+
+std::uint32_t Job::live_count() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(workers.begin(), workers.end(), [](const auto& entry) { return entry.second.live; }));
+}
+
+bool Job::readable(std::int64_t step) const {
+  if (!staleness) return true;
+  if (*staleness == 0) return completed >= step - 1;
+  return missing_for(step).empty();
+}
+
+std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
+  std::vector<std::uint32_t> missing;
+  if (!staleness) return missing;
+  const std::int64_t needed = step - 1 - static_cast<std::int64_t>(*staleness);
+  if (staleness == 0u && completed >= needed) return missing;
+  for (const auto& [worker_id, worker] : workers) {
+    if (worker.live && worker.last_step < needed) missing.push_back(worker_id);
+  }
+  return missing;
+}
+
+std::uint64_t Job::steps_behind(std::int64_t step) const {
+  std::int64_t applied = INT64_MAX;
+  for (const auto& [worker_id, worker] : workers) {
+    if (worker.live) applied = std::min(applied, worker.last_step);
+  }
+  if (staleness == 0u) applied = std::min(applied, completed);
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, step - 1 - applied));
+}
+
+std::string Job::waited_for(const ParkedPull& pull, std::chrono::steady_clock::time_point now) const {
+  const std::int64_t needed = pull.step - 1 - static_cast<std::int64_t>(staleness.value_or(0));
+  std::string ids;
+  for (const std::uint32_t id : missing_for(pull.step)) {
+    ids += (ids.empty() ? "" : ", ") + std::to_string(id);
+  }
+  std::array<char, 32> seconds{};
+  std::snprintf(seconds.data(), seconds.size(), "%.1f", std::chrono::duration<double>(now - pull.since).count());
+  return "pull of step " + std::to_string(pull.step) + " waited " + seconds.data() + " s for commits of step " +
+         std::to_string(needed) + (ids.empty() ? std::string(" to be applied") : " from worker ids " + ids);
+}
+
+std::vector<ParkedPull> Job::unpark(const std::function<bool(const ParkedPull&)>& leaves) {
+  const auto first =
+      std::stable_partition(parked.begin(), parked.end(), [&leaves](const ParkedPull& pull) { return !leaves(pull); });
+  std::vector<ParkedPull> taken(std::make_move_iterator(first), std::make_move_iterator(parked.end()));
+  parked.erase(first, parked.end());
+  return taken;
+}
+
+std::optional<std::int64_t> Job::next_complete_step() const {
+  if (staleness != 0u || steps.empty()) return std::nullopt;
+  const std::int64_t step = steps.begin()->first;
+  const bool complete = std::all_of(workers.begin(), workers.end(), [step](const auto& entry) {
+    return !entry.second.live || entry.second.last_step >= step;
+  });
+  return complete ? std::optional(step) : std::nullopt;
+}
+
+std::vector<Kept> Job::take_step(std::int64_t step) {
+  const auto found = steps.find(step);
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> order;  // (rank, worker)
+  for (const auto& [worker_id, kept] : found->second) order.emplace_back(workers[worker_id].rank, worker_id);
+  std::sort(order.begin(), order.end());
+  std::vector<Kept> commits;
+  for (const auto& [rank, worker_id] : order) commits.push_back(std::move(found->second[worker_id]));
+  steps.erase(found);
+  return commits;
+}
+
+void Job::skip_empty_steps() {
+  // Their workers left, or they lie before the first step that the job named.
+  std::int64_t reached = steps.empty() ? INT64_MAX : steps.begin()->first - 1;
+  bool any = false;
+  for (const auto& [worker_id, worker] : workers) {
+    if (!worker.live) continue;
+    any = true;
+    reached = std::min(reached, worker.last_step);
+  }
+  if (any) completed = std::max(completed, reached);
+}
+
+std::uint64_t Job::drop_kept(std::uint32_t worker_id) {
+  JobWorker& worker = workers[worker_id];
+  std::uint64_t bytes = worker.window.drop_prepared();
+  for (auto& [step, commits] : steps) {
+    const auto found = commits.find(worker_id);
+    if (found == commits.end()) continue;
+    bytes += found->second.bytes;
+    worker.window.take_back(found->second.commit.sequence);
+    commits.erase(found);
+  }
+  std::erase_if(steps, [](const auto& entry) { return entry.second.empty(); });
+  return bytes;
+}
+
+}  // namespace sparserow::rpc
