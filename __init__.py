@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .worker.distribute import distribute
     from .worker.in_process import InProcessCluster
     from .worker.keys import hash_key
+    from .worker.prefetch import prefetch
     from .worker.session import Session, SessionStats
     from .worker.table import TableRows
     from .worker.transaction import NonFiniteGradient
@@ -80,6 +81,7 @@ _HOMES = {
     "worker.distribute": ("distribute",),
     "worker.in_process": ("InProcessCluster",),
     "worker.keys": ("hash_key",),
+    "worker.prefetch": ("prefetch",),
     "worker.session": ("Session", "SessionStats"),
     "worker.table": ("TableRows",),
     "worker.transaction": ("NonFiniteGradient",),
@@ -116,6 +118,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "distribute",
     "InProcessCluster",
     "hash_key",
+    "prefetch",
     "Session",
     "SessionStats",
     "TableRows",

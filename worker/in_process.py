@@ -61,12 +61,21 @@ class InProcessCluster:
         )
         self._schemas: dict[str, TableSchema] = {}
 
-    def connect(self, namespace: str = "default", *, on_nonfinite: NonFinitePolicy = "raise") -> Session:
-        """A session over these shards."""
+    def connect(
+        self, namespace: str = "default", *, staleness: int | None = 0, on_nonfinite: NonFinitePolicy = "raise"
+    ) -> Session:
+        """A session over these shards. Its worker is the only one, so no pull waits for another, whatever
+        ``staleness`` is; unless it is 0, commits are finished in the background.
+        """
         native = _client.NativeSession(
-            self._native.shards, first_step=0, first_sequence=1, clocked=True, grad_sum=False, deadline_ms=30_000
+            self._native.shards,
+            first_step=0,
+            first_sequence=1,
+            clocked=staleness is not None,
+            grad_sum=False,
+            deadline_ms=30_000,
         )
-        return Session(native, self, Placement(namespace=namespace, on_nonfinite=on_nonfinite))
+        return Session(native, self, Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite))
 
     def create_table(self, schema: TableSchema) -> TableSchema:
         """Creates a table on every store, or finds it.

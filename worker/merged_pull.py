@@ -9,30 +9,27 @@ Inside ``torch.compile`` hooks are not traced, and a compiled model pulls per lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..cpp_ext import _client
-
-# How to reach a tensor from (args, kwargs): indexes and keys.
-Path: TypeAlias = tuple[Any, ...]
+from .batch_tensors import Path, description, id_tensors, on_host, tensor_at
+from .session import Session
 
 _MAX_TRACES = 8
-_ID_DTYPES = (torch.int64, torch.int32)
 
 
 class MergedPull:
     """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
 
-    def __init__(self, native: _client.NativeSession) -> None:
-        self._native = native
+    def __init__(self, session: Session) -> None:
+        self._session, self._native = session, session.native
         self._plan: _client.MergePlan | None = None
         self._paths: list[Path] = []
         self._traced: list[Tensor] = []
-        self._is_tracing = False
+        self._trace: _client.LookupTrace | None = None
         self._traces = 0
         self._missed_before = 0
 
@@ -52,25 +49,25 @@ class MergedPull:
         if torch.compiler.is_compiling():
             return
         if self._plan is None:
-            found = dict(_id_tensors((args, kwargs), ()))
+            found = dict(id_tensors((args, kwargs), ()))
             self._paths, self._traced = list(found), list(found.values())
-            self._is_tracing = True
-            self._native.start_trace()
+            self._trace = self._native.start_trace()
         elif self._plan.size > 0:
-            tensors = [_tensor_at((args, kwargs), path) for path in self._paths]
-            hosts = [None if tensor is None else _on_host(tensor) for tensor in tensors]
-            roots = [_description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
-            self._native.pull_merged(self._plan, roots, module.training)
+            tensors = [tensor_at((args, kwargs), path) for path in self._paths]
+            hosts = [None if tensor is None else on_host(tensor) for tensor in tensors]
+            roots = [description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
+            with self._session.trace.span("pull", step=self._native.step):
+                self._native.pull_merged(self._plan, roots, module.training)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends a trace, or looks whether the guess was right."""
         del args, kwargs, output
         if torch.compiler.is_compiling():
             return
-        if self._is_tracing:
-            self._is_tracing = False
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
             self._traces += 1
-            self._plan = self._native.learn_merge([_description(tensor, tensor) for tensor in self._traced])
+            self._plan = _client.learn_merge(trace, [description(tensor, tensor) for tensor in self._traced])
             self._traced = []
             self._missed_before = self._native.lookups_missed
         elif module.training:
@@ -90,38 +87,3 @@ class _NoMergedPull:
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Nothing."""
-
-
-def _id_tensors(value: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:
-    if isinstance(value, Tensor):
-        if value.dtype in _ID_DTYPES and value.layout == torch.strided and value.dim() > 0:
-            yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _id_tensors(item, (*path, key))
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from _id_tensors(item, (*path, index))
-
-
-def _tensor_at(value: Any, path: Path) -> Tensor | None:
-    for step in path:
-        try:
-            value = value[step]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value if isinstance(value, Tensor) and value.dtype in _ID_DTYPES else None
-
-
-def _on_host(tensor: Tensor) -> Tensor | None:
-    if tensor.device.type == "cpu":
-        return tensor
-    host = tensor.cpu()
-    return host if host.stride() == tensor.stride() else None
-
-
-def _description(tensor: Tensor | None, host: Tensor | None) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]:
-    """What the native half needs of a batch tensor; one without elements when the batch has none at this place."""
-    if tensor is None or host is None:
-        return (0, 0, (0,), (1,), 8)
-    return (tensor.data_ptr(), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -17,9 +18,11 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
+from .background_push import BackgroundPush
 from .join import SessionJoinHook, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
+from .tracing import NoTrace, Trace
 from .transaction import NonFinitePolicy, end_step
 
 __all__ = ["Catalog", "NonFinitePolicy", "Session", "SessionStats"]
@@ -34,6 +37,12 @@ class Catalog(Protocol):
     def close(self) -> None: ...
 
 
+class Closeable(Protocol):
+    """What uses a session in the background."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class SessionStats:
     """What a session did since it was made.
@@ -42,9 +51,12 @@ class SessionStats:
         steps_committed, steps_aborted: ends of steps.
         rows_pulled, rows_pushed: unique rows that crossed to or from the shards.
         pulls: calls for rows; ``pulls_merged`` of them served all lookups of a forward at once.
-        lookups_missed: lookups that had to pull although a merged pull went before.
+        lookups_missed: lookups that had to pull although a merged pull or a prefetch went before.
         nonfinite_rows: summed gradients with NaN or Inf.
         clipped_rows: summed gradients that ``clip_row_norm`` shortened.
+        rows_prefetched: unique rows that were pulled before their step began.
+        rows_revalidated: of them, asked about again at their step (exact prefetch).
+        rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
     """
 
     steps_committed: int
@@ -56,6 +68,10 @@ class SessionStats:
     lookups_missed: int
     nonfinite_rows: int
     clipped_rows: int
+    rows_prefetched: int
+    rows_revalidated: int
+    rows_refreshed: int
+    bytes_refreshed: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +92,9 @@ class Session(Joinable):
     The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
     child's copy raises :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with
     unequal numbers of batches it goes into torch's ``Join`` (worker/join.py).
+
+    Attributes:
+        trace: where the spans of steps go; set it before the first step.
     """
 
     def __init__(
@@ -91,10 +110,13 @@ class Session(Joinable):
         self.native = native
         self.catalog = catalog
         self.placement = placement
+        self.trace: Trace = NoTrace()
         self._on_close = on_close
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
+        self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
+        self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
 
     def __enter__(self) -> Session:
         return self
@@ -166,8 +188,11 @@ class Session(Joinable):
             FailedPrecondition: no backward reached a table (and not ``allow_empty``).
             InvalidArgument: ``clip_row_norm`` is not above 0.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
-            DeadlineExceeded: the outcome is unknown; the session can only be closed.
+            DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
+                last phase of a commit is sent in the background, and its error raised by the next ``step``,
+                ``flush`` or ``close``.
         """
+        self.flush()
         self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
             raise InvalidArgument(
@@ -184,6 +209,7 @@ class Session(Joinable):
             is_distributed=self.world_size > 1,
             on_nonfinite=self.placement.on_nonfinite,
             clip_row_norm=clip_row_norm,
+            pushes=self._pushes,
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
@@ -213,6 +239,7 @@ class Session(Joinable):
 
     def _end_empty_step(self) -> None:
         """This worker's part of a step that only others feed; refused gradients are theirs to report."""
+        self.flush()
         if self.native.staged_calls > 0:
             raise FailedPrecondition("Join: the data ended within a step; call session.step after the last backward")
         end_step(
@@ -223,7 +250,17 @@ class Session(Joinable):
             allow_empty=True,
             is_distributed=self.world_size > 1,
             on_nonfinite="skip",
+            pushes=self._pushes,
         )
+
+    def flush(self) -> None:
+        """Waits until the shards have applied every step taken; at staleness 0 they have when ``step`` returns.
+
+        Raises:
+            DeadlineExceeded, Unavailable: the outcome of the last step is unknown; the session can only be closed.
+        """
+        if self._pushes is not None:
+            self._pushes.wait()
 
     def discard(self) -> None:
         """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
@@ -322,14 +359,28 @@ class Session(Joinable):
         return SessionStats(**self.native.stats())
 
     def close(self) -> None:
-        """Leaves the job and forgets the tables; a step in progress is dropped. Idempotent.
+        """Ends what prefetches, leaves the job and forgets the tables; a step in progress is dropped. Idempotent.
 
         In a forked child the copy forgets its tables; the parent stays in the job.
+
+        Raises:
+            DeadlineExceeded, Unavailable: the outcome of the last step is unknown. The session is closed all the same.
         """
-        self.native.close()
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None and os.getpid() == self._process:
-            on_close()
+        is_ours = os.getpid() == self._process
+        try:
+            for follower in list(self._followers) if is_ours else ():
+                follower.close()
+            if self._pushes is not None and is_ours:
+                self._pushes.close()
+        finally:
+            self.native.close()
+            on_close, self._on_close = self._on_close, None
+            if on_close is not None and is_ours:
+                on_close()
+
+    def follow(self, follower: Closeable) -> None:
+        """Has ``follower`` closed before the session is; held weakly."""
+        self._followers.add(follower)
 
     def __reduce__(self) -> Any:
         raise FailedPrecondition("a session cannot be copied or pickled: connect in each process")

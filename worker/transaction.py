@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, SparserowError
+from .background_push import BackgroundPush
 from .join import collective_device
 from .loss_scale import LossScale
 from .sparse_optimizer import SparseOptimizer
@@ -36,11 +37,13 @@ def end_step(
     is_distributed: bool,
     on_nonfinite: NonFinitePolicy,
     clip_row_norm: float | None = None,
+    pushes: BackgroundPush | None = None,
 ) -> bool:
     """What :meth:`Session.step` does, with its arguments, returns and errors.
 
     Invariants: every rank that gets as far as the vote takes part in it; the dense optimizer moves only after the
-    commit succeeded; on every way out the step's gradients are gone and the session is open.
+    commit is decided (with ``pushes``: prepared on every shard, its last phase sent in the background) or done; on
+    every way out the step's gradients are gone and the session is open.
     """
     scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
     if sparse is not None and not allow_empty and native.staged_calls == 0:
@@ -58,14 +61,14 @@ def end_step(
         vote, refusal = _COMMIT, None
         if bad_rows or dense_is_bad:
             vote = _NOT_FINITE
-        elif is_voting or native.shard_count > 1:
+        elif is_voting or native.shard_count > 1 or pushes is not None:
             try:
                 native.prepare()
             except SparserowError as error:
                 vote, refusal = _REFUSED, error
         verdict = _highest_vote(vote) if is_voting else vote
         if verdict == _COMMIT:
-            _commit(native)
+            _commit(native, pushes)
         else:
             native.abort()
         if verdict == _REFUSED:
@@ -90,8 +93,10 @@ def end_step(
     return not is_skipped
 
 
-def _commit(native: _client.NativeSession) -> None:
-    if native.is_prepared:
+def _commit(native: _client.NativeSession, pushes: BackgroundPush | None) -> None:
+    if pushes is not None:
+        pushes.send()
+    elif native.is_prepared:
         native.commit_prepared()
     else:
         native.commit()

@@ -11,6 +11,7 @@
 
 #include "bindings/shared_errors.h"
 #include "session/merge.h"
+#include "session/prefetcher.h"
 #include "session/session.h"
 #include "session/table_access.h"
 #include "util/hash.h"
@@ -84,6 +85,10 @@ py::dict stats_of(const Session& session) {
   out["lookups_missed"] = stats.lookups_missed;
   out["nonfinite_rows"] = stats.nonfinite_rows;
   out["clipped_rows"] = stats.clipped_rows;
+  out["rows_prefetched"] = stats.rows_prefetched;
+  out["rows_revalidated"] = stats.rows_revalidated;
+  out["rows_refreshed"] = stats.rows_refreshed;
+  out["bytes_refreshed"] = stats.bytes_refreshed;
   return out;
 }
 
@@ -99,8 +104,63 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::
   return check(Session::create(std::move(shards), options));
 }
 
+// Every binding's ids are a tensor of their own: what a batch's author names himself.
+MergePlan plan_of_names(const std::vector<std::string>& names) {
+  MergePlan plan;
+  for (const std::string& name : names) {
+    plan.entries.push_back({name, static_cast<std::uint32_t>(plan.entries.size()), MergeEntry::Kind::kWhole, 0, 0, 0});
+  }
+  return plan;
+}
+
+// pybind cannot move a unique_ptr out of an argument: the box is emptied when its batch is handed over.
+struct PrefetchedBox {
+  std::unique_ptr<PrefetchedBatch> batch;
+};
+
+PrefetchedBatch& open(PrefetchedBox& box) {
+  if (!box.batch) check(Status(Code::kFailedPrecondition, "prefetch: this batch was handed over already"));
+  return *box.batch;
+}
+
+void bind_prefetcher(py::module_& module) {
+  py::class_<PrefetchedBox>(module, "PrefetchedBatch").def_property_readonly("rows", [](PrefetchedBox& box) {
+    return open(box).rows();
+  });
+  py::class_<Prefetcher>(module, "Prefetcher")
+      .def(py::init([](std::shared_ptr<Session> session, bool exact) {
+             return std::make_unique<Prefetcher>(std::move(session), exact);
+           }),
+           py::arg("session"), py::kw_only(), py::arg("exact"))
+      .def("index",
+           [](Prefetcher& self, const MergePlan& plan, const py::sequence& roots) {
+             const BatchTensors tensors(roots);
+             PrefetchedBox box;
+             {
+               const py::gil_scoped_release unlocked;
+               const MergedIds ids = ids_of(plan, tensors.span());
+               box.batch = check(self.index(ids.lookups));
+             }
+             return box;
+           })
+      .def("pull",
+           [](Prefetcher& self, PrefetchedBox& box, std::int64_t step) {
+             PrefetchedBatch& batch = open(box);
+             const py::gil_scoped_release unlocked;
+             check(self.pull(batch, step));
+           })
+      .def("hand_over", [](Prefetcher& self, PrefetchedBox& box) {
+        open(box);
+        auto batch = std::move(box.batch);
+        const py::gil_scoped_release unlocked;
+        check(self.hand_over(std::move(batch)));
+      });
+}
+
 void bind_merge(py::module_& module) {
+  py::class_<LookupTrace, std::shared_ptr<LookupTrace>>(module, "LookupTrace");
   py::class_<MergePlan>(module, "MergePlan")
+      .def(py::init(&plan_of_names), py::arg("names"))
       .def_property_readonly("size", [](const MergePlan& plan) { return plan.entries.size(); })
       .def_readonly("unmatched", &MergePlan::unmatched)
       .def_property_readonly("roots", [](const MergePlan& plan) {
@@ -174,11 +234,7 @@ void bind_session(py::module_& module) {
           py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"))
       .def("set_lr", [](Session& self, const std::string& name, float lr) { check(self.set_lr(name, lr)); })
-      .def("start_trace", [](Session& self) { self.state().start_trace(); })
-      .def("learn_merge",
-           [](Session& self, const py::sequence& roots) {
-             return learn_merge(self.state().stop_trace(), BatchTensors(roots).span());
-           })
+      .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("pull_merged",
            [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train) {
              const BatchTensors tensors(roots);
@@ -202,6 +258,10 @@ void bind_session(py::module_& module) {
       .def(
           "commit_prepared", [](Session& self) { check(self.commit_prepared()); }, Unlocked())
       .def(
+          "begin_commit", [](Session& self) { check(self.begin_commit()); }, Unlocked())
+      .def(
+          "finish_commit", [](Session& self) { check(self.finish_commit()); }, Unlocked())
+      .def(
           "commit", [](Session& self) { check(self.commit()); }, Unlocked())
       .def(
           "abort", [](Session& self) { check(self.abort()); }, Unlocked())
@@ -216,6 +276,13 @@ void bind_session(py::module_& module) {
       .def_property_readonly("is_prepared", [](Session& self) { return self.state().phase.load() == Phase::kPrepared; })
       .def("stats", &stats_of);
   bind_table(module);
+  bind_prefetcher(module);
+  module.def(
+      "learn_merge",
+      [](const LookupTrace& trace, const py::sequence& roots) {
+        return learn_merge(trace.lookups(), BatchTensors(roots).span());
+      },
+      py::arg("trace"), py::arg("roots"));
   module.def(
       "key_of_bytes", [](const py::bytes& bytes) { return key_of_bytes(static_cast<std::string_view>(bytes)); },
       py::arg("bytes"));

@@ -52,7 +52,9 @@ Status Binding::pull_pending(TableStep& step, bool train) {
   std::vector<rpc::TablePull> pulls;
   step.pending(pulls);
   const std::size_t keys = step.pending_keys();
-  if (Status status = state_->shards().pull(pulls, state_->pull_options(train)); !status.is_ok()) {
+  Status status = state_->wait_for_commit();
+  if (status.is_ok()) status = state_->shards().pull(pulls, state_->pull_options(train));
+  if (!status.is_ok()) {
     step.rollback();
     return status;
   }

@@ -47,6 +47,7 @@ class Binding {
 
  private:
   friend class Session;
+  friend class Prefetcher;
   Status check_ids(std::span<const std::int64_t> ids) const;
   Result<Lookup> read(const IdsRef& ids);
   Status pull_pending(TableStep& step, bool train);

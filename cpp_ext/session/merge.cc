@@ -18,6 +18,14 @@ struct Shape {
     }
     return true;
   }
+
+  [[nodiscard]] bool is_contiguous() const {
+    std::int64_t stride = 1;
+    for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) {
+      if (sizes[d] > 1 && strides[d] != stride) return false;
+    }
+    return true;
+  }
 };
 
 std::optional<Shape> shape_of(const MergeEntry& entry, const TensorView& root) {
@@ -106,23 +114,58 @@ MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const Bat
   return plan;
 }
 
-Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
-  std::vector<AheadLookup> lookups;
-  std::vector<std::vector<std::int64_t>> copies(plan.entries.size());
-  lookups.reserve(plan.entries.size());
-  for (std::size_t e = 0; e < plan.entries.size(); ++e) {
-    const MergeEntry& entry = plan.entries[e];
-    if (entry.root >= roots.size()) continue;
-    const BatchTensor& root = roots[entry.root];
-    const auto shape = shape_of(entry, root.view);
-    if (!shape) continue;
-    const std::int64_t bytes = shape->offset * root.view.item_bytes;
-    copy_ids(root, *shape, copies[e]);
-    AheadLookup lookup{entry.binding, {copies[e], root.view}};
-    lookup.ids.source.data = static_cast<const std::byte*>(root.view.data) + bytes;
-    lookups.push_back(lookup);
+namespace {
+
+// The entry's lookup without its ids; nullopt when the batch has no such part.
+struct Part {
+  const BatchTensor* root;
+  Shape shape;
+  AheadLookup lookup;
+  std::size_t n;
+};
+
+std::optional<Part> part_of(const MergeEntry& entry, std::span<const BatchTensor> roots) {
+  if (entry.root >= roots.size()) return std::nullopt;
+  const BatchTensor& root = roots[entry.root];
+  auto shape = shape_of(entry, root.view);
+  if (!shape) return std::nullopt;
+  AheadLookup lookup{entry.binding, {{}, root.view}};
+  const std::int64_t bytes = shape->offset * root.view.item_bytes;
+  lookup.ids.source.data = static_cast<const std::byte*>(root.view.data) + bytes;
+  std::size_t n = 1;
+  for (const std::int64_t size : shape->sizes) n *= static_cast<std::size_t>(size);
+  return Part{&root, *std::move(shape), lookup, n};
+}
+
+void add_ids(Part& part, MergedIds& out) {
+  if (part.root->view.item_bytes == 8 && part.shape.is_contiguous()) {
+    part.lookup.ids.ids = {static_cast<const std::int64_t*>(part.root->host) + part.shape.offset, part.n};
+  } else {
+    copy_ids(*part.root, part.shape, out.copies.emplace_back());
+    part.lookup.ids.ids = out.copies.back();
   }
-  return session.pull_ahead(lookups, train);
+  out.lookups.push_back(part.lookup);
+}
+
+}  // namespace
+
+MergedIds ids_of(const MergePlan& plan, std::span<const BatchTensor> roots) {
+  MergedIds out;
+  for (const MergeEntry& entry : plan.entries) {
+    if (auto part = part_of(entry, roots)) add_ids(*part, out);
+  }
+  return out;
+}
+
+Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
+  MergedIds wanted;
+  for (const MergeEntry& entry : plan.entries) {
+    auto part = part_of(entry, roots);
+    if (!part || (train && session.remembers(entry.binding, part->lookup.ids.source, part->n))) continue;
+    add_ids(*part, wanted);
+  }
+  if (wanted.lookups.empty()) return session.state().check_usable();
+  return session.pull_ahead(wanted.lookups, train);
 }
 
 }  // namespace sparserow

@@ -1,4 +1,4 @@
-// The merged pull: which part of a batch reaches which lookup, learnt from one forward.
+// Merge plans: which part of a batch reaches which lookup, learnt from one forward.
 //
 // A lookup's tensor is matched to a tensor of the batch by memory: the very tensor, one index of one of its
 // dimensions (select), or a range of one (narrow). What matches nothing (a computed id, say) stays with the op.
@@ -37,7 +37,16 @@ struct BatchTensor {
   TensorView view;
 };
 
+// What a plan says of one batch: a lookup for each entry that fits. Ids point into the batch, or into `copies` where
+// the batch's own memory is strided or int32.
+struct MergedIds {
+  std::vector<AheadLookup> lookups;
+  std::vector<std::vector<std::int64_t>> copies;
+};
+MergedIds ids_of(const MergePlan& plan, std::span<const BatchTensor> roots);
+
 MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots);
+// Lookups whose tensor the step remembers already (a prefetched batch's) are left out.
 Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train);
 
 }  // namespace sparserow

@@ -58,7 +58,8 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
     tables.push_back(&table);
   }
   if (!pulls.empty()) {
-    const Status status = state_->shards().pull(pulls, state_->pull_options(train));
+    Status status = state_->wait_for_commit();
+    if (status.is_ok()) status = state_->shards().pull(pulls, state_->pull_options(train));
     for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
     SR_RETURN_IF_ERROR(status);
     ++state_->counters.pulls;
@@ -67,6 +68,13 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   }
   if (train) state_->merged_this_step.store(true);
   return Status::ok();
+}
+
+bool Session::remembers(std::string_view name, const TensorView& source, std::size_t n) const {
+  Binding* binding = find(name);
+  if (binding == nullptr) return false;
+  const std::lock_guard lock(binding->mutex_);
+  return binding->step_.remembers(source.data, n);
 }
 
 void Session::end_evaluation() {
@@ -104,6 +112,7 @@ Result<SealReport> Session::seal(float scale, float clip_row_norm) {
 Status Session::prepare() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kSealed, "prepare"));
+  SR_RETURN_IF_ERROR(state_->wait_for_commit());
   state_->phase.store(Phase::kPrepared);  // before the work: a failed prepare has to be aborted on the shards
   return state_->shards().prepare(pushes_, commit_options(step()));
 }
@@ -112,6 +121,22 @@ Status Session::commit_prepared() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "commit_prepared"));
   return end_commit(state_->shards().commit_prepared(commit_options(step())));
+}
+
+Status Session::begin_commit() {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "begin_commit"));
+  begun_ = commit_options(step());
+  state_->begin_commit();
+  return end_commit(Status::ok());
+}
+
+Status Session::finish_commit() {
+  if (!state_->is_committing()) return Status::ok();
+  Status status = state_->shards().commit_prepared(begun_);
+  if (!status.is_ok()) state_->mark_broken(status);
+  state_->end_commit();
+  return status;
 }
 
 Status Session::commit() {
@@ -155,6 +180,7 @@ void Session::reopen() noexcept {
 Status Session::push_now(const rpc::TablePush& push) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "push"));
+  SR_RETURN_IF_ERROR(state_->wait_for_commit());
   const rpc::CommitOptions options = commit_options(rpc::kNoStep);
   ++state_->sequence;
   if (state_->shards().shard_count() == 1) return state_->shards().commit({&push, 1}, options);
@@ -167,9 +193,21 @@ Status Session::push_now(const rpc::TablePush& push) {
 
 SessionStats Session::stats() const noexcept {
   const SessionState::Counters& now = state_->counters;
-  return {now.steps_committed.load(), now.steps_aborted.load(),  now.rows_pulled.load(),
-          now.rows_pushed.load(),     now.pulls.load(),          now.pulls_merged.load(),
-          now.lookups_missed.load(),  now.nonfinite_rows.load(), now.clipped_rows.load()};
+  SessionStats out;
+  out.steps_committed = now.steps_committed.load();
+  out.steps_aborted = now.steps_aborted.load();
+  out.rows_pulled = now.rows_pulled.load();
+  out.rows_pushed = now.rows_pushed.load();
+  out.pulls = now.pulls.load();
+  out.pulls_merged = now.pulls_merged.load();
+  out.lookups_missed = now.lookups_missed.load();
+  out.nonfinite_rows = now.nonfinite_rows.load();
+  out.clipped_rows = now.clipped_rows.load();
+  out.rows_prefetched = now.rows_prefetched.load();
+  out.rows_revalidated = now.rows_revalidated.load();
+  out.rows_refreshed = now.rows_refreshed.load();
+  out.bytes_refreshed = now.bytes_refreshed.load();
+  return out;
 }
 
 void Session::close() noexcept {

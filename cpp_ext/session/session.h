@@ -6,7 +6,11 @@
 //
 //   kOpen --lookup* stage*-- seal --> kSealed -- commit ------------------------------> kOpen, step + 1
 //                                        |------ prepare --> kPrepared -- commit_prepared --> kOpen, step + 1
+//                                        |                       |------- begin_commit -----> kOpen, step + 1
 //                                        |------ abort <-------|--------> kOpen, same step
+//
+// begin_commit leaves the last phase to finish_commit, which any thread may call: the next prepare waits for it, so
+// at most one sequence is in doubt, and so do pulls of the op, so that a worker sees its own steps.
 //
 // Thread-safe for lookups and staging; seal ... commit belong to one thread. No call needs the GIL.
 #pragma once
@@ -56,6 +60,8 @@ class Session {
   // end_evaluation().
   Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
   void end_evaluation();
+  // Whether this step remembers ids of this tensor for the table; the op compares them.
+  [[nodiscard]] bool remembers(std::string_view binding, const TensorView& source, std::size_t n) const;
 
   // Ends the gathering of gradients: sums times `scale`, each shortened to an L2 norm of `clip_row_norm` (infinity:
   // as they are), become pushes. Until the step's end the ops refuse
@@ -63,6 +69,10 @@ class Session {
   Result<SealReport> seal(float scale, float clip_row_norm = std::numeric_limits<float>::infinity());
   Status prepare();
   Status commit_prepared();
+  // After prepare: the step counts as taken, its last phase is sent by finish_commit().
+  Status begin_commit();
+  // Ok also when there is nothing to finish. A failure breaks the session: the outcome is unknown.
+  Status finish_commit();
   Status commit();
   Status abort();  // from any phase; tells the shards when prepared
   // What a caller that failed between seal and the end does last: abort, if it has not ended.
@@ -78,6 +88,7 @@ class Session {
   void close() noexcept;
 
  private:
+  friend class Prefetcher;
   explicit Session(std::shared_ptr<SessionState> state) : state_(std::move(state)) {}
   [[nodiscard]] Binding* find(std::string_view name) const noexcept;
   Status expect(Phase phase, const char* call) const;
@@ -89,6 +100,7 @@ class Session {
   std::vector<std::shared_ptr<Binding>> bindings_;  // in order of bind: the lock order
   std::vector<rpc::TablePush> pushes_;
   std::uint64_t rows_sealed_ = 0;
+  rpc::CommitOptions begun_;  // of the commit that finish_commit() sends
 };
 
 }  // namespace sparserow

@@ -58,23 +58,48 @@ rpc::CallOptions SessionState::pull_options(bool train) const noexcept {
 void SessionState::trace(const std::string& binding, const TensorView& view) {
   if (!tracing_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(trace_mutex_);
-  trace_.push_back({binding,
-                    view.data,
-                    {view.sizes.begin(), view.sizes.end()},
-                    {view.strides.begin(), view.strides.end()},
-                    view.item_bytes});
+  std::erase_if(traces_, [](const auto& trace) { return trace.expired(); });
+  for (const auto& held : traces_) {
+    if (const auto trace = held.lock()) {
+      trace->add({binding,
+                  view.data,
+                  {view.sizes.begin(), view.sizes.end()},
+                  {view.strides.begin(), view.strides.end()},
+                  view.item_bytes});
+    }
+  }
+  tracing_.store(!traces_.empty());
 }
 
-void SessionState::start_trace() {
+std::shared_ptr<LookupTrace> SessionState::start_trace() {
+  auto trace = std::make_shared<LookupTrace>();
   const std::lock_guard lock(trace_mutex_);
-  trace_.clear();
+  traces_.push_back(trace);
   tracing_.store(true);
+  return trace;
 }
 
-std::vector<TracedLookup> SessionState::stop_trace() {
-  const std::lock_guard lock(trace_mutex_);
-  tracing_.store(false);
-  return std::move(trace_);
+void SessionState::begin_commit() {
+  const std::lock_guard lock(commit_mutex_);
+  committing_.store(true);
+}
+
+void SessionState::end_commit() noexcept {
+  {
+    const std::lock_guard lock(commit_mutex_);
+    committing_.store(false);
+  }
+  commit_ended_.notify_all();
+}
+
+Status SessionState::wait_for_commit() const {
+  if (!committing_.load()) return check_usable();
+  std::unique_lock lock(commit_mutex_);
+  // Its sender has a deadline of its own; this one is for a sender that never began.
+  const auto allowed = 2 * options_.deadline;
+  if (commit_ended_.wait_for(lock, allowed, [this] { return !committing_.load(); })) return check_usable();
+  return {Code::kDeadlineExceeded,
+          "session: the commit of the last step was not sent within " + std::to_string(allowed.count()) + " ms"};
 }
 
 }  // namespace sparserow

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -35,16 +36,37 @@ struct SessionStats {
   std::uint64_t pulls_merged = 0;    // of them: made for several lookups ahead of a forward
   std::uint64_t lookups_missed = 0;  // lookups that had to pull although a merged pull went before
   std::uint64_t nonfinite_rows = 0;
-  std::uint64_t clipped_rows = 0;  // summed gradients that were shortened
+  std::uint64_t clipped_rows = 0;      // summed gradients that were shortened
+  std::uint64_t rows_prefetched = 0;   // pulled before their step began
+  std::uint64_t rows_revalidated = 0;  // of them: asked about again when their step began
+  std::uint64_t rows_refreshed = 0;    // of those: had changed and were sent again
+  std::uint64_t bytes_refreshed = 0;   // of their float32 weights
 };
 
-// A lookup as it happened, for the merged pull to learn from.
+// A lookup as it happened, for a merge plan to be learnt from.
 struct TracedLookup {
   std::string binding;
   const void* data = nullptr;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   std::uint32_t item_bytes = 8;
+};
+
+// Lookups of a session from start_trace() on, as long as the object is held. Thread-safe.
+class LookupTrace {
+ public:
+  void add(TracedLookup lookup) {
+    const std::lock_guard lock(mutex_);
+    lookups_.push_back(std::move(lookup));
+  }
+  [[nodiscard]] std::vector<TracedLookup> lookups() const {
+    const std::lock_guard lock(mutex_);
+    return lookups_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<TracedLookup> lookups_;  // guarded by mutex_
 };
 
 enum class Phase : std::uint8_t { kOpen, kSealed, kPrepared };
@@ -72,8 +94,14 @@ class SessionState {
   LockedPartitioner partitioner() { return {std::unique_lock(partitioner_mutex_), partitioner_}; }
 
   void trace(const std::string& binding, const TensorView& view);
-  void start_trace();
-  std::vector<TracedLookup> stop_trace();
+  std::shared_ptr<LookupTrace> start_trace();
+
+  // A commit that is decided while its last phase is still to be sent. Whoever sends a later one, or reads rows
+  // that should show it, waits. DeadlineExceeded when nobody finished it, else check_usable().
+  void begin_commit();
+  void end_commit() noexcept;
+  [[nodiscard]] bool is_committing() const noexcept { return committing_.load(); }
+  Status wait_for_commit() const;
 
   std::atomic<std::int64_t> step;
   std::atomic<std::uint64_t> sequence;
@@ -83,7 +111,8 @@ class SessionState {
 
   struct Counters {
     std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
-        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0};
+        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0}, rows_prefetched{0}, rows_revalidated{0},
+        rows_refreshed{0}, bytes_refreshed{0};
   } counters;
 
  private:
@@ -93,11 +122,14 @@ class SessionState {
   std::atomic<bool> closed_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> tracing_{false};
+  std::atomic<bool> committing_{false};  // written under commit_mutex_
 
   mutable std::mutex cause_mutex_;
   std::string cause_;  // guarded by cause_mutex_
   std::mutex trace_mutex_;
-  std::vector<TracedLookup> trace_;  // guarded by trace_mutex_
+  std::vector<std::weak_ptr<LookupTrace>> traces_;  // guarded by trace_mutex_
+  mutable std::mutex commit_mutex_;
+  mutable std::condition_variable commit_ended_;
   std::mutex partitioner_mutex_;
   rpc::Partitioner partitioner_;  // guarded by partitioner_mutex_
 };

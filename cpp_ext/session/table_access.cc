@@ -24,7 +24,7 @@ rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::
 }
 
 Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
-  SR_RETURN_IF_ERROR(state().check_usable());
+  SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> unique(partition.keys.size() * table_.dim);
@@ -44,7 +44,7 @@ Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
 }
 
 Status TableAccess::push(std::span<const std::uint64_t> keys, const float* grads, float lr) {
-  SR_RETURN_IF_ERROR(state().check_usable());
+  SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> sums(partition.keys.size() * table_.dim, 0.0f);
@@ -56,7 +56,7 @@ Status TableAccess::push(std::span<const std::uint64_t> keys, const float* grads
 }
 
 Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* rows) {
-  SR_RETURN_IF_ERROR(state().check_usable());
+  SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> last(partition.keys.size() * table_.dim);
@@ -69,7 +69,7 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
 }
 
 Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
-  SR_RETURN_IF_ERROR(state().check_usable());
+  SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return std::uint64_t{0};
   const rpc::Partition partition = this->partition(keys);
   return state().shards().erase(table_.id, partition.keys, partition.shard_begin,
@@ -77,7 +77,7 @@ Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
 }
 
 Result<ScanPage> TableAccess::scan(std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {
-  SR_RETURN_IF_ERROR(state().check_usable());
+  SR_RETURN_IF_ERROR(state().wait_for_commit());
   return state().shards().scan(shard, table_.id, cursor, max_rows, /*with_state=*/false,
                                state().pull_options(/*train=*/false));
 }

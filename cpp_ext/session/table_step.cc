@@ -140,8 +140,12 @@ void TableStep::grow_rows(std::size_t keys) {
   row_capacity_ = capacity;
 }
 
-void TableStep::pending(std::vector<rpc::TablePull>& out) {
-  for (std::size_t b = batches_confirmed_; b < batches_used_; ++b) {
+void TableStep::pending(std::vector<rpc::TablePull>& out) { requests_from(batches_confirmed_, out); }
+
+void TableStep::requests(std::vector<rpc::TablePull>& out) { requests_from(0, out); }
+
+void TableStep::requests_from(std::size_t first, std::vector<rpc::TablePull>& out) {
+  for (std::size_t b = first; b < batches_used_; ++b) {
     const Batch& batch = batches_[b];
     rpc::TablePull pull;
     pull.table_id = table_id_;
@@ -167,6 +171,38 @@ void TableStep::rollback() {
   map_.clear();
   mapped_ = 0;
   memos_.clear();
+}
+
+bool TableStep::remembers(const void* source, std::size_t n) const noexcept {
+  return std::any_of(memos_.begin(), memos_.end(),
+                     [&](const Memo& memo) { return memo.source == source && memo.n == n; });
+}
+
+void TableStep::take(TableStep& ahead, rpc::Partitioner& partitioner) {
+  if (keys_.empty() && memos_.empty()) {
+    std::swap(*this, ahead);
+    sums_.swap(ahead.sums_);  // the buffers of the step's end stay where they are used
+    push_grads_.swap(ahead.push_grads_);
+    push_keys_.swap(ahead.push_keys_);
+    push_shard_begin_.swap(ahead.push_shard_begin_);
+    ahead.clear();
+    return;
+  }
+  std::vector<std::int64_t> ids;
+  for (const Memo& memo : ahead.memos_) {
+    const std::uint32_t* indexes = memo.indexes->data() + memo.offset;
+    ids.resize(memo.n);
+    for (std::size_t i = 0; i < memo.n; ++i) ids[i] = static_cast<std::int64_t>(ahead.keys_[indexes[i]]);
+    const IdsRef again{ids, {memo.source, {}, {}, 8}};
+    add({&again, 1}, partitioner);
+  }
+  ahead.build_map();
+  for (std::size_t i = confirmed_; i < keys_.size(); ++i) {
+    const std::size_t from = ahead.map_find(keys_[i]);
+    std::memcpy(rows_.get() + i * dim_, ahead.rows_.get() + from * dim_, dim_ * sizeof(float));
+  }
+  confirm();
+  ahead.clear();
 }
 
 float* TableStep::sums() {

@@ -42,7 +42,15 @@ class TableStep {
   void confirm();
   void rollback();
   [[nodiscard]] std::size_t pending_keys() const noexcept { return keys_.size() - confirmed_; }
+  [[nodiscard]] std::size_t keys() const noexcept { return keys_.size(); }
   [[nodiscard]] bool empty() const noexcept { return keys_.empty(); }
+
+  // Requests for every key, rows pointing into this object. Only before a Lookup was given out (invariant 1).
+  void requests(std::vector<rpc::TablePull>& out);
+  // Whether a lookup of so many ids from this tensor is remembered; unverified.
+  [[nodiscard]] bool remembers(const void* source, std::size_t n) const noexcept;
+  // Moves the confirmed keys and rows of `ahead` in; keys known here keep their rows. Leaves `ahead` empty.
+  void take(TableStep& ahead, rpc::Partitioner& partitioner);
 
   // Where sums of known keys go; sized for all of them.
   float* sums();
@@ -75,6 +83,7 @@ class TableStep {
     std::shared_ptr<Lookup::Indexes> indexes;
   };
 
+  void requests_from(std::size_t batch, std::vector<rpc::TablePull>& out);
   std::shared_ptr<Lookup::Indexes> fresh_indexes(std::size_t n);
   std::size_t index_known(std::span<const std::int64_t> ids, Lookup::Indexes& indexes);
   void append_fresh();

@@ -1,0 +1,359 @@
+"""``sr.prefetch``: order, bounds, errors, early ends, and rows that are what a pull at their step would give."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.worker.prefetch import Prefetch
+from sparserow.worker.prefetch.pipeline import Pipeline
+from torch import Tensor, nn
+
+ROWS, DIM, TABLES, STEPS = 60, 3, 3, 12
+DEADLINE_SEC = 20.0
+
+
+class Columns(nn.Module):
+    """``ids_of`` says which ids of (n, TABLES) each table gets."""
+
+    def __init__(self, ids_of: Callable[[Tensor, int], Tensor] = lambda x, i: x[:, i]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, DIM) for _ in range(TABLES))
+        self.ids_of = ids_of
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([table(self.ids_of(x, i)).sum(0) for i, table in enumerate(self.tables)])
+
+
+@dataclass
+class Sample:
+    ids: Tensor
+    scale: float
+
+
+def matrix(seed: int, rows: int = 7) -> Tensor:
+    return torch.randint(0, ROWS, (rows, TABLES), generator=torch.Generator().manual_seed(seed))
+
+
+SHAPES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor]]] = {
+    "tensor": (matrix, lambda batch: batch),
+    "int32": (lambda seed: matrix(seed).to(torch.int32), lambda batch: batch),
+    "nested": (lambda seed: {"x": [matrix(seed)], "y": torch.rand(2)}, lambda batch: batch["x"][0]),
+    "dataclass": (lambda seed: Sample(matrix(seed), 1.0), lambda batch: batch.ids),
+}
+
+
+def connect(staleness: int | None = 0) -> sr.Session:
+    return sr.InProcessCluster(shards=2).connect("ahead", staleness=staleness)
+
+
+@pytest.fixture
+def session() -> Iterator[sr.Session]:
+    with connect() as session:
+        yield session
+
+
+def distributed(session: sr.Session, model: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(1)
+    return sr.distribute(model or Columns(), session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+
+
+def rows_of(session: sr.Session) -> list[np.ndarray[Any, Any]]:
+    return [session.table(f"tables.{i}").pull(np.arange(ROWS)) for i in range(TABLES)]
+
+
+def train(session: sr.Session, model: nn.Module, batches: Any, look: Callable[[Any], Tensor], micro: int = 1) -> None:
+    for number, batch in enumerate(batches):
+        (model(look(batch)) ** 2).sum().backward()
+        if (number + 1) % micro == 0:
+            session.step()
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name in ("sparserow-load", "sparserow-dedup", "sparserow-pull")]
+
+
+def wait_for_no_threads() -> None:
+    until = time.monotonic() + DEADLINE_SEC
+    while threads():
+        assert time.monotonic() < until, threads()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("micro", [1, 3])
+def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> None:
+    make, look = SHAPES[shape]
+    with connect() as plain:
+        train(plain, distributed(plain), [make(seed) for seed in range(STEPS)], look, micro)
+        expected = rows_of(plain)
+    with connect() as session:
+        model = distributed(session)
+        train(session, model, sr.prefetch((make(seed) for seed in range(STEPS)), session, depth=3), look, micro)
+        stats = session.stats()
+        for rows, wanted in zip(rows_of(session), expected, strict=True):
+            np.testing.assert_array_equal(rows, wanted)
+    assert stats.lookups_missed == 0
+    assert 0 < stats.rows_refreshed <= stats.rows_revalidated == stats.rows_prefetched
+    assert stats.bytes_refreshed == 4 * DIM * stats.rows_refreshed
+    wait_for_no_threads()
+
+
+def test_only_the_first_forward_pulls_for_itself(session: sr.Session) -> None:
+    model = distributed(session)
+    for _ in range(2):  # what was learnt is kept for the next pass
+        before = session.stats()
+        train(session, model, sr.prefetch([matrix(s) for s in range(5)], session), lambda batch: batch)
+        assert session.stats().lookups_missed == 0
+        assert session.stats().rows_prefetched > before.rows_prefetched
+    passes = sr.prefetch([matrix(s) for s in range(5)], session)
+    assert len(passes) == 5
+    train(session, model, passes, lambda batch: batch)
+    before = session.stats()
+    train(session, model, passes, lambda batch: batch)
+    after = session.stats()
+    assert after.rows_pulled - before.rows_pulled == after.rows_prefetched - before.rows_prefetched
+
+
+def test_ids_named_by_the_author_reach_computed_lookups(session: sr.Session) -> None:
+    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
+    batches = sr.prefetch(
+        [matrix(seed) for seed in range(STEPS)],
+        session,
+        ids=lambda x: {f"tables.{i}": (x[:, i] * 7) % ROWS for i in range(TABLES)},
+    )
+    train(session, model, batches, lambda batch: batch)
+    stats = session.stats()
+    assert stats.lookups_missed == 0
+    assert stats.rows_pulled == stats.rows_prefetched > 0
+
+
+def test_computed_ids_are_said_to_be_missing(session: sr.Session, caplog: pytest.LogCaptureFixture) -> None:
+    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
+    train(session, model, sr.prefetch([matrix(seed) for seed in range(4)], session), lambda batch: batch)
+    assert "3 lookups use ids that are in no tensor" in caplog.text
+    assert session.stats().rows_prefetched == 0
+
+
+def test_a_wrong_guess_is_counted_pulled_and_learnt_anew() -> None:
+    order = list(range(TABLES))
+    results = []
+    for ahead in (False, True):
+        with connect() as session:
+            order[:] = range(TABLES)
+            model = distributed(session, Columns(lambda x, i: x[:, order[i]]))
+            batches: Any = [matrix(seed) for seed in range(16)]
+            missed = []
+            for number, batch in enumerate(sr.prefetch(batches, session) if ahead else batches):
+                if number == 5:
+                    order.reverse()
+                (model(batch) ** 2).sum().backward()
+                session.step()
+                missed.append(session.stats().lookups_missed)
+            results.append(rows_of(session))
+    assert missed[4] == 0 < missed[5]
+    assert missed[12] == missed[15]
+    for rows, wanted in zip(*results, strict=True):
+        np.testing.assert_array_equal(rows, wanted)
+
+
+def test_ids_of_an_unknown_table_or_dtype_are_named(session: sr.Session) -> None:
+    distributed(session)
+    with pytest.raises(sr.InvalidArgument, match=r"prefetch\.ids: table 'nope'.*tables\.0, tables\.1, tables\.2"):
+        next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"nope": x})))
+    with pytest.raises(sr.InvalidArgument, match="float32"):
+        next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"tables.0": x.float()})))
+
+
+@pytest.mark.parametrize(
+    ("staleness", "options", "message"),
+    [
+        (0, {"exact": False}, r"prefetch\.exact: False is not allowed at staleness 0; allowed: True"),
+        (1, {"depth": 2}, r"prefetch\.depth: 2 is not allowed at staleness 1.*allowed: 1 to 1, or exact=True"),
+        (None, {"depth": 0}, r"prefetch\.depth: 0 is not allowed; allowed: >= 1"),
+    ],
+)
+def test_what_the_staleness_does_not_allow_is_refused(
+    staleness: int | None, options: dict[str, Any], message: str
+) -> None:
+    with connect(staleness) as session, pytest.raises(sr.InvalidArgument, match=message):
+        sr.prefetch([], session, **options)
+
+
+def test_there_must_be_a_table(session: sr.Session) -> None:
+    with pytest.raises(sr.FailedPrecondition, match="distribute"):
+        sr.prefetch([], session)
+
+
+@pytest.mark.parametrize("staleness", [2, None])
+def test_inexact_rows_are_trained_on_without_being_asked_for_again(staleness: int | None) -> None:
+    with connect(staleness) as session:
+        model = distributed(session)
+        train(session, model, sr.prefetch([matrix(s) for s in range(STEPS)], session), lambda batch: batch)
+        session.flush()
+        stats = session.stats()
+        assert (stats.steps_committed, stats.lookups_missed, stats.rows_revalidated) == (STEPS, 0, 0)
+        assert stats.rows_prefetched > 0
+
+
+class Faulty:
+    """Yields ``good`` batches and raises."""
+
+    def __init__(self, good: int) -> None:
+        self.good = good
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for seed in range(self.good):
+            yield matrix(seed)
+        self.fail_here()
+
+    def fail_here(self) -> None:
+        raise ZeroDivisionError("of the loader")
+
+
+@pytest.mark.parametrize("good", [0, 1, 4])
+def test_the_loaders_error_reaches_the_training_thread_with_its_traceback(session: sr.Session, good: int) -> None:
+    model = distributed(session)
+    with pytest.raises(ZeroDivisionError, match="of the loader") as caught:
+        train(session, model, sr.prefetch(Faulty(good), session), lambda batch: batch)
+    assert "fail_here" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert session.stats().steps_committed == good
+    wait_for_no_threads()
+
+
+def test_an_error_of_a_background_pull_reaches_the_training_thread(session: sr.Session) -> None:
+    model = distributed(session)
+    batches = iter(sr.prefetch([matrix(seed) for seed in range(6)], session))
+    (model(next(batches)) ** 2).sum().backward()
+    session.step()
+    session.native.close()
+    with pytest.raises(sr.FailedPrecondition, match="closed"):
+        list(batches)
+    wait_for_no_threads()
+
+
+class Counted:
+    """An endless loader that counts what it gave."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            self.given += 1
+            yield matrix(self.given)
+
+
+def leave_by_break(batches: Prefetch[Tensor]) -> None:
+    for number, _ in enumerate(batches):
+        if number == 3:
+            break
+
+
+def leave_by_error(batches: Prefetch[Tensor]) -> None:
+    def body() -> None:
+        for _ in batches:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+
+
+def leave_by_forgetting(batches: Prefetch[Tensor]) -> None:
+    next(iter(batches))
+
+
+def leave_by_closing(batches: Prefetch[Tensor]) -> None:
+    kept = iter(batches)
+    next(kept)
+    kept.close()
+    with pytest.raises(StopIteration):
+        next(kept)
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_forgetting, leave_by_closing])
+def test_leaving_early_ends_the_threads(session: sr.Session, leave: Callable[[Prefetch[Tensor]], None]) -> None:
+    distributed(session)
+    loader = Counted()
+    leave(sr.prefetch(loader, session, depth=2))
+    gc.collect()
+    wait_for_no_threads()
+    assert loader.given <= 4 + 2 + 1  # what was taken, the depth, and one in the loader's hand
+
+
+def test_closing_the_session_ends_the_threads() -> None:
+    session = connect()
+    distributed(session)
+    batches = iter(sr.prefetch(Counted(), session))
+    next(batches)
+    session.close()
+    wait_for_no_threads()
+
+
+def test_never_more_than_depth_batches_are_ahead() -> None:
+    taken, made, ahead = 0, 0, []
+
+    def source() -> Iterator[int]:
+        nonlocal made
+        for made in range(1, 41):
+            ahead.append(made - taken)
+            yield made
+
+    pipeline = Pipeline(source(), [("double", lambda item: 2 * item)], depth=3)
+    results = []
+    while True:
+        try:
+            results.append(pipeline.take())
+        except StopIteration:
+            break
+        taken += 1
+    assert results == [2 * item for item in range(1, 41)]
+    assert max(ahead) <= 3 + 1  # one more may be asked for between a take and its count
+
+
+def test_a_stages_error_ends_the_pipeline() -> None:
+    def work(item: int) -> int:
+        return 6 // (3 - item)
+
+    pipeline = Pipeline(iter(range(100)), [("divide", work), ("pass", lambda item: item)], depth=2)
+    assert [pipeline.take() for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError) as caught:
+        pipeline.take()
+    assert "work" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    with pytest.raises(StopIteration):
+        pipeline.take()
+
+
+def test_a_loader_that_hangs_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 1
+        release.wait(DEADLINE_SEC)
+        yield 2
+
+    pipeline = Pipeline(source(), [], depth=2)
+    assert pipeline.take() == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparserow.worker.prefetch.pipeline._CLOSE_SEC", 0.1)
+        pipeline.close()
+    assert "sparserow-load" in caplog.text
+    release.set()
+    wait_for_no_threads()
+
+
+def test_batches_go_to_the_device_and_keep_their_kind(session: sr.Session) -> None:
+    model = distributed(session)
+    batches = list(sr.prefetch([Sample(matrix(seed), 0.5) for seed in range(3)], session, device="cpu"))
+    assert [batch.scale for batch in batches] == [0.5] * 3
+    assert all(torch.equal(batch.ids, matrix(seed)) for seed, batch in enumerate(batches))
+    model(batches[0].ids)
