@@ -1,0 +1,141 @@
+"""Prefetch over real processes: two workers, two shards, rows equal to the bit to those of a run without it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+ROWS, DIM, STEPS, DEPTH = 80, 4, 14, 3
+OPTIMIZERS = {"adagrad": sr.Adagrad(lr=0.3), "adam": sr.Adam(lr=0.05)}
+# name: (staleness, exact); None for a run without prefetch.
+RUNS: dict[str, tuple[int | None, bool | None]] = {
+    "without": (0, None),
+    "exact": (0, True),
+    "bounded": (3, False),
+    "bounded-exact": (1, True),
+    "async": (None, False),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Embedding(ROWS, DIM)
+        self.bag = nn.EmbeddingBag(ROWS, DIM, mode="sum")
+        self.head = nn.Linear(2 * DIM, 1)
+
+    def forward(self, ids: Tensor, bags: Tensor) -> Tensor:
+        return self.head(torch.cat([self.one(ids), self.bag(bags)], dim=1)).squeeze(1)
+
+
+class Batches:
+    """Uneven, so that the workers' pulls and commits meet in many orders."""
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self.rank, self.delays = rank, random.Random(f"{seed} {rank}")
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(STEPS):
+            time.sleep(self.delays.choice([0.0, 0.0, 0.004]))
+            generator = torch.Generator().manual_seed(100 * step + self.rank)
+            yield (
+                torch.randint(0, ROWS, (16,), generator=generator),
+                torch.randint(0, ROWS, (16, 3), generator=generator),
+            )
+
+
+def train_once(address: str, namespace: str, optimizer: str, run: str, seed: int) -> dict[str, Any]:
+    """This rank's run; returns its figures, and all rows as rank 0 sees them."""
+    staleness, exact = RUNS[run]
+    rank = dist.get_rank()
+    delays = random.Random(f"{seed} {rank} {run}")
+    with sr.connect(address, namespace, staleness=staleness) as session:
+        torch.manual_seed(5)
+        model = sr.distribute(Net(), session, optimizer=OPTIMIZERS[optimizer], min_rows=1)
+        ddp = DistributedDataParallel(model)
+        dense = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        loader: Any = Batches(rank, seed)
+        batches = loader if exact is None else sr.prefetch(loader, session, depth=DEPTH, exact=exact)
+        for ids, bags in batches:
+            (ddp(ids, bags) ** 2).mean().backward()
+            time.sleep(delays.choice([0.0, 0.0, 0.004]))
+            assert session.step(dense)
+        session.flush()
+        dist.barrier()
+        rows = {name: session.table(name).pull(np.arange(ROWS)) for name in ("one", "bag")}
+        rows["head"] = model.head.weight.detach().numpy()
+        return {"stats": asdict(session.stats()), "rows": {name: part.tolist() for name, part in rows.items()}}
+
+
+def main(rank: int, address: str, folder: str, seed: int) -> None:
+    """One rank of all runs."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = {}
+    for optimizer in OPTIMIZERS:
+        for run in RUNS:
+            name = f"{optimizer}-{run}"
+            results[name] = train_once(address, name, optimizer, run, seed)
+    Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    folder = tmp_path_factory.mktemp("ranks")
+    with sr.local_cluster(shards=2) as cluster:
+        commands = [[sys.executable, __file__, str(r), cluster.address, str(folder), str(seed)] for r in range(2)]
+        ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+        try:
+            errors = [rank.communicate(timeout=150)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], (seed, errors)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_exact_prefetch_is_bit_equal_to_none(results: list[dict[str, Any]], optimizer: str) -> None:
+    for rank in range(2):
+        plain, ahead = results[rank][f"{optimizer}-without"], results[rank][f"{optimizer}-exact"]
+        assert ahead["rows"] == plain["rows"]
+        stats = ahead["stats"]
+        assert stats["lookups_missed"] == 0
+        assert stats["rows_prefetched"] == stats["rows_revalidated"] > 0
+        assert 0 < stats["rows_refreshed"] <= stats["rows_revalidated"]
+
+
+@pytest.mark.parametrize("run", ["bounded", "bounded-exact", "async"])
+def test_other_modes_train_on_what_was_prefetched(results: list[dict[str, Any]], run: str) -> None:
+    for optimizer in OPTIMIZERS:
+        for rank in range(2):
+            stats, rows = (results[rank][f"{optimizer}-{run}"][part] for part in ("stats", "rows"))
+            assert stats["steps_committed"] == STEPS
+            assert stats["lookups_missed"] == 0
+            assert stats["rows_prefetched"] > 0
+            assert (stats["rows_revalidated"] > 0) == (run == "bounded-exact")
+            assert np.isfinite(rows["one"]).all()
+            assert rows == results[1 - rank][f"{optimizer}-{run}"]["rows"]
+
+
+if __name__ == "__main__":  # one rank
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
