@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from .worker.connect import connect
     from .worker.deferred import deferred
+    from .worker.dense_rows import DenseRows, dense_on_servers
     from .worker.distribute import distribute
     from .worker.in_process import InProcessCluster
     from .worker.keys import hash_key
@@ -78,6 +79,7 @@ _HOMES = {
     ),
     "worker.connect": ("connect",),
     "worker.deferred": ("deferred",),
+    "worker.dense_rows": ("DenseRows", "dense_on_servers"),
     "worker.distribute": ("distribute",),
     "worker.in_process": ("InProcessCluster",),
     "worker.keys": ("hash_key",),
@@ -115,6 +117,8 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "local_cluster",
     "connect",
     "deferred",
+    "DenseRows",
+    "dense_on_servers",
     "distribute",
     "InProcessCluster",
     "hash_key",

@@ -1,6 +1,7 @@
 """Starts the worker processes of a job on this machine and waits for their end.
 
-All or nothing: when one fails, the others are stopped, and the most telling of their errors is raised.
+All or nothing: when one fails, the others are stopped, and the most telling of their errors is raised. Except with
+``train.dense`` ps: there the others go on without a worker that was killed, unless it is worker 0, which evaluates.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from ..proto.errors import Internal, SparserowError, Unavailable, error_of
 from ..proto.job import JobConfig
-from ..worker.training_report import EpochResult, TrainResult
+from ..worker.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
 _STOP_SEC = 5.0
@@ -40,7 +41,8 @@ class _Worker:
             return said
         code = self.process.wait(_STOP_SEC)
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return {"error": Unavailable.number, "message": f"worker {self.rank} ended {how}; its messages are on stderr"}
+        message = f"worker {self.rank} ended {how}; its messages are on stderr"
+        return {"error": Unavailable.number, "message": message, "is_lost": True}
 
 
 def run_job_workers(job: JobConfig, *, workers: int, coordinator: str | None) -> TrainResult:
@@ -60,17 +62,21 @@ def run_job_workers(job: JobConfig, *, workers: int, coordinator: str | None) ->
                 "job": job.model_dump(mode="json", exclude_unset=True),
                 "rank": worker.rank,
                 "world": workers,
-                "init_method": f"file://{Path(folder) / 'meet'}",
+                "init_method": None if job.train.dense == "ps" else f"file://{Path(folder) / 'meet'}",
                 "coordinator": coordinator,
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")
-        answers = _listen(team)
+        answers = _listen(team, may_lose=job.train.dense == "ps")
     errors = [answer for answer in answers if "error" in answer]
     if errors:
         raise _most_telling(errors)
-    result = answers[0]["result"]
-    return TrainResult(**{**result, "history": tuple(EpochResult(**epoch) for epoch in result["history"])})
+    results = [_result(answer["result"]) for answer in answers]
+    return results[0] if job.train.dense == "ddp" else merged(results)
+
+
+def _result(said: dict[str, Any]) -> TrainResult:
+    return TrainResult(**{**said, "history": tuple(EpochResult(**epoch) for epoch in said["history"])})
 
 
 @contextlib.contextmanager
@@ -103,8 +109,13 @@ def _start(rank: int) -> _Worker:
     return _Worker(rank, process, ours)
 
 
-def _listen(team: list[_Worker]) -> list[dict[str, Any]]:
-    """The answers in rank order; of those that had spoken a while after the first error, when there is one."""
+def _listen(team: list[_Worker], *, may_lose: bool) -> list[dict[str, Any]]:
+    """The answers in rank order; of those that had spoken a while after the first error, when there is one.
+
+    Args:
+        team: the workers.
+        may_lose: whether the others go on without a worker that was killed.
+    """
     answers: dict[int, dict[str, Any]] = {}
     deadline: float | None = None
     with selectors.DefaultSelector() as selector:
@@ -122,7 +133,11 @@ def _listen(team: list[_Worker]) -> list[dict[str, Any]]:
                 if part and not part.endswith(b"\n"):
                     continue
                 selector.unregister(worker.link)
-                answers[worker.rank] = worker.answer()
+                answer = worker.answer()
+                if may_lose and worker.rank > 0 and "is_lost" in answer:
+                    print(f"sparserow: {answer['message']}; the others go on", file=sys.stderr)
+                    continue
+                answers[worker.rank] = answer
                 if "error" in answers[worker.rank] and deadline is None:
                     deadline = time.monotonic() + _LAST_WORDS_SEC
     return [answers[rank] for rank in sorted(answers)]

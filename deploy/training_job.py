@@ -74,12 +74,26 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace) -> TrainResult:
         raise FailedPrecondition(
             "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
         )
+    if job.train.dense == "ps":
+        return _run_apart(job, place)
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
         address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
         address = group.share(address)
         result = _run_here(job, group, local_world=place.local_world, coordinator=address)
         group.wait()  # worker 0 stops the cluster when all have left it
         return result
+
+
+def _run_apart(job: JobConfig, place: TorchrunPlace) -> TrainResult:
+    """Workers that never meet: each returns its own part, and the first the evaluation."""
+    from ..worker.process_group import WorkerGroup
+
+    if _starts_cluster(job):
+        raise FailedPrecondition(
+            "cluster.address: is missing; under torchrun, train.dense ps needs a running cluster, as workers never meet"
+        )
+    group = WorkerGroup(place.rank, place.world, meets=False)
+    return _run_here(job, group, local_world=place.local_world, coordinator=job.cluster.address)
 
 
 def _starts_cluster(job: JobConfig) -> bool:

@@ -12,6 +12,10 @@ from ..worker.training_report import Observer, Silence, TrainResult
 if TYPE_CHECKING:
     from ..worker.process_group import WorkerGroup
 
+_DEADLINE_SEC = 30.0
+# A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
+_APART_DEADLINE_SEC = 600.0
+
 
 def run_worker(
     job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None, observer: Observer
@@ -45,7 +49,13 @@ def run_worker(
 
     train = job.train
     with connect(
-        coordinator, namespace=job.name, staleness=train.staleness, on_nonfinite=train.on_nonfinite
+        coordinator,
+        namespace=job.name,
+        staleness=train.staleness,
+        on_nonfinite=train.on_nonfinite,
+        rank=group.rank,
+        world_size=group.world,
+        deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
     ) as session:
         backend = PsBackend(job, session, coordinator)
         return Trainer(job, group=group, backend=backend, observer=watcher).run()

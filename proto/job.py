@@ -139,11 +139,27 @@ ModelConfig: TypeAlias = Annotated[DlrmConfig | DeepFmConfig, Field(discriminato
 
 
 class DenseOptimizerConfig(StrictModel):
-    """Optimizer of the dense tower, in the worker: torch's own."""
+    """Optimizer of the dense tower: torch's own in the worker, or with ``train.dense`` ps the servers' like it."""
 
     kind: Literal["adam", "adamw", "adagrad", "sgd"] = Field("adam", description="Which of torch.optim.")
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
     weight_decay: float = Field(0.0, ge=0, le=1e3, description="As torch defines it for that optimizer.")
+
+    def row_optimizer(self) -> schema.RowOptimizer:
+        """The same optimizer on the servers, with ``train.dense`` ps.
+
+        Raises:
+            InvalidArgument: the servers have none of that kind.
+        """
+        if self.kind == "adam":
+            return schema.Adam(lr=self.lr, weight_decay=self.weight_decay)
+        if self.kind == "adagrad":
+            return schema.Adagrad(lr=self.lr, weight_decay=self.weight_decay)
+        if self.kind == "sgd":
+            return schema.SGD(lr=self.lr, weight_decay=self.weight_decay)
+        raise InvalidArgument(
+            f"train.dense_optimizer.kind: {self.kind} is not allowed with train.dense ps; allowed: adam, adagrad, sgd"
+        )
 
 
 class SgdConfig(StrictModel):
@@ -216,6 +232,11 @@ class TrainConfig(StrictModel):
     staleness: int | None = Field(
         0, ge=0, le=1 << 20, description="Steps that a worker's rows may lag behind: 0 synchronous, null asynchronous."
     )
+    dense: Literal["ddp", "ps"] = Field(
+        "ddp",
+        description="ddp: workers average dense gradients each step. ps: the dense tower lives on the servers as well; "
+        "workers never meet, and may die.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
     )
@@ -279,4 +300,21 @@ class JobConfig(StrictModel):
             )
         if self.model.backend == "local" and self.train.clip_row_norm is not None:
             raise InvalidArgument("train.clip_row_norm: torch clips no single rows; model.backend must be ps")
+        return self
+
+    @model_validator(mode="after")
+    def _dense_on_servers(self) -> JobConfig:
+        train = self.train
+        if train.dense == "ddp":
+            return self
+        if self.model.backend != "ps":
+            raise InvalidArgument("train.dense: ps needs model.backend ps")
+        for name, is_set in (
+            ("zero", train.zero),
+            ("clip_norm", train.clip_norm is not None),
+            ("clip_row_norm", train.clip_row_norm is not None),
+        ):
+            if is_set:
+                raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
+        train.dense_optimizer.row_optimizer()
         return self

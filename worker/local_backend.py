@@ -77,6 +77,9 @@ class LocalBackend:
         rows.step()
         return True
 
+    def settle(self, *, is_end: bool) -> None:
+        """Nothing: there are no servers, and workers meet each step."""
+
     def rows(self) -> int:
         """Rows of the tables; torch allocates them all."""
         return sum(table.num_embeddings for table in self._tables)

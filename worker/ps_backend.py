@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,13 +10,17 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ..proto.control import ControlClient
-from ..proto.errors import FailedPrecondition
+from ..proto.errors import DeadlineExceeded, FailedPrecondition
 from ..proto.job import JobConfig
 from ..proto.schema import Table, Uniform
 from .deferred import deferred
+from .dense_rows import DenseRows, dense_on_servers
 from .distribute import distribute
 from .session import Session
 from .training_backend import clip_dense, dense_optimizer
+
+_END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job
+_POLL_SEC = 0.1
 
 
 class PsBackend:
@@ -30,6 +35,7 @@ class PsBackend:
     def __init__(self, job: JobConfig, session: Session, coordinator: str) -> None:
         self._job, self._session, self._coordinator = job, session, coordinator
         self._dense: torch.optim.Optimizer | None = None
+        self._dense_rows: DenseRows | None = None
         with ControlClient(coordinator) as client:
             self.shards = len(client.status().shards)
 
@@ -52,25 +58,51 @@ class PsBackend:
         )
 
     def start(self, model: nn.Module) -> None:
-        """An optimizer of what is not on the servers."""
-        self._dense = dense_optimizer(self._job.train, list(model.parameters()))
+        """An optimizer of what is not on the servers, or puts that there as well."""
+        train = self._job.train
+        if train.dense == "ps":
+            optimizer = train.dense_optimizer.row_optimizer()
+            self._dense_rows = dense_on_servers(model, self._session, optimizer=optimizer)
+        else:
+            self._dense = dense_optimizer(train, list(model.parameters()))
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """The dense one, and the session's with the rates of the tables."""
-        return self._started(), self._session.optimizer
+        """The dense one where it is here, and the session's with the rates of the tables."""
+        return (self._session.optimizer,) if self._dense is None else (self._dense, self._session.optimizer)
 
     def step(self, scaler: GradScaler | None) -> bool:
         """One commit: dense update and sparse rows, or neither. An empty batch commits nothing but takes part."""
-        dense, train = self._started(), self._job.train
-        if train.clip_norm is not None:
+        dense, train = self._dense, self._job.train
+        if dense is None and self._dense_rows is None:
+            raise FailedPrecondition("PsBackend: call start first")
+        if dense is not None and train.clip_norm is not None:
             clip_dense(dense, train.clip_norm, scaler)
         return self._session.step(dense, scaler, allow_empty=True, clip_row_norm=train.clip_row_norm)
 
-    def _started(self) -> torch.optim.Optimizer:
-        if self._dense is None:
-            raise FailedPrecondition("PsBackend: call start first")
-        return self._dense
+    def settle(self, *, is_end: bool) -> None:
+        """With dense tensors on the servers: pulls under the clock; at the end, waits until the others have gone."""
+        if self._dense_rows is None:
+            return
+        self._session.flush()
+        self._dense_rows.pull()
+        self._session.discard()  # what was pulled would be old by the next step
+        if is_end and self._session.rank == 0 and self._session.world_size > 1:
+            self._wait_for_the_others()
+
+    def _wait_for_the_others(self) -> None:
+        """Until each has left the job or is past this worker's last step (it then waits for this one)."""
+        mine, deadline = self._session.current_step, time.monotonic() + _END_DEADLINE_SEC
+        with ControlClient(self._coordinator) as client:
+            while True:
+                jobs = [job for job in client.status().jobs if job.namespace == job.name == self._job.name]
+                others = [m for job in jobs for m in job.members if m.rank != self._session.rank and m.step < mine]
+                if not others:
+                    return
+                if time.monotonic() > deadline:
+                    ranks = ", ".join(str(member.rank) for member in others)
+                    raise DeadlineExceeded(f"train: ranks {ranks} did not finish within {_END_DEADLINE_SEC:.0f} s")
+                time.sleep(_POLL_SEC)
 
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""

@@ -28,6 +28,13 @@ from .transaction import NonFinitePolicy, end_step
 __all__ = ["Catalog", "NonFinitePolicy", "Session", "SessionStats"]
 
 
+class DenseSide(Protocol):
+    """Dense tensors whose gradients go with the session's commits: ``worker/dense_rows.py``."""
+
+    def stage(self) -> None: ...
+    def end_step(self) -> None: ...
+
+
 class Catalog(Protocol):
     """Where tables are registered: the coordinator, or an in-process stand-in."""
 
@@ -117,6 +124,7 @@ class Session(Joinable):
         self._sent_rates: dict[str, float] = {}
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
+        self._dense_rows: DenseSide | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -172,7 +180,7 @@ class Session(Joinable):
         the gradients of both sides are gone, whatever the outcome: ``dense.zero_grad()`` is called here.
 
         Args:
-            dense: the optimizer of the model's local parameters.
+            dense: the optimizer of the model's local parameters; None after :func:`dense_on_servers`.
             scaler: the ``torch.amp.GradScaler`` that scaled the loss. A step that it skips is silent, as torch's.
             allow_empty: commit although no backward reached a distributed table.
             clip_row_norm: a row's gradient, summed over this worker's step and unscaled, is shortened to this L2 norm
@@ -186,7 +194,8 @@ class Session(Joinable):
             NonFiniteGradient: a gradient, sparse or dense, of this rank or another, has NaN or Inf; the model and
                 the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
             FailedPrecondition: no backward reached a table (and not ``allow_empty``).
-            InvalidArgument: ``clip_row_norm`` is not above 0.
+            InvalidArgument: ``clip_row_norm`` is not above 0; ``dense`` or ``clip_row_norm`` although the dense
+                tensors are on the servers.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
             DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
                 last phase of a commit is sent in the background, and its error raised by the next ``step``,
@@ -200,17 +209,26 @@ class Session(Joinable):
             )
         Join.notify_join_context(self)
         self._send_learning_rates()
-        return end_step(
-            self.native,
-            self._optimizer,
-            dense=dense,
-            scaler=scaler,
-            allow_empty=allow_empty,
-            is_distributed=self.world_size > 1,
-            on_nonfinite=self.placement.on_nonfinite,
-            clip_row_norm=clip_row_norm,
-            pushes=self._pushes,
-        )
+        try:
+            if self._dense_rows is not None:
+                if dense is not None or clip_row_norm is not None:
+                    raise InvalidArgument(
+                        "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
+                    )
+                self._dense_rows.stage()
+            return end_step(
+                self.native,
+                self._optimizer,
+                dense=dense,
+                scaler=scaler,
+                allow_empty=allow_empty,
+                is_distributed=self.world_size > 1,
+                on_nonfinite=self.placement.on_nonfinite,
+                clip_row_norm=clip_row_norm,
+                pushes=self._pushes,
+            )
+        finally:
+            self._end_dense_step()
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What torch's ``Join`` calls.
@@ -266,6 +284,16 @@ class Session(Joinable):
         """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
         self.native.check_usable()
         self.native.abort()
+        self._end_dense_step()
+
+    def check_no_dense_rows(self) -> None:
+        """Raises FailedPrecondition when a model's dense tensors are on the servers already."""
+        if self._dense_rows is not None:
+            raise FailedPrecondition("dense_on_servers: this session has the dense tensors of a model; connect anew")
+
+    def attach_dense_rows(self, dense_rows: DenseSide) -> None:
+        """Sends these tensors' gradients with every commit; what ``dense_on_servers`` calls."""
+        self._dense_rows = dense_rows
 
     def create_table(
         self,
@@ -384,6 +412,10 @@ class Session(Joinable):
 
     def __reduce__(self) -> Any:
         raise FailedPrecondition("a session cannot be copied or pickled: connect in each process")
+
+    def _end_dense_step(self) -> None:
+        if self._dense_rows is not None:
+            self._dense_rows.end_step()
 
     def _rows_of(self, schema: TableSchema) -> TableRows:
         self._schemas[schema.name] = schema

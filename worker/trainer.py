@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
@@ -65,7 +66,7 @@ class Trainer:
 
     def __init__(self, job: JobConfig, *, group: WorkerGroup, backend: TrainingBackend, observer: Observer) -> None:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
-        features = group.share(fit_features(job.data) if group.rank == 0 else None)
+        features = group.share(fit_features(job.data) if group.makes_shared else None)
         assert features is not None
         self._train_reader = self._reader("train", features)
         self._test_reader = self._reader("test", features)
@@ -74,7 +75,7 @@ class Trainer:
         for tower in self._bare.modules():
             if isinstance(tower, Tower):
                 tower.is_checkpointed = job.train.activation_checkpointing
-        self._model: nn.Module = DistributedDataParallel(self._bare) if group.world > 1 else self._bare
+        self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
@@ -82,10 +83,11 @@ class Trainer:
     def _reader(self, which: str, features: Features) -> ClickReader:
         job, training = self._job, which == "train"
         rows = job.data.shuffle_rows
+        is_whole = not training and not self._group.meets  # rank 0 tests alone
         options = ReadOptions(
             batch_size=job.train.batch_size * job.train.accumulate if training else _TEST_BATCH,
-            rank=self._group.rank,
-            world=self._group.world,
+            rank=0 if is_whole else self._group.rank,
+            world=1 if is_whole else self._group.world,
             shuffle=training and rows > 0,
             shuffle_rows=max(rows, 1),
             seed=job.train.seed,
@@ -142,12 +144,15 @@ class Trainer:
                 done, all_samples = self._train_reader.done, samples * self._group.world
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         self._group.wait()  # all ranks' last step is applied
+        self._backend.settle(is_end=epoch == self._job.train.epochs)
         seconds = time.perf_counter() - began
         total = self._group.total(samples)
         if total == 0:
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
+        if not self._group.meets and self._group.rank != 0:
+            return EpochResult(epoch, loss_sum / max(samples, 1), total, total / seconds, math.nan, math.nan)
         self._observer.evaluating(epoch)
         tested = evaluate(self._bare, self._test_reader, self._group)
         return EpochResult(epoch, loss_sum / max(samples, 1), total, total / seconds, tested.auc, tested.log_loss)

@@ -78,6 +78,10 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def settle(self, *, is_end: bool) -> None:
+        """Before an evaluation: waits for peers that never meet, as far as the clock says, or at the job's end."""
+        ...
+
     def rows(self) -> int:
         """Rows of all tables that were ever updated; on every rank the same."""
         ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 
@@ -35,7 +36,7 @@ class TrainResult:
         samples_per_sec: over all epochs and workers, without evaluations.
         epochs: how many.
         rows: of all tables that the servers hold at the end (all rows, with backend local).
-        shards, workers: processes of each kind; no shards with backend local.
+        shards, workers: processes of each kind that were there to the end; no shards with backend local.
         seed: the job's.
         bad_lines: skipped in one pass over the training and the test files.
         first_bad_line: the place and fault of one of them, if any.
@@ -61,6 +62,28 @@ class TrainResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+
+def merged(results: Sequence[TrainResult]) -> TrainResult:
+    """One result of workers that never met: sums of what each did, and the evaluation of the first, which tested."""
+    first = results[0]
+    history = [
+        replace(
+            epochs[0],
+            samples=sum(epoch.samples for epoch in epochs),
+            samples_per_sec=sum(epoch.samples_per_sec for epoch in epochs),
+        )
+        for epochs in zip(*(result.history for result in results), strict=True)
+    ]
+    return replace(
+        first,
+        samples_per_sec=sum(result.samples_per_sec for result in results),
+        workers=len(results),
+        bad_lines=sum(result.bad_lines for result in results),
+        first_bad_line=next((result.first_bad_line for result in results if result.first_bad_line), None),
+        refused_steps=sum(result.refused_steps for result in results),
+        history=tuple(history),
+    )
 
 
 class Observer(Protocol):

@@ -1,0 +1,203 @@
+"""``dense_on_servers``: the dense tensors of a model as rows of an ordinary table, so that workers never meet.
+
+    forward (train) ── pull of the step ──> parameters      backward ──> .grad ── session.step ── the same commit
+
+A row is 64 consecutive values of one flattened tensor; the last row of a tensor is padded with zeros. Row
+``MARKER_KEY`` says that the initial values are there, and of which model.
+
+Invariants:
+ 1. Parameters change only at the first forward of a step, so activation recomputation and micro-batches agree.
+ 2. A tensor without a gradient sends nothing in that step, as torch's optimizers leave it alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ..proto.schema import Constant, RowOptimizer, TableSchema
+from . import ops
+from .session import Session
+from .table import TableRows
+
+ROW_WIDTH = 64
+MARKER_KEY = 2**63 - 1
+_POLL_SEC = 0.02
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter's rows are."""
+
+    parameter: nn.Parameter
+    begin: int
+    end: int
+
+
+def dense_on_servers(
+    model: nn.Module, session: Session, *, optimizer: RowOptimizer, table: str = "dense", wait_sec: float = 60.0
+) -> DenseRows:
+    """Moves what is left of a model's parameters to the parameter servers, in place.
+
+    Call it on every worker after :func:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
+    process group is needed. From then on the first forward of a step in train mode reads the parameters under the
+    job's clock, a forward in eval mode reads the newest ones, and ``session.step()`` sends their gradients. Buffers
+    stay each worker's own.
+
+    Args:
+        model: its parameters are float32 and of a kind that ``nn.Module.parameters`` lists.
+        session: of the job; rank 0 gives the initial values unless the table has them.
+        optimizer: of the parameters; runs on the servers, its rate is in ``session.optimizer``.
+        table: its name in the session's namespace.
+        wait_sec: how long other ranks wait for the initial values.
+
+    Returns:
+        The parameters' place, of which only who compiles the model needs :meth:`DenseRows.pull`.
+
+    Raises:
+        InvalidArgument: no parameter, or one that is not float32 (names it).
+        FailedPrecondition: the model is wrapped in DDP, its dense tensors are on the servers already, or the table
+            holds those of another model.
+        DeadlineExceeded: rank 0 has not given the initial values.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
+    session.check_no_dense_rows()
+    dense = DenseRows(model, session, optimizer, table)
+    dense.take_initial_values(wait_sec)
+    session.attach_dense_rows(dense)
+    model.register_forward_pre_hook(dense.before_forward, prepend=True)
+    return dense
+
+
+class DenseRows:
+    """The parameters of one model between their table and its forward. Made by :func:`dense_on_servers`."""
+
+    def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise InvalidArgument("dense_on_servers: the model has no parameters besides its tables")
+        self._places: list[_Place] = []
+        rows = 0
+        for name, parameter in named:
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                raise InvalidArgument(
+                    f"dense_on_servers: parameter {name!r} is {parameter.dtype} on {parameter.device.type}; "
+                    "allowed: float32 on cpu"
+                )
+            end = rows + math.ceil(parameter.numel() / ROW_WIDTH)
+            self._places.append(_Place(parameter, rows, end))
+            rows = end
+        self._layout = _digest(";".join(f"{name}{tuple(p.shape)}" for name, p in named))
+        self._ids = torch.arange(rows)
+        self._gradients = torch.zeros(rows, ROW_WIDTH)
+        self._is_pulled = False
+        self._session = session
+        self._anchor = torch.zeros(1, requires_grad=True)
+        self._schema = session.catalog.create_table(
+            TableSchema(session.namespace, table, ROW_WIDTH, optimizer, init=Constant(0.0))
+        )
+        self._binding = session.bind(self._schema, num_rows=rows, anchor=self._anchor)
+
+    @property
+    def table(self) -> TableRows:
+        """The rows by key."""
+        return self._session.table(self._schema.name)
+
+    def take_initial_values(self, wait_sec: float) -> None:
+        """Gives the model's values to a table that has none, on rank 0; takes the table's.
+
+        Raises:
+            FailedPrecondition: the table is of another model.
+            DeadlineExceeded: nobody has given them in ``wait_sec``.
+        """
+        table, marker = self.table, np.array([MARKER_KEY], dtype=np.uint64)
+        deadline = time.monotonic() + wait_sec
+        while not (found := table.pull(marker)[0]).any():
+            if self._session.rank == 0:
+                table.assign(self._ids.numpy(), self._flat_values())
+                table.assign(marker, self._layout[None])  # last: who sees it finds all values
+            elif time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"dense_on_servers: rank 0 has not given table {self._schema.full_name!r} its initial values in "
+                    f"{wait_sec:g} s"
+                )
+            else:
+                time.sleep(_POLL_SEC)
+        if not np.array_equal(found, self._layout):
+            raise FailedPrecondition(
+                f"dense_on_servers: table {self._schema.full_name!r} holds the parameters of another model; drop it, "
+                "or use another namespace"
+            )
+        self._set_values(torch.from_numpy(table.pull(self._ids.numpy())))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The hook: parameters of this step, or in eval mode of now."""
+        del args
+        self.pull(train=module.training)
+
+    def pull(self, *, train: bool = True) -> None:
+        """Reads the parameters: of this step, once, or the newest.
+
+        Raises:
+            DeadlineExceeded: other workers are too far behind (names them).
+            SparserowError: a server is at fault.
+        """
+        if train and self._is_pulled:
+            return
+        try:
+            with torch.no_grad():
+                rows = ops.gather(self._ids, self._anchor, self._binding, ROW_WIDTH, -1, train)
+        except (RuntimeError, ValueError) as error:
+            raise ops.typed_error(error) from None
+        self._set_values(rows)
+        self._is_pulled = train
+
+    def stage(self) -> None:
+        """Adds the gradients of backward to the session's step. What ``session.step`` calls first."""
+        if not self._is_pulled:
+            return
+        given = [place for place in self._places if place.parameter.grad is not None]
+        for place in given:
+            assert place.parameter.grad is not None
+            flat = self._gradients[place.begin : place.end].view(-1)
+            flat[: place.parameter.numel()] = place.parameter.grad.reshape(-1)
+        ids, gradients = self._ids, self._gradients
+        if len(given) < len(self._places):
+            ids = torch.cat([self._ids[place.begin : place.end] for place in given] or [self._ids[:0]])
+            gradients = self._gradients[ids]
+        if len(ids):
+            with torch.no_grad():
+                ops.stage(gradients, ids, self._binding, ROW_WIDTH, -1)
+
+    def end_step(self) -> None:
+        """Forgets the gradients; the next forward reads anew. What ``session.step`` calls last."""
+        self._is_pulled = False
+        for place in self._places:
+            place.parameter.grad = None
+
+    def _flat_values(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        values = torch.zeros(len(self._ids), ROW_WIDTH)
+        for place in self._places:
+            values[place.begin : place.end].view(-1)[: place.parameter.numel()] = place.parameter.detach().reshape(-1)
+        return values.numpy()
+
+    def _set_values(self, rows: Tensor) -> None:
+        with torch.no_grad():
+            for place in self._places:
+                flat = rows[place.begin : place.end].view(-1)[: place.parameter.numel()]
+                place.parameter.copy_(flat.view(place.parameter.shape))
+
+
+def _digest(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(ROW_WIDTH) float32 that stand for a text: bytes of its SHA-512, none of them 0."""
+    return np.frombuffer(hashlib.sha512(text.encode()).digest(), dtype=np.uint8).astype(np.float32) + 1
