@@ -1,0 +1,73 @@
+"""Schedules: closed forms, on dense weights and rows alike, and that a commit is applied with its own rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from pydantic import TypeAdapter
+from sparserow.proto.schedule import ScheduleConfig
+from sparserow.worker.learning_rates import LearningRates
+from torch import nn
+
+STEPS = 12
+FORMS: dict[str, tuple[dict[str, object], Callable[[int], float]]] = {
+    "constant": ({"kind": "constant"}, lambda _: 1.0),
+    "warmup": ({"kind": "constant", "warmup_steps": 4}, lambda t: min(1.0, (t + 1) / 4)),
+    "warmup-1": ({"kind": "constant", "warmup_steps": 1}, lambda _: 1.0),
+    "step": ({"kind": "step", "every_steps": 3, "factor": 0.5}, lambda t: 0.5 ** (t // 3)),
+    "step-warmup": (
+        {"kind": "step", "every_steps": 3, "factor": 0.5, "warmup_steps": 2},
+        lambda t: 0.5 ** (t // 3) * min(1.0, (t + 1) / 2),
+    ),
+    "cosine": ({"kind": "cosine", "total_steps": 8}, lambda t: (1 + math.cos(math.pi * min(t, 8) / 8)) / 2),
+    "cosine-warmup": (
+        {"kind": "cosine", "total_steps": 8, "warmup_steps": 3},
+        lambda t: (1 + math.cos(math.pi * min(t, 8) / 8)) / 2 * min(1.0, (t + 1) / 3),
+    ),
+    "linear": ({"kind": "linear", "total_steps": 8}, lambda t: max(0.0, 1 - t / 8)),
+    "linear-final": (
+        {"kind": "linear", "total_steps": 4, "final_factor": 0.2},
+        lambda t: 1 - 0.8 * min(t, 4) / 4,
+    ),
+}
+
+
+def schedule_of(section: dict[str, object]) -> ScheduleConfig:
+    return TypeAdapter(ScheduleConfig).validate_python(section)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_commit_is_applied_with_its_own_rate(name: str) -> None:
+    """Gradients of 1: a step moves the weight and the row by the rate of that very step."""
+    section, form = FORMS[name]
+    with sr.InProcessCluster(shards=2).connect("rates") as session:
+        model = nn.Sequential(nn.Embedding(10, 2))
+        sr.distribute(model, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        weight = nn.Parameter(torch.zeros(1))
+        dense = torch.optim.SGD([weight], lr=0.25)
+        rates = LearningRates(schedule_of(section), (dense, session.optimizer))
+        for step in range(STEPS):
+            row, before = session.table("0").pull([3]), weight.detach().clone()
+            (model(torch.tensor([3])).sum() + weight.sum()).backward()
+            assert session.step(dense)
+            moved = row - session.table("0").pull([3])
+            np.testing.assert_allclose(moved, np.full((1, 2), 0.5 * form(step)), atol=1e-6)
+            torch.testing.assert_close(before - weight.detach(), torch.tensor([0.25 * form(step)]), rtol=0, atol=1e-6)
+            rates.step()
+
+
+def test_a_factor_stays_under_a_schedule() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    section, form = FORMS["cosine-warmup"]
+    rates = LearningRates(schedule_of(section), (optimizer,))
+    for step in range(6):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(form(step) * (1.0 if step < 3 else 0.1))
+        optimizer.step()
+        rates.step()
+        if step == 2:
+            rates.scale(0.1)
