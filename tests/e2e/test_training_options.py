@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import sparserow as sr
 import torch
+import torch.distributed as dist
 from sparserow.proto.config import load_config
 from sparserow.proto.job import JobConfig
 from sparserow.worker.local_backend import LocalBackend
@@ -21,6 +22,7 @@ from sparserow.worker.process_group import WorkerGroup, joined_group
 from sparserow.worker.ps_backend import PsBackend
 from sparserow.worker.trainer import Trainer
 from sparserow.worker.training_report import Silence, TrainResult
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 ALONE = WorkerGroup()
 ROWS = 64
@@ -79,13 +81,22 @@ def train_plainly(log: Path, *sets: str, group: WorkerGroup = ALONE) -> State:
     return state
 
 
-def train_served(address: str, log: Path, name: str, *sets: str, group: WorkerGroup = ALONE) -> State:
+def train_served(
+    address: str,
+    log: Path,
+    name: str,
+    *sets: str,
+    group: WorkerGroup = ALONE,
+    hook: Callable[..., object] | None = None,
+) -> State:
     """On servers, from the weights that plain torch begins with."""
     job, start = job_of(log, name, *sets), initial(log)
     torch.manual_seed(1)
     with sr.connect(address, job.name, on_nonfinite=job.train.on_nonfinite) as session:
         trainer = Trainer(job, group=group, backend=PsBackend(job, session, address), observer=Silence())
         trainer._bare.load_state_dict(start.dense)
+        if hook is not None:
+            trainer._model.register_comm_hook(None, hook)
         table = session.table(TABLE)
         if group.rank == 0:
             table.assign(np.arange(ROWS), start.rows)
@@ -149,7 +160,7 @@ def test_one_worker_equals_plain_torch(cluster: sr.LocalCluster, log: Path, opti
     assert served.differs(initial(log))
 
 
-@pytest.mark.parametrize("option", ["bfloat16", "clip_norm", "schedule"])
+@pytest.mark.parametrize("option", ["bfloat16", "float16", "clip_norm", "schedule"])
 def test_the_option_changes_what_is_learnt(log: Path, option: str) -> None:
     assert train_plainly(log, *OPTIONS[option][1]).differs(train_plainly(log))
 
@@ -227,30 +238,46 @@ def train_rank(rank: int, address: str, folder: str) -> None:
     """One of two workers: every job of ``PAIRS``, served and plain, then the poisoned one."""
     torch.set_num_threads(1)
     log, poisoned = Path(folder) / "log.csv", Path(folder) / "poisoned.csv"
+    reduced: list[int] = []
+
+    def count_reductions(group, bucket):  # DDP reads annotations, and these are strings here
+        reduced.append(bucket.index())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    figures = {}
     with joined_group(rank, 2, f"file://{folder}/meet") as group:
         states = {}
         for name, (served_sets, plain_sets) in PAIRS.items():
-            states[name] = train_served(address, log, f"two-{name}", *served_sets, group=group)
+            reduced.clear()
+            hook = count_reductions if name == "accumulate" else None
+            states[name] = train_served(address, log, f"two-{name}", *served_sets, group=group, hook=hook)
             states[f"{name}-plain"] = train_plainly(log, *plain_sets, group=group)
-        state_sizes = len(states["zero"].trainer._step._backend.optimizers[0].optim.state)
+            figures[f"{name}-reductions"] = reduced.count(0)
+        figures["zero-states"] = len(states["zero"].trainer._backend.optimizers[0].optim.state)
         states["plain-accumulate"] = train_plainly(log, *PAIRS["accumulate"][0], group=group)
         for policy in ("skip", "raise"):
             sets = ["data.shuffle_rows=0", f"train.on_nonfinite={policy}"]
             states[policy] = train_served(address, poisoned, f"two-{policy}", *sets, group=group)
         states["skip-plain"] = train_plainly(poisoned, "data.shuffle_rows=0", "train.on_nonfinite=skip", group=group)
         plain = {name: (s.dense, s.rows, s.result, s.error) for name, s in states.items()}
-        torch.save((plain, state_sizes), f"{folder}/rank{rank}.pt")
+        torch.save((plain, figures), f"{folder}/rank{rank}.pt")
 
 
-def loaded(path: Path) -> tuple[dict[str, State], int]:
-    states, state_sizes = torch.load(path, weights_only=False)
-    return {name: State(*parts) for name, parts in states.items()}, state_sizes
+@dataclass(frozen=True)
+class Ranks:
+    """What both workers saved, by rank."""
+
+    log: Path
+    states: list[dict[str, State]]
+    figures: list[dict[str, int]]
 
 
-def test_two_workers_equal_plain_torch(cluster: sr.LocalCluster, tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.csv")
-    write_log(tmp_path / "poisoned.csv", rows=768, poison_at=500)  # rank 1 reads it
-    commands = [[sys.executable, __file__, str(rank), cluster.address, str(tmp_path)] for rank in range(2)]
+@pytest.fixture(scope="module")
+def pair(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    folder = tmp_path_factory.mktemp("pair")
+    log = write_log(folder / "log.csv")
+    write_log(folder / "poisoned.csv", rows=768, poison_at=500)  # rank 1 reads it
+    commands = [[sys.executable, __file__, str(rank), cluster.address, str(folder)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         errors = [rank.communicate(timeout=240)[1] for rank in ranks]
@@ -258,24 +285,38 @@ def test_two_workers_equal_plain_torch(cluster: sr.LocalCluster, tmp_path: Path)
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], errors
-    first, first_size, second, second_size = (part for rank in range(2) for part in loaded(tmp_path / f"rank{rank}.pt"))
-    start = initial(log)
-    for name in PAIRS:
-        for states in (first, second):
-            assert states[name].result is not None, states[name].error
-            states[name].assert_close(states[f"{name}-plain"])
-            assert states[name].differs(start)
-    first["plain-accumulate"].assert_close(first["accumulate-plain"])
-    everything = len(start.dense)
-    assert 0 < first_size < everything
-    assert first_size + second_size == everything
+    saved = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    states = [{name: State(*parts) for name, parts in plain.items()} for plain, _ in saved]
+    return Ranks(log, states, [figures for _, figures in saved])
 
-    for states in (first, second):  # one worker's Inf refuses the step of both
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_workers_equal_plain_torch(pair: Ranks, name: str) -> None:
+    for states in pair.states:
+        assert states[name].result is not None, states[name].error
+        states[name].assert_close(states[f"{name}-plain"])
+        assert states[name].differs(initial(pair.log))
+
+
+def test_micro_batches_are_reduced_once_a_step(pair: Ranks) -> None:
+    assert [figures["accumulate-reductions"] for figures in pair.figures] == [2, 2]  # 192 samples each: 128 and 64
+    pair.states[0]["plain-accumulate"].assert_close(pair.states[0]["accumulate-plain"])
+
+
+def test_zero_shares_the_dense_state_out(pair: Ranks) -> None:
+    first, second = (figures["zero-states"] for figures in pair.figures)
+    assert min(first, second) > 0
+    assert first + second == len(initial(pair.log).dense)
+
+
+def test_one_workers_inf_refuses_the_step_of_both(pair: Ranks) -> None:
+    first, second = pair.states
+    for states in pair.states:
         assert states["skip"].result is not None, states["skip"].error
         assert (states["skip"].result.refused_steps, states["skip"].result.history[0].samples) == (1, 512)
         states["skip"].assert_close(first["skip-plain"])
         assert states["raise"].result is None
-        assert not np.array_equal(states["raise"].rows, start.rows)  # an earlier step was taken
+        assert not np.array_equal(states["raise"].rows, initial(pair.log).rows)  # an earlier step was taken
     assert "the loss is" in second["raise"].error
     assert first["raise"].error.startswith("NonFiniteGradient: a dense gradient is not finite")  # by the allreduce
     np.testing.assert_array_equal(first["raise"].rows, second["raise"].rows)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 
 import pytest
 import torch
+from rich.console import Console
+from sparserow.deploy.training_display import summary
 from sparserow.proto.config import load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.job import JobConfig
@@ -112,6 +116,20 @@ def test_divergence_is_an_error(log):
     sets = ("train.dense_optimizer={kind: sgd, lr: 1000}", "train.row_optimizer={kind: sgd, lr: 1000}")
     with pytest.raises(InvalidArgument, match=r"the loss is (nan|inf) after .* samples; lower the learning rates"):
         train(job_of(log, *sets))
+
+
+def test_refused_steps_are_in_the_summary(log):
+    log.write_text(log.read_text() + "1,3e38,k1\n")
+    plain = ("data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}", "train.epochs=1")
+    with pytest.raises(
+        InvalidArgument, match=r"the loss is (nan|inf) after .* samples; lower the learning rates, or sk"
+    ):
+        train(job_of(log, *plain))
+    result = train(job_of(log, *plain, "train.on_nonfinite=skip"))
+    assert result.refused_steps == 1
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary("trained", result))
+    assert re.search(r"steps refused \(NaN or Inf\) .* 1\b", console.file.getvalue())
 
 
 def test_table_rows_by_column(log):
