@@ -42,11 +42,8 @@ bool Channel::submit(Request& request) {
     finish(request, Status::ok());
     return false;
   }
-  if (max_body_bytes_ != 0 && request.header.body_bytes > max_body_bytes_) {
-    finish(request,
-           Status(Code::kInvalidArgument, "the request has " + std::to_string(request.header.body_bytes) +
-                                              " bytes, a frame has at most " + std::to_string(max_body_bytes_) +
-                                              "; send fewer rows at a time"));
+  if (Status status = refusal_of(request); !status.is_ok()) {
+    finish(request, std::move(status));
     return false;
   }
   outstanding_[request.header.request_id] = &request;
@@ -55,12 +52,42 @@ bool Channel::submit(Request& request) {
   return failed_ || state_ != State::kReady || !queue_.empty();
 }
 
+Status Channel::refusal_of(const Request& request) const {
+  if (max_body_bytes_ == 0) return Status::ok();
+  if (request.header.body_bytes > max_body_bytes_) {
+    return Status(Code::kInvalidArgument, "the request has " + std::to_string(request.header.body_bytes) +
+                                              " bytes, a frame has at most " + std::to_string(max_body_bytes_) +
+                                              "; send fewer rows at a time");
+  }
+  if ((request.needs & ~features_) != 0) {
+    return Status(Code::kFailedPrecondition, "it is of an earlier build and knows no conditional pulls");
+  }
+  return Status::ok();
+}
+
+Status ScatteredRows::deliver() const {
+  const std::uint32_t asked = sink.expected.n;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] >= asked || (i > 0 && positions[i] <= positions[i - 1])) return malformed("positions of rows");
+  }
+  const std::size_t row_bytes = std::size_t{descriptor.dim} * size_of(descriptor.dtype);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const std::size_t at = positions[i];
+    convert_to_float(descriptor.dtype, rows.data() + i * row_bytes, sink.rows + at * descriptor.dim, descriptor.dim);
+    sink.versions[at] = versions[i];
+    if (sink.found != nullptr) sink.found[at] = found[i];
+    if (sink.changed != nullptr) sink.changed[at] = 1;
+  }
+  return Status::ok();
+}
+
 void Channel::cancel(Request& request) {
   if (request.done) return;
   outstanding_.erase(request.header.request_id);
   if (receiving_ == &request) {
     receiving_ = nullptr;
     collecting_ = false;
+    scattered_.reset();
     for (Piece& piece : pieces_) {
       piece.to = nullptr;
       piece.packed = nullptr;
@@ -287,6 +314,7 @@ void Channel::reset_inbox() {
   receiving_ = nullptr;
   collecting_ = false;
   pieces_.clear();
+  scattered_.reset();
 }
 
 void Channel::receive() {
@@ -409,6 +437,7 @@ Status Channel::digest() {
           SR_RETURN_IF_ERROR(on_frame_end());
           if (!stream_) return Status::ok();
         } else {
+          if (const auto scattered = std::move(scattered_)) SR_RETURN_IF_ERROR(scattered->deliver());
           stage_ = Stage::kSection;
         }
         break;
@@ -487,13 +516,37 @@ Status Channel::on_descriptor() {
   if (sink_ == receiving_->sinks.size()) return malformed("more tables than asked for");
   const RowsSink& sink = receiving_->sinks[sink_++];
   const auto layout = layout_of(SectionKind::kTableRows, descriptor.flags);
-  if (std::memcmp(&descriptor, &sink.expected, sizeof descriptor) != 0 || !layout.is_ok() ||
+  const bool conditional = layout.is_ok() && layout.value().positions;
+  TableDescriptor expected = sink.expected;
+  if (conditional && descriptor.n < expected.n) expected.n = descriptor.n;
+  if (std::memcmp(&descriptor, &expected, sizeof descriptor) != 0 || !layout.is_ok() ||
       table_payload_bytes(descriptor, layout.value()) != section_bytes_) {
     return malformed("table " + std::to_string(descriptor.table_id) + " is not what was asked for");
   }
   const std::size_t n = descriptor.n;
   const std::size_t floats = n * descriptor.dim;
   const std::size_t bytes = floats * size_of(descriptor.dtype);
+  stage_ = Stage::kPieces;
+  if (conditional) {
+    scattered_ = std::make_unique<ScatteredRows>(ScatteredRows{.sink = sink,
+                                                               .descriptor = descriptor,
+                                                               .positions = std::vector<std::uint32_t>(n),
+                                                               .rows = std::vector<std::byte>(bytes),
+                                                               .versions = std::vector<std::uint64_t>(n),
+                                                               .found = {}});
+    ScatteredRows& parts = *scattered_;
+    pieces_.push_back({.to = reinterpret_cast<std::byte*>(parts.positions.data()), .left = n * 4});
+    pieces_.push_back({.left = padded8(n * 4) - n * 4});
+    pieces_.push_back({.to = parts.rows.data(), .left = bytes});
+    pieces_.push_back({.left = padded8(bytes) - bytes});
+    pieces_.push_back({.to = reinterpret_cast<std::byte*>(parts.versions.data()), .left = n * 8});
+    if (layout.value().found) {
+      parts.found.resize(n);
+      pieces_.push_back({.to = reinterpret_cast<std::byte*>(parts.found.data()), .left = n});
+      pieces_.push_back({.left = padded8(n) - n});
+    }
+    return Status::ok();
+  }
   if (descriptor.dtype == Dtype::kFloat32) {
     pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.rows), .left = bytes});
   } else {
@@ -511,7 +564,6 @@ Status Channel::on_descriptor() {
     pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.found), .left = n});
     pieces_.push_back({.left = padded8(n) - n});
   }
-  stage_ = Stage::kPieces;
   return Status::ok();
 }
 
@@ -592,6 +644,7 @@ Status Channel::on_hello_ack() {
     return Status(Code::kFailedPrecondition, "the server there is shard " + std::to_string(shard.shard_index));
   }
   max_body_bytes_ = shard.max_frame_bytes;
+  features_ = shard.features;
   state_ = State::kReady;
   was_ready_ = true;
   draining_ = false;
@@ -599,16 +652,13 @@ Status Channel::on_hello_ack() {
   for (auto at = queue_.begin(); at != queue_.end();) {
     Request& request = **at;
     const bool only_connects = request.expected == FrameType::kHelloAck;
-    const bool too_large = request.header.body_bytes > max_body_bytes_;
-    if (!only_connects && !too_large) {
+    Status refusal = refusal_of(request);
+    if (!only_connects && refusal.is_ok()) {
       ++at;
       continue;
     }
     at = queue_.erase(at);
-    finish(request, only_connects ? Status::ok()
-                                  : Status(Code::kInvalidArgument,
-                                           "the request has " + std::to_string(request.header.body_bytes) +
-                                               " bytes, a frame has at most " + std::to_string(max_body_bytes_)));
+    finish(request, std::move(refusal));
   }
   flush();
   return Status::ok();

@@ -33,6 +33,7 @@ struct RowsSink {
   float* rows = nullptr;              // (n, dim)
   std::uint64_t* versions = nullptr;  // (n) or null
   std::uint8_t* found = nullptr;      // (n) or null
+  std::uint8_t* changed = nullptr;    // (n) or null; of a conditional pull
 };
 
 struct Request {
@@ -41,6 +42,7 @@ struct Request {
   FrameHeader header;       // type, flags, ids, sequence, step, section_count, body_bytes
   std::vector<iovec> body;  // pieces of the body in order, in memory that outlives the request
   FrameType expected = FrameType::kAck;
+  std::uint64_t needs = 0;  // Features that the shard must have
   std::vector<RowsSink> sinks;
   std::chrono::steady_clock::time_point deadline;
   std::uint32_t* open_requests = nullptr;  // counted down when done
@@ -56,6 +58,19 @@ struct Request {
   bool header_sent = false;
   std::size_t piece = 0;
   std::size_t offset = 0;
+};
+
+// The rows of a conditional reply on their way to their places among the rows asked for.
+struct ScatteredRows {
+  RowsSink sink;
+  TableDescriptor descriptor;            // of the reply
+  std::vector<std::uint32_t> positions;  // (n)
+  std::vector<std::byte> rows;           // (n, dim) of descriptor.dtype
+  std::vector<std::uint64_t> versions;   // (n)
+  std::vector<std::uint8_t> found;       // (n), empty unless asked
+
+  // DataLoss for positions that do not rise below the number of rows asked for; nothing is written then.
+  Status deliver() const;
 };
 
 class Channel {
@@ -107,6 +122,7 @@ class Channel {
   Status on_header();
   Status on_section();
   Status on_descriptor();
+  [[nodiscard]] Status refusal_of(const Request& request) const;  // Ok when this shard can be asked
   Status on_frame_end();
   Status on_hello_ack();
   void on_reply_end();
@@ -133,7 +149,8 @@ class Channel {
   Clock::time_point attempt_until_{};
   bool draining_ = false;
   Clock::time_point paused_until_{};
-  std::uint32_t max_body_bytes_ = 0;
+  std::uint32_t max_body_bytes_ = 0;  // 0 until HELLO_ACK
+  std::uint64_t features_ = 0;
 
   std::uint64_t next_id_ = 1;
   std::map<std::uint64_t, Request*> outstanding_;
@@ -153,7 +170,8 @@ class Channel {
   Request* receiving_ = nullptr;  // null while a frame is dropped
   std::size_t sink_ = 0;
   std::deque<Piece> pieces_;
-  std::vector<std::byte> narrow_;  // 16-bit rows before they are widened
+  std::vector<std::byte> narrow_;             // 16-bit rows before they are widened
+  std::unique_ptr<ScatteredRows> scattered_;  // a conditional reply's rows, until they are all there
   std::vector<std::byte> collected_;
   bool collecting_ = false;
   std::uint32_t crc_ = 0;

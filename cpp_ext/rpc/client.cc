@@ -239,6 +239,10 @@ Status Client::Impl::connect() {
 Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& options) {
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check_groups("pull", table.dim, table.keys, table.shard_begin, shards()));
+    if (table.known != nullptr && table.versions == nullptr) {
+      return Status(Code::kInvalidArgument, "pull.versions: must be set when pull.known is");
+    }
+    if (table.changed != nullptr) std::fill_n(table.changed, table.keys.size(), std::uint8_t{0});
   }
   Call call(options.deadline);
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
@@ -258,17 +262,24 @@ Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& 
       head.descriptor.dtype = options_.wire_dtype;
       head.descriptor.n = n;
       head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
-                                                        (table.found != nullptr ? kTableFound : 0));
+                                                        (table.found != nullptr ? kTableFound : 0) |
+                                                        (table.known != nullptr ? kTableKnown : 0));
       head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
       head.section.flags = kSectionRequired;
-      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
+      const bool conditional = table.known != nullptr;
+      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
       add_piece(out->request, &head, sizeof head);
       add_piece(out->request, table.keys.data() + begin, std::size_t{n} * 8);
+      if (conditional) {
+        add_piece(out->request, table.known + begin, std::size_t{n} * 8);
+        out->request.needs |= kFeatureConditionalPull;
+      }
       ++out->request.header.section_count;
       out->request.sinks.push_back({.expected = head.descriptor,
                                     .rows = table.rows + std::size_t{begin} * table.dim,
                                     .versions = table.versions != nullptr ? table.versions + begin : nullptr,
-                                    .found = table.found != nullptr ? table.found + begin : nullptr});
+                                    .found = table.found != nullptr ? table.found + begin : nullptr,
+                                    .changed = table.changed != nullptr ? table.changed + begin : nullptr});
     }
   }
   return run(call);

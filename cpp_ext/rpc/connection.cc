@@ -161,6 +161,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   HelloPayload mine;
   mine.shard_index = core_.options.shard_index;
   mine.cluster_id = core_.options.cluster_id;
+  mine.features = kFeatures;
   mine.hash_version = kHashVersion;
   mine.slot_count = core_.store->options().slot_count;
   mine.route_epoch = core_.route()->epoch;

@@ -87,6 +87,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<bool> send_rows(PullRequest& request);
   Task<bool> send_rows_whole(PullRequest& request);
   Task<bool> send_rows_chunked(PullRequest& request);
+  Task<bool> send_changed_rows(PullRequest& request);
   Outcome park_until_readable(const std::shared_ptr<PullRequest>& request, Body& body,
                               std::chrono::steady_clock::time_point deadline, bool& parked);
   static void resume_parked(const std::shared_ptr<Connection>& self, const std::shared_ptr<PullRequest>& request,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "rpc/crc32c.h"
 
@@ -114,13 +115,15 @@ Result<std::optional<Section>> SectionReader::next() {
 Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags) {
   const bool versions = (flags & kTableVersions) != 0;
   const bool found = (flags & kTableFound) != 0;
-  if ((flags & ~(kTableVersions | kTableFound)) != 0)
+  const bool known = (flags & kTableKnown) != 0;
+  if ((flags & ~(kTableVersions | kTableFound | kTableKnown)) != 0)
     return bad("table.flags: unknown bit in " + std::to_string(flags));
+  if (known && !versions) return bad("table.flags: a conditional pull must ask for versions");
   switch (kind) {
     case SectionKind::kTableKeys:
-      return TableLayout{.keys = true};
+      return TableLayout{.keys = true, .known = known};
     case SectionKind::kTableRows:
-      return TableLayout{.rows = true, .versions = versions, .found = found};
+      return TableLayout{.positions = known, .rows = true, .versions = versions, .found = found};
     case SectionKind::kTableGrads:
       if (flags != 0) return bad("table.flags: gradients carry none");
       return TableLayout{.keys = true, .rows = true};
@@ -134,6 +137,8 @@ std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const Table
   const std::uint64_t n = descriptor.n;
   std::uint64_t bytes = sizeof(TableDescriptor);
   if (layout.keys) bytes += n * 8;
+  if (layout.known) bytes += n * 8;
+  if (layout.positions) bytes += padded8(n * 4);
   if (layout.rows) bytes += padded8(n * descriptor.dim * size_of(descriptor.dtype));
   if (layout.versions) bytes += n * 8;
   if (layout.found) bytes += padded8(n);
@@ -156,7 +161,13 @@ Status check_descriptor(const TableDescriptor& descriptor) {
 Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> payload) {
   auto descriptor = parse_fixed<TableDescriptor>(payload, "table", false);
   if (!descriptor.is_ok()) return descriptor.status();
-  TableView view{.descriptor = descriptor.value(), .keys = {}, .rows = {}, .versions = {}, .found = {}};
+  TableView view{.descriptor = descriptor.value(),
+                 .keys = {},
+                 .known = {},
+                 .positions = {},
+                 .rows = {},
+                 .versions = {},
+                 .found = {}};
   SR_RETURN_IF_ERROR(check_descriptor(view.descriptor));
   const auto layout = layout_of(kind, view.descriptor.flags);
   if (!layout.is_ok()) return layout.status();
@@ -168,6 +179,15 @@ Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> paylo
   const std::uint64_t n = view.descriptor.n;
   auto rest = payload.subspan(sizeof(TableDescriptor));
   if (layout.value().keys) view.keys = as<std::uint64_t>(take(rest, n * 8));
+  if (layout.value().known) view.known = as<std::uint64_t>(take(rest, n * 8));
+  if (layout.value().positions) {
+    view.positions = as<std::uint32_t>(take(rest, n * 4));
+    if (!all_zero(take(rest, padded8(n * 4) - n * 4))) return bad("table padding: not zero");
+    if (std::adjacent_find(view.positions.begin(), view.positions.end(), std::greater_equal<>()) !=
+        view.positions.end()) {
+      return bad("table.positions: must rise");
+    }
+  }
   if (layout.value().rows) {
     const std::uint64_t bytes = n * view.descriptor.dim * size_of(view.descriptor.dtype);
     view.rows = take(rest, bytes);

@@ -18,10 +18,15 @@
 //   ERROR      server -> client  section ERROR                       reply to any request
 //   PING / PONG                  none
 //
-//   table payload = table_descriptor(40) keys u64[n] rows dtype[n * dim]? pad8 versions u64[n]? found u8[n]? pad8
+//   table payload = table_descriptor(40) keys u64[n]? known u64[n]? positions u32[n]? pad8
+//                   rows dtype[n * dim]? pad8 versions u64[n]? found u8[n]? pad8
 //
 // TABLE_KEYS has keys; TABLE_ROWS has rows (no keys: the order is the request's) and what the request
 // flagged; TABLE_GRADS has keys and rows. SCAN_PAGE: see ScanPagePayload.
+//
+// A conditional pull (table flag kTableKnown, a feature of HELLO) sends with each key the version that the
+// client has, or kNoVersion. The reply has the n rows whose version differs, older or newer, their versions,
+// and their positions among the keys asked for, which rise.
 // Unknown sections are skipped unless flagged kRequired, then the frame is refused. Lengths are checked
 // before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO). Every length is a
 // multiple of 8, so what follows is aligned in place.
@@ -51,6 +56,12 @@ inline constexpr std::uint32_t kHelloMagic = 0x4f525053;  // "SPRO"
 inline constexpr std::uint8_t kProtocolVersion = 1;
 inline constexpr std::uint8_t kProtocolMin = 1;
 inline constexpr std::int64_t kNoStep = -1;
+inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // of a row that the client does not have
+
+enum Features : std::uint64_t {
+  kFeatureConditionalPull = 1,
+};
+inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull;  // of this build
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -119,6 +130,7 @@ static_assert(sizeof(SectionHeader) == 16);
 enum TableFlags : std::uint8_t {
   kTableVersions = 1,  // request: send versions too; reply: they are there
   kTableFound = 2,     // request: send the found mask; reply: it is there
+  kTableKnown = 4,     // request: known versions are there; reply: positions are. Needs kTableVersions
 };
 
 struct TableDescriptor {
@@ -141,7 +153,7 @@ struct HelloPayload {
   std::uint8_t protocol_max = kProtocolVersion;
   std::uint16_t shard_index = 0;  // server -> client
   std::uint64_t cluster_id = 0;   // 0 = any (client)
-  std::uint64_t features = 0;     // bit set; none defined in version 1
+  std::uint64_t features = 0;     // bit set of Features; server -> client: what it can do
   std::uint32_t hash_version = 0;
   std::uint32_t slot_count = 0;       // server -> client
   std::uint32_t route_epoch = 0;      // server -> client
@@ -219,6 +231,8 @@ class SectionReader {
 // Which parts a table payload of this kind has.
 struct TableLayout {
   bool keys = false;
+  bool known = false;
+  bool positions = false;
   bool rows = false;
   bool versions = false;
   bool found = false;
@@ -230,10 +244,12 @@ Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags);
 
 struct TableView {
   TableDescriptor descriptor;
-  std::span<const std::uint64_t> keys;      // (n) or empty
-  std::span<const std::byte> rows;          // (n, dim) of descriptor.dtype or empty
-  std::span<const std::uint64_t> versions;  // (n) or empty
-  std::span<const std::uint8_t> found;      // (n) or empty
+  std::span<const std::uint64_t> keys;       // (n) or empty
+  std::span<const std::uint64_t> known;      // (n) versions or empty
+  std::span<const std::uint32_t> positions;  // (n) rising, or empty
+  std::span<const std::byte> rows;           // (n, dim) of descriptor.dtype or empty
+  std::span<const std::uint64_t> versions;   // (n) or empty
+  std::span<const std::uint8_t> found;       // (n) or empty
 };
 Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> payload);
 // Field checks that parse_table and a reader of streamed sections share.

@@ -3,6 +3,30 @@
 #include <algorithm>
 
 namespace sparserow::rpc {
+namespace {
+
+// Keys [begin, end) of a conditional pull.
+Status pull_changed(const Store& store, const TablePull& table, std::size_t begin, std::size_t end) {
+  const std::size_t n = end - begin;
+  std::vector<float> rows(n * table.dim);
+  std::vector<std::uint64_t> versions(n);
+  std::vector<std::uint8_t> found(n);
+  SR_RETURN_IF_ERROR(store.pull(table.table_id, table.keys.subspan(begin, n), Dtype::kFloat32,
+                                reinterpret_cast<std::byte*>(rows.data()),
+                                {.versions = versions.data(), .found = found.data()}));
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool differs = table.known[begin + i] != versions[i];
+    if (table.changed != nullptr) table.changed[begin + i] = differs ? 1 : 0;
+    if (!differs) continue;
+    std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(i * table.dim), table.dim,
+                table.rows + (begin + i) * table.dim);
+    table.versions[begin + i] = versions[i];
+    if (table.found != nullptr) table.found[begin + i] = found[i];
+  }
+  return Status::ok();
+}
+
+}  // namespace
 
 LocalShards::LocalShards(std::vector<std::shared_ptr<Store>> stores)
     : stores_(std::move(stores)), slot_owner_(stores_.front()->options().slot_count) {
@@ -40,8 +64,15 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
 Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& /*options*/) {
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
+    if (table.known != nullptr && table.versions == nullptr) {
+      return {Code::kInvalidArgument, "pull.versions: must be set when pull.known is"};
+    }
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
+      if (table.known != nullptr) {
+        SR_RETURN_IF_ERROR(pull_changed(*stores_[s], table, begin, table.shard_begin[s + 1]));
+        continue;
+      }
       PullExtras extras;
       extras.versions = table.versions == nullptr ? nullptr : table.versions + begin;
       extras.found = table.found == nullptr ? nullptr : table.found + begin;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "rpc/changed_rows.h"
 #include "rpc/connection.h"
 
 namespace sparserow::rpc {
@@ -172,7 +173,7 @@ Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& 
   request->header = header;
   for (const TableView& view : views) {
     if (Status status = check_table(view.descriptor); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
-    request->parts.push_back({view.descriptor, view.keys});
+    request->parts.push_back({view.descriptor, view.keys, view.known});
     request->reply_bytes += reply_section_bytes(request->parts.back());
   }
   if (request->reply_bytes > core_.options.max_frame_bytes) {
@@ -234,6 +235,7 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
     for (PullPart& part : request->parts) {
       const auto offset = reinterpret_cast<const std::byte*>(part.keys.data()) - body.bytes.data();
       part.keys = {reinterpret_cast<const std::uint64_t*>(request->body.data() + offset), part.keys.size()};
+      if (!part.known.empty()) part.known = {part.keys.data() + part.keys.size(), part.keys.size()};
     }
   }
   const std::lock_guard lock(wait->mutex);
@@ -267,6 +269,9 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
 }
 
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {
+  const bool conditional =
+      std::any_of(request.parts.begin(), request.parts.end(), [](const PullPart& part) { return !part.known.empty(); });
+  if (conditional) co_return co_await send_changed_rows(request);
   // A checksum stands in the header, so its frame must be whole before the first byte leaves.
   const bool whole =
       sizeof(FrameHeader) + request.reply_bytes <= RowChunks::kChunkBytes || (request.header.flags & kFrameHasCrc) != 0;
@@ -314,6 +319,27 @@ Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
     std::memcpy(out.data(), &header, sizeof header);
   }
   co_return co_await write_reply({out.data(), packer.used()});
+}
+
+Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
+  const auto body = changed_rows_body(*core_.store, request.parts);
+  if (!body.is_ok()) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(request.header, FrameType::kError), body.status());
+    co_return co_await write_reply(refusal);
+  }
+  FrameHeader header = reply_to(request.header, FrameType::kRows);
+  header.section_count = static_cast<std::uint32_t>(request.parts.size());
+  header.body_bytes = static_cast<std::uint32_t>(body.value().size());
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec piece{const_cast<std::byte*>(body.value().data()), body.value().size()};
+    seal_crc(header, std::span(&piece, 1));
+  }
+  std::vector<std::byte> frame(sizeof header + body.value().size());
+  std::memcpy(frame.data(), &header, sizeof header);
+  std::memcpy(frame.data() + sizeof header, body.value().data(), body.value().size());
+  for (const PullPart& part : request.parts) core_.counters.rows_pulled += part.keys.size();
+  co_return co_await write_reply(frame);
 }
 
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
@@ -433,6 +459,7 @@ Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Bo
   for (const TableView& view : views) {
     Status status = check_owner(view.descriptor.table_id, view.keys);
     if (!status.is_ok()) return {std::move(status), false, {}};
+    if (!view.known.empty()) return {Status(Code::kInvalidArgument, "DELETE: takes no known versions"), false, {}};
     if (!core_.store->schema(view.descriptor.table_id)) return {no_table(view.descriptor.table_id), false, {}};
   }
   std::uint64_t rows = 0;

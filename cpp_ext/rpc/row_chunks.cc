@@ -66,7 +66,8 @@ TableDescriptor reply_descriptor(const PullPart& part) noexcept {
 }
 
 std::uint64_t reply_section_bytes(const PullPart& part) noexcept {
-  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, {.rows = true,
+  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, {.positions = wants(part, kTableKnown),
+                                                                       .rows = true,
                                                                        .versions = wants(part, kTableVersions),
                                                                        .found = wants(part, kTableFound)});
 }

@@ -19,10 +19,12 @@ namespace sparserow::rpc {
 // One table of a pull: what is asked, and the keys, which point into the request's body.
 struct PullPart {
   TableDescriptor descriptor;
-  std::span<const std::uint64_t> keys;  // (n)
+  std::span<const std::uint64_t> keys;   // (n)
+  std::span<const std::uint64_t> known;  // (n) of a conditional pull, else empty
 };
 
-// Descriptor of the reply to a part, and the bytes of its whole section with header and padding.
+// Descriptor of the reply to a part, and the bytes of its whole section with header and padding; of a
+// conditional pull those of a reply with every row.
 [[nodiscard]] TableDescriptor reply_descriptor(const PullPart& part) noexcept;
 [[nodiscard]] std::uint64_t reply_section_bytes(const PullPart& part) noexcept;
 

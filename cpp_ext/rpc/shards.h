@@ -27,6 +27,12 @@ struct TablePull {
   float* rows = nullptr;                       // (n, dim) float32, written in the order of keys
   std::uint64_t* versions = nullptr;           // (n) or null
   std::uint8_t* found = nullptr;               // (n) or null
+
+  // Conditional: rows holds the rows of these versions already (kNoVersion where it does not), and only rows
+  // whose version differs now are written, with their versions and found; what is equal stays as it is. May
+  // be the same memory as versions, which must not be null then. Servers that cannot: FailedPrecondition.
+  const std::uint64_t* known = nullptr;  // (n) or null
+  std::uint8_t* changed = nullptr;       // (n) or null; of a conditional pull: 1 where it wrote, else 0
 };
 
 struct TablePush {

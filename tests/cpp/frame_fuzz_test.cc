@@ -57,7 +57,12 @@ class Fuzzer {
     Frame tail(key_bytes.begin(), key_bytes.end());
     switch (pick(8)) {
       case 0:
-        table.flags = static_cast<std::uint8_t>(pick(4));
+        table.flags = static_cast<std::uint8_t>(pick(8));
+        if ((table.flags & kTableKnown) != 0) {  // known versions: none, an old one, any
+          table.flags |= kTableVersions;
+          for (auto& key : keys) key = pick(3) == 0 ? random_() : (pick(2) == 0 ? kNoVersion : 0);
+          tail.insert(tail.end(), key_bytes.begin(), key_bytes.end());
+        }
         return frame(header, FrameType::kPull, SectionKind::kTableKeys, bytes_of(table), tail);
       case 1:
       case 2: {

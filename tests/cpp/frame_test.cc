@@ -72,6 +72,29 @@ TEST_CASE("a header is refused by the field that is wrong") {
   CHECK(message([](FrameHeader& h) { h.crc32c = 1; }).find("header.crc32c") == 0);
 }
 
+TEST_CASE("a conditional pull carries known versions, its reply positions that rise") {
+  const auto asked = descriptor(3, 2, Dtype::kFloat32, kTableKnown | kTableVersions);
+  auto keys = payload_of(asked, {.keys = true, .known = true});
+  const auto view = parse_table(SectionKind::kTableKeys, keys.bytes());
+  REQUIRE(view.is_ok());
+  CHECK(view.value().known.size() == 3);
+  CHECK(parse_code(SectionKind::kTableKeys, asked, table_payload_bytes(asked, {.keys = true})) ==
+        Code::kInvalidArgument);
+  CHECK(parse_code(SectionKind::kTableKeys, descriptor(3, 2, Dtype::kFloat32, kTableKnown), 88) ==
+        Code::kInvalidArgument);  // no versions asked
+  CHECK(layout_of(SectionKind::kTableGrads, kTableKnown | kTableVersions).status().code() == Code::kInvalidArgument);
+
+  auto rows = payload_of(asked, {.positions = true, .rows = true, .versions = true});
+  auto* positions = reinterpret_cast<std::uint32_t*>(rows.bytes().data() + sizeof(TableDescriptor));
+  CHECK(!parse_table(SectionKind::kTableRows, rows.bytes()).is_ok());  // 0, 0, 0
+  positions[1] = 4;
+  positions[2] = 9;
+  const auto reply = parse_table(SectionKind::kTableRows, rows.bytes());
+  REQUIRE(reply.is_ok());
+  CHECK(reply.value().positions[2] == 9);
+  CHECK(reply.value().versions.size() == 3);
+}
+
 TEST_CASE("sections: unknown optional ones are skipped, required ones refused, lengths checked") {
   const auto first = [](const std::vector<std::byte>& body, std::uint32_t count) {
     return SectionReader(body, count).next();

@@ -123,6 +123,51 @@ TEST_CASE("shards: prepare applies nothing, commit_prepared all of it, abort non
   });
 }
 
+TEST_CASE("shards: a conditional pull brings the rows whose version differs, and leaves the others alone") {
+  for_each({kTable, kOther}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(40));
+    const Grouped other(shards, kOther.id, iota_keys(7));
+    std::vector<float> rows(200), plain(21);
+    std::vector<std::uint64_t> versions(40, kNoVersion);
+    std::vector<std::uint8_t> found(40, 9), changed(40, 9);
+    std::vector<TablePull> pulls{grouped.pull(kTable, rows.data()), other.pull(kOther, plain.data())};
+    pulls[0].known = pulls[0].versions = versions.data();
+    pulls[0].found = found.data();
+    pulls[0].changed = changed.data();
+    REQUIRE(shards.pull(pulls, {}).is_ok());  // it has nothing yet
+    CHECK(std::count(changed.begin(), changed.end(), 1) == 40);
+    CHECK(std::count(rows.begin(), rows.end(), 2.0f) == 200);
+    CHECK(std::count(plain.begin(), plain.end(), 4.0f) == 21);
+    CHECK(std::count(versions.begin(), versions.end(), 0u) == 40);
+
+    const Grouped touched(shards, kTable.id, iota_keys(5, 10));
+    const std::vector<float> grads(25, 1.0f);
+    const auto push = touched.push(kTable, grads.data(), 1.0f);
+    REQUIRE(shards.commit(std::span(&push, 1), {.sequence = 1, .step = 0}).is_ok());
+    std::fill(rows.begin(), rows.end(), -7.0f);  // shows what is written
+    REQUIRE(shards.pull(pulls, {}).is_ok());
+    for (std::size_t i = 0; i < 40; ++i) {
+      const std::uint64_t key = grouped.partition.keys[i];
+      const bool is_touched = key >= 10 && key < 15;
+      CHECK(changed[i] == (is_touched ? 1 : 0));
+      CHECK(found[i] == (is_touched ? 1 : 0));
+      CHECK(rows[i * 5] == (is_touched ? 1.0f : -7.0f));
+      CHECK((versions[i] != 0) == is_touched);
+    }
+    // A version from the future is another one too: after a restore the right row may be the older one.
+    std::vector<std::uint64_t> newer(versions);
+    for (auto& version : newer) version += 1'000'000;
+    pulls[0].known = newer.data();
+    REQUIRE(shards.pull(pulls, {}).is_ok());
+    CHECK(std::count(changed.begin(), changed.end(), 1) == 40);
+    pulls[0].known = versions.data();
+    REQUIRE(shards.pull(pulls, {}).is_ok());
+    CHECK(std::count(changed.begin(), changed.end(), 1) == 0);
+    pulls[0].versions = nullptr;
+    CHECK(shards.pull(pulls, {}).code() == Code::kInvalidArgument);
+  });
+}
+
 TEST_CASE("shards: assign, erase and scan") {
   for_each({kTable}, [](Shards& shards) {
     const Grouped grouped(shards, kTable.id, iota_keys(100));
