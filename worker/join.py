@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import JoinHook
+from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
 
@@ -55,6 +55,19 @@ def checked_micro_batches(options: dict[str, Any]) -> int:
     if not isinstance(count, int) or count < 1:
         raise InvalidArgument(f"Join.micro_batches: {count!r} is not allowed; allowed: an integer >= 1")
     return count
+
+
+def check_place_in_join(session: Joinable, *, has_dense: bool) -> None:
+    """Refuses a list whose hooks would answer the model's collectives with the session's, and wait for ever.
+
+    Raises:
+        InvalidArgument: dense gradients are reduced before the session's step, and it is the first in the list.
+    """
+    config = session._join_config
+    if has_dense and config.enable and config.is_first_joinable:
+        raise InvalidArgument(
+            "Join: the session must stand behind the DistributedDataParallel model: Join([ddp_model, session])"
+        )
 
 
 def collective_device() -> torch.device:

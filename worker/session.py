@@ -19,7 +19,7 @@ from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
 from .background_push import BackgroundPush
-from .join import SessionJoinHook, checked_micro_batches, collective_device, default_group
+from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
 from .tracing import NoTrace, Trace
@@ -195,7 +195,7 @@ class Session(Joinable):
                 the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
             FailedPrecondition: no backward reached a table (and not ``allow_empty``).
             InvalidArgument: ``clip_row_norm`` is not above 0; ``dense`` or ``clip_row_norm`` although the dense
-                tensors are on the servers.
+                tensors are on the servers; within ``Join`` the session stands before the DDP model.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
             DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
                 last phase of a commit is sent in the background, and its error raised by the next ``step``,
@@ -207,6 +207,7 @@ class Session(Joinable):
             raise InvalidArgument(
                 f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
             )
+        check_place_in_join(self, has_dense=dense is not None and self.world_size > 1)
         Join.notify_join_context(self)
         self._send_learning_rates()
         try:

@@ -255,12 +255,18 @@ def train_rank(rank: int, address: str, folder: str) -> None:
             figures[f"{name}-reductions"] = reduced.count(0)
         figures["zero-states"] = len(states["zero"].trainer._backend.optimizers[0].optim.state)
         states["plain-accumulate"] = train_plainly(log, *PAIRS["accumulate"][0], group=group)
+        ragged = Path(folder) / "ragged.csv"  # rank 1 has a single micro-batch where rank 0 has four
+        for name, sets in {"ragged": PAIRS["accumulate"][0], "ragged-whole": []}.items():
+            states[name] = train_served(address, ragged, f"two-{name}", *RAGGED, *sets, group=group)
         for policy in ("skip", "raise"):
             sets = ["data.shuffle_rows=0", f"train.on_nonfinite={policy}"]
             states[policy] = train_served(address, poisoned, f"two-{policy}", *sets, group=group)
         states["skip-plain"] = train_plainly(poisoned, "data.shuffle_rows=0", "train.on_nonfinite=skip", group=group)
         plain = {name: (s.dense, s.rows, s.result, s.error) for name, s in states.items()}
         torch.save((plain, figures), f"{folder}/rank{rank}.pt")
+
+
+RAGGED = ["data.shuffle_rows=0", "data.on_bad_line=skip"]
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ def pair(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("pair")
     log = write_log(folder / "log.csv")
     write_log(folder / "poisoned.csv", rows=768, poison_at=500)  # rank 1 reads it
+    lines = log.read_text().splitlines(keepends=True)[:256]
+    (folder / "ragged.csv").write_text("".join(line if at < 148 else "bad\n" for at, line in enumerate(lines)))
     commands = [[sys.executable, __file__, str(rank), cluster.address, str(folder)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
@@ -301,6 +309,14 @@ def test_two_workers_equal_plain_torch(pair: Ranks, name: str) -> None:
 def test_micro_batches_are_reduced_once_a_step(pair: Ranks) -> None:
     assert [figures["accumulate-reductions"] for figures in pair.figures] == [2, 2]  # 192 samples each: 128 and 64
     pair.states[0]["plain-accumulate"].assert_close(pair.states[0]["accumulate-plain"])
+
+
+def test_workers_may_have_unequal_numbers_of_micro_batches(pair: Ranks) -> None:
+    for states in pair.states:
+        assert states["ragged"].result is not None, states["ragged"].error
+        assert states["ragged"].result.history[0].samples == 148
+        states["ragged"].assert_close(states["ragged-whole"])
+        assert states["ragged"].differs(initial(pair.log))
 
 
 def test_zero_shares_the_dense_state_out(pair: Ranks) -> None:

@@ -69,6 +69,22 @@ def train_with_ddp(rank: int, address: str) -> dict[str, Tensor]:
     return model.head.state_dict()
 
 
+def train_with_ddp_behind(rank: int, address: str) -> dict[str, Tensor]:
+    """At staleness 1 the last phase of a commit is sent in the background: of empty ones, too."""
+    with sr.connect(address, "behind", staleness=1) as session:
+        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        ddp = DistributedDataParallel(model)
+        dense = torch.optim.SGD(ddp.parameters(), lr=0.2)
+        with Join([ddp, session]):
+            for at in range(BATCHES[rank]):
+                loss_of(ddp, at, rank).backward()
+                assert session.step(dense)
+        session.flush()
+        assert session.current_step == max(BATCHES)
+        dist.barrier()
+    return model.head.state_dict()
+
+
 def train_accumulating(rank: int, address: str) -> dict[str, Tensor]:
     """Two micro-batches a step, the first without allreduce."""
     with sr.connect(address, "accumulating") as session:
@@ -112,6 +128,8 @@ def refusals(rank: int, address: str) -> dict[str, Tensor]:
         with pytest.raises(sr.InvalidArgument, match=r"micro_batches: 0 is not allowed"):
             Join([session], micro_batches=0)
         loss_of(model, 0, rank).backward()
+        with pytest.raises(sr.InvalidArgument, match=r"stand behind.*Join\(\[ddp_model, session\]\)"), Join([session]):
+            session.step(torch.optim.SGD(model.parameters(), lr=0.2))
         with pytest.raises(sr.FailedPrecondition, match="ended within a step"):
             session.join_hook().main_hook()
         dist.barrier()
@@ -122,7 +140,7 @@ def train_rank(rank: int, address: str, folder: str) -> None:
     """One rank; every case in turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    for case in (train_with_ddp, train_accumulating, train_rows_alone, refusals):
+    for case in (train_with_ddp, train_with_ddp_behind, train_accumulating, train_rows_alone, refusals):
         torch.save(case(rank, address), f"{folder}/{case.__name__}{rank}.pt")
     dist.destroy_process_group()
 
@@ -148,6 +166,8 @@ def test_a_worker_whose_data_ends_holds_nobody_up(cluster: sr.LocalCluster, tmp_
             head = torch.load(tmp_path / f"{function}{rank}.pt")
             torch.testing.assert_close(head["weight"], wanted[name].head.weight.detach(), rtol=1e-5, atol=1e-6)
         assert_rows(cluster, name, wanted[name])
+    behind = [torch.load(tmp_path / f"train_with_ddp_behind{rank}.pt")["weight"] for rank in range(2)]
+    torch.testing.assert_close(behind[0], behind[1], rtol=0, atol=0)
     frozen_head = make_net()
     optimizer = torch.optim.SGD(frozen_head.one.parameters(), lr=0.2)
     for at in range(max(BATCHES)):

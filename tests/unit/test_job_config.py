@@ -42,6 +42,16 @@ def test_defaults():
         ("train.staleness=-1", "train.staleness: -1 is not allowed"),
         ("train.workers=0", "train.workers: 0 is not allowed"),
         ("train.lr_decay=0", "train.lr_decay: 0 is not allowed"),
+        ("train.accumulate=0", "train.accumulate: 0 is not allowed"),
+        ("train.amp=float8", "train.amp: 'float8' is not allowed; allowed: none, bfloat16, float16"),
+        ("train.zero=1", "train.zero: 1 is not allowed"),
+        ("train.clip_norm=0", "train.clip_norm: 0 is not allowed"),
+        ("train.clip_row_norm=-1", "train.clip_row_norm: -1 is not allowed"),
+        ("train.on_nonfinite=ignore", "train.on_nonfinite: 'ignore' is not allowed; allowed: raise, skip"),
+        ("train.schedule={kind: poly}", "train.schedule.kind: 'poly' is not allowed; allowed: "),
+        ("train.schedule={kind: cosine}", "train.schedule.total_steps: "),
+        ("train.schedule={kind: step, every_steps: 0}", "train.schedule.every_steps: 0 is not allowed"),
+        ("train.schedule={kind: constant, total_steps: 3}", "train.schedule.total_steps: unknown key"),
         (
             "train.dense_optimizer={kind: lion}",
             "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw",
@@ -69,6 +79,13 @@ def test_local_backend_has_only_torchs_row_optimizers(kind):
     sets = [*BASE, f"train.row_optimizer={{kind: {kind}}}"]
     load_config(JobConfig, None, sets)
     with pytest.raises(InvalidArgument, match=f"torch has no {kind} of rows; allowed in train.row_optimizer.kind: sgd"):
+        load_config(JobConfig, None, [*sets, "model.backend=local"])
+
+
+def test_local_backend_clips_no_rows():
+    sets = [*BASE, "train.clip_row_norm=1"]
+    load_config(JobConfig, None, sets)
+    with pytest.raises(InvalidArgument, match=r"train\.clip_row_norm: .* model\.backend must be ps"):
         load_config(JobConfig, None, [*sets, "model.backend=local"])
 
 
