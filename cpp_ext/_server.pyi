@@ -1,12 +1,13 @@
 """Row store and data-plane server of one shard. Calls that touch rows release the GIL."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 HASH_VERSION: int
+STALENESS_BOUNDS: list[int]
 
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
     """Registers how a native error (number of its code, message) becomes an exception."""
@@ -259,8 +260,12 @@ class Server:
     def drop_job(self, job_id: int) -> None:
         """Forgets a job; pulls that wait for it get NotFound. Raises NotFound."""
 
-    def stats(self) -> dict[str, int]:
-        """Counters by name: connections, frames, bytes, rows, commits, parked pulls, measured staleness."""
+    def stats(self) -> dict[str, Any]:
+        """Counters by name: connections, frames, bytes, rows, commits, parked pulls, measured staleness.
+
+        ``job_steps`` is {job id: highest step that a worker has committed}; ``staleness`` {table id: (pulls by
+        bucket, sum of their steps)}, where bucket i holds those of at most ``STALENESS_BOUNDS[i]``, the last the rest.
+        """
 
     def drain(self, deadline_ms: int) -> None:
         """Refuses new requests (Unavailable) and waits for those under way, at most ``deadline_ms``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -69,10 +70,17 @@ def connect(
     try:
         native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
         lease.follow(native)
-        return Session(native, control, placement, on_close=lease.end)
+        joins = identity.first_step > 0
+        reached = partial(_reached, control, identity.job_id) if joins else None
+        return Session(native, control, placement, on_close=lease.end, reached=reached)
     except BaseException:
         lease.end()
         raise
+
+
+def _reached(control: ControlClient, job_id: int) -> int:
+    """The highest step that a worker of the job has committed; -1 before the first."""
+    return max((job.highest_step for job in control.status().jobs if job.job_id == job_id), default=-1)
 
 
 def _check(staleness: int | None, wire_dtype: str, deadline_sec: float, on_nonfinite: str) -> None:

@@ -154,6 +154,8 @@ class DenseRows:
         """
         if train and self._is_pulled:
             return
+        if train:
+            self._session.catch_up()
         try:
             with torch.no_grad():
                 rows = ops.gather(self._ids, self._anchor, self._binding, ROW_WIDTH, -1, train)

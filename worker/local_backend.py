@@ -80,6 +80,10 @@ class LocalBackend:
     def settle(self, *, is_end: bool) -> None:
         """Nothing: there are no servers, and workers meet each step."""
 
+    def staleness(self) -> dict[str, dict[str, int]]:
+        """Nothing is pulled."""
+        return {}
+
     def rows(self) -> int:
         """Rows of the tables; torch allocates them all."""
         return sum(table.num_embeddings for table in self._tables)

@@ -108,3 +108,18 @@ class PsBackend:
         """Rows that the servers hold for this job's namespace."""
         with ControlClient(self._coordinator) as client:
             return sum(usage.rows for shard in client.status().shards for usage in shard.tables)
+
+    def staleness(self) -> dict[str, dict[str, int]]:
+        """How stale the pulls of each table of this job's namespace were, over all shards and workers."""
+        found: dict[str, dict[str, int]] = {}
+        with ControlClient(self._coordinator) as client:
+            usages = [usage for shard in client.status().shards for usage in shard.tables]
+        for usage in usages:
+            namespace, _, name = usage.name.partition("/")
+            if namespace == self._job.name and usage.staleness:
+                buckets = found.setdefault(name, {})
+                for bucket in usage.staleness:
+                    bound = "inf" if bucket.at_most == 2**64 - 1 else str(bucket.at_most)
+                    if bucket.pulls:
+                        buckets[bound] = buckets.get(bound, 0) + bucket.pulls
+        return found

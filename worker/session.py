@@ -111,6 +111,7 @@ class Session(Joinable):
         placement: Placement,
         *,
         on_close: Callable[[], None] | None = None,
+        reached: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()
         self._process = os.getpid()
@@ -119,6 +120,7 @@ class Session(Joinable):
         self.placement = placement
         self.trace: Trace = NoTrace()
         self._on_close = on_close
+        self._reached = reached
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
@@ -286,6 +288,17 @@ class Session(Joinable):
         self.native.check_usable()
         self.native.abort()
         self._end_dense_step()
+
+    def catch_up(self) -> None:
+        """Takes a worker that joined a running job to the step that the others have reached by now; once, before its
+        first lookup in train mode. ``dense_on_servers`` calls it.
+
+        Raises:
+            Unavailable: the coordinator cannot be reached.
+        """
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            self.native.skip_to(max(self.native.step, reached() + 1))
 
     def check_no_dense_rows(self) -> None:
         """Raises FailedPrecondition when a model's dense tensors are on the servers already."""

@@ -126,6 +126,7 @@ class Trainer:
             first_bad_line=next((first for first in firsts if first is not None), None),
             backend=self._job.model.backend,
             refused_steps=self._step.refused,
+            staleness=self._backend.staleness(),
             history=tuple(history),
         )
 

@@ -82,6 +82,10 @@ class TrainingBackend(Protocol):
         """Before an evaluation: waits for peers that never meet, as far as the clock says, or at the job's end."""
         ...
 
+    def staleness(self) -> dict[str, dict[str, int]]:
+        """How stale the pulls of each table were, as ``TrainResult`` says."""
+        ...
+
     def rows(self) -> int:
         """Rows of all tables that were ever updated; on every rank the same."""
         ...

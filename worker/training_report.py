@@ -41,6 +41,8 @@ class TrainResult:
         bad_lines: skipped in one pass over the training and the test files.
         first_bad_line: the place and fault of one of them, if any.
         backend: ps or local.
+        staleness: of pulls in train mode, by table: how many were at most so many steps stale, and staler than the
+            bucket before ("inf" is the last); {} with backend local.
         refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
     """
@@ -57,6 +59,7 @@ class TrainResult:
     first_bad_line: str | None
     backend: str
     refused_steps: int
+    staleness: dict[str, dict[str, int]]
     history: tuple[EpochResult, ...]
 
     def as_dict(self) -> dict[str, Any]:

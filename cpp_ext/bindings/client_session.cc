@@ -269,6 +269,7 @@ void bind_session(py::module_& module) {
       .def("close", &Session::close, Unlocked())
       .def("check_usable", [](Session& self) { check(self.state().check_usable()); })
       .def_property_readonly("shard_count", [](Session& self) { return self.state().shards().shard_count(); })
+      .def("skip_to", [](Session& self, std::int64_t step) { check(self.skip_to(step)); })
       .def_property_readonly("step", &Session::step)
       .def_property_readonly("staged_calls", [](Session& self) { return self.state().staged_calls.load(); })
       .def_property_readonly("lookups_missed",

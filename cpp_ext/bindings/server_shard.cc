@@ -85,6 +85,12 @@ py::dict stats(const rpc::Server& server) {
   out["staleness_sum"] = stats.commits.staleness_sum;
   out["staleness_max"] = stats.commits.staleness_max;
   out["kept_bytes"] = stats.commits.kept_bytes;
+  out["job_steps"] = stats.job_steps;
+  py::dict staleness;
+  for (const auto& [table_id, counts] : stats.staleness) {
+    staleness[py::int_(table_id)] = py::make_tuple(counts.pulls, counts.sum);
+  }
+  out["staleness"] = staleness;
   return out;
 }
 
@@ -92,6 +98,7 @@ py::dict stats(const rpc::Server& server) {
 
 void bind_shard(py::module_& module) {
   const rpc::ServerOptions defaults;
+  module.attr("STALENESS_BOUNDS") = py::cast(rpc::StalenessHistogram::kBounds);
   py::class_<rpc::Server>(module, "Server")
       .def(py::init([](std::shared_ptr<Store> store, std::string host, std::uint16_t port, std::uint32_t io_threads,
                        std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,

@@ -236,4 +236,17 @@ CommitLogStats CommitLog::stats() const {
   return stats;
 }
 
+std::uint64_t CommitLog::steps_behind(std::uint32_t job_id, std::int64_t step) const {
+  const Lock lock(mutex_);
+  const auto found = jobs_.find(job_id);
+  return found == jobs_.end() ? 0 : found->second->steps_behind(step);
+}
+
+std::map<std::uint32_t, std::int64_t> CommitLog::highest_steps() const {
+  const Lock lock(mutex_);
+  std::map<std::uint32_t, std::int64_t> steps;
+  for (const auto& [job_id, job] : jobs_) steps[job_id] = job->highest_step();
+  return steps;
+}
+
 }  // namespace sparserow::rpc

@@ -31,6 +31,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -110,6 +111,11 @@ class CommitLog {
   void fail_parked(const Status& status);
 
   [[nodiscard]] CommitLogStats stats() const;
+  // For a pull of `step` that reads now: step - 1 minus the step up to which all commits are applied. 0 for a job
+  // that is gone.
+  [[nodiscard]] std::uint64_t steps_behind(std::uint32_t job_id, std::int64_t step) const;
+  // By job id: the highest step that a worker has committed, -1 before the first.
+  [[nodiscard]] std::map<std::uint32_t, std::int64_t> highest_steps() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;

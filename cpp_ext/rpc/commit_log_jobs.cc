@@ -29,6 +29,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
       stats_.kept_bytes -= job->drop_kept(worker_id);
     }
   }
+  const bool is_running = job->staleness != 0u && job->highest_step() >= 0;
   for (const Member& member : spec.members) {
     JobWorker& worker = job->workers[member.worker_id];
     if (worker.epoch != member.epoch) {
@@ -38,6 +39,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
     if (!worker.live) {
       worker.last_step = std::max(worker.last_step, job->completed);
       worker.named_a_step = false;
+      worker.joined_late = is_running;
     }
     worker.live = true;
     worker.epoch = member.epoch;

@@ -36,7 +36,15 @@ Status Job::admit(std::uint32_t worker_id, std::uint32_t epoch) const {
 
 std::uint32_t Job::live_count() const {
   return static_cast<std::uint32_t>(
-      std::count_if(workers.begin(), workers.end(), [](const auto& entry) { return entry.second.live; }));
+      std::count_if(workers.begin(), workers.end(), [](const auto& entry) { return entry.second.counts(); }));
+}
+
+std::int64_t Job::highest_step() const {
+  std::int64_t highest = -1;
+  for (const auto& [worker_id, worker] : workers) {
+    if (worker.counts()) highest = std::max(highest, worker.last_step);
+  }
+  return highest;
 }
 
 bool Job::readable(std::int64_t step) const {
@@ -51,7 +59,7 @@ std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
   const std::int64_t needed = step - 1 - static_cast<std::int64_t>(*staleness);
   if (staleness == 0u && completed >= needed) return missing;
   for (const auto& [worker_id, worker] : workers) {
-    if (worker.live && worker.last_step < needed) missing.push_back(worker_id);
+    if (worker.counts() && worker.last_step < needed) missing.push_back(worker_id);
   }
   return missing;
 }
@@ -59,7 +67,7 @@ std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
 std::uint64_t Job::steps_behind(std::int64_t step) const {
   std::int64_t applied = INT64_MAX;
   for (const auto& [worker_id, worker] : workers) {
-    if (worker.live) applied = std::min(applied, worker.last_step);
+    if (worker.counts()) applied = std::min(applied, worker.last_step);
   }
   if (staleness == 0u) applied = std::min(applied, completed);
   return static_cast<std::uint64_t>(std::max<std::int64_t>(0, step - 1 - applied));

@@ -25,11 +25,14 @@ struct JobWorker {
   std::uint32_t rank = 0;
   bool live = false;
   bool named_a_step = false;
+  bool joined_late = false;     // came to a running job without barrier: its clock begins with the step that it names
   std::int64_t last_step = -1;  // its steps up to here are accepted (staleness 0) or applied
   JobWindow window;
 
   // Its first step starts its clock there: what it never meant to commit holds nobody.
   void name_step(std::int64_t step);
+  // Whether pulls wait for it, and N counts it.
+  [[nodiscard]] bool counts() const { return live && (named_a_step || !joined_late); }
 };
 
 struct ParkedPull {
@@ -61,7 +64,9 @@ struct Job {
 
   // Whether a worker of this epoch may call; kFenced, kFailedPrecondition, or the sticky failure.
   [[nodiscard]] Status admit(std::uint32_t worker_id, std::uint32_t epoch) const;
-  [[nodiscard]] std::uint32_t live_count() const;
+  [[nodiscard]] std::uint32_t live_count() const;  // of workers that count
+  // The highest step that a worker has committed; -1 before the first.
+  [[nodiscard]] std::int64_t highest_step() const;
 
   [[nodiscard]] bool readable(std::int64_t step) const;
   // Ids of the workers that a pull of `step` waits for, ascending.

@@ -269,6 +269,10 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
 }
 
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {
+  if (request.header.step != kNoStep) {
+    const std::uint64_t behind = core_.commits.steps_behind(request.header.job_id, request.header.step);
+    for (const PullPart& part : request.parts) core_.staleness.add(part.descriptor.table_id, behind);
+  }
   const bool conditional =
       std::any_of(request.parts.begin(), request.parts.end(), [](const PullPart& part) { return !part.known.empty(); });
   if (conditional) co_return co_await send_changed_rows(request);

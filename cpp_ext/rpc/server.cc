@@ -189,7 +189,9 @@ ServerStats Server::Impl::stats() const {
           .rows_written = counters.rows_written,
           .inflight_bytes = core_.inflight.used(),
           .requests_active = counters.requests_active,
-          .commits = core_.commits.stats()};
+          .commits = core_.commits.stats(),
+          .job_steps = core_.commits.highest_steps(),
+          .staleness = core_.staleness.by_table()};
 }
 
 Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, std::shared_ptr<Store> store) {

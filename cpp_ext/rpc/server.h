@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rpc/commit_log.h"
+#include "rpc/staleness_histogram.h"
 #include "store/store.h"
 #include "util/status.h"
 
@@ -47,6 +48,8 @@ struct ServerStats {
   std::uint64_t inflight_bytes = 0;
   std::uint64_t requests_active = 0;
   CommitLogStats commits;
+  std::map<std::uint32_t, std::int64_t> job_steps;  // by job id: the highest step that a worker has committed
+  std::map<std::uint32_t, StalenessHistogram::Counts> staleness;  // by table id: of pulls that named a step
 };
 
 class Server {

@@ -15,6 +15,7 @@
 #include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
 #include "rpc/server.h"
+#include "rpc/staleness_histogram.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {
@@ -91,6 +92,7 @@ struct ServerCore {
   const std::shared_ptr<Store> store;
   std::atomic<bool> draining{false};
   Counters counters;
+  StalenessHistogram staleness;
   InflightBudget inflight;
   InflightBudget parked;  // of pulls that wait for the clock
   BufferPool buffers;

@@ -191,6 +191,17 @@ Status Session::push_now(const rpc::TablePush& push) {
   return state_->shards().commit_prepared(options);
 }
 
+Status Session::skip_to(std::int64_t step) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "skip_to"));
+  if (step < state_->step.load()) {
+    return {Code::kInvalidArgument, "skip_to: step " + std::to_string(step) +
+                                        " is not allowed; allowed: >= " + std::to_string(state_->step.load())};
+  }
+  state_->step.store(step);
+  return Status::ok();
+}
+
 SessionStats Session::stats() const noexcept {
   const SessionState::Counters& now = state_->counters;
   SessionStats out;

@@ -80,6 +80,10 @@ class Session {
   // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard.
   Status push_now(const rpc::TablePush& push);
 
+  // The clock goes on at `step`, which may not lie behind; for a worker that joins a running job, before its first
+  // lookup. FailedPrecondition within the end of a step, InvalidArgument for a step that is over.
+  Status skip_to(std::int64_t step);
+
   [[nodiscard]] std::int64_t step() const noexcept { return state_->step.load(); }
   [[nodiscard]] SessionStats stats() const noexcept;
   SessionState& state() noexcept { return *state_; }

@@ -51,7 +51,7 @@ void SessionState::mark_broken(const Status& cause) {
 rpc::CallOptions SessionState::pull_options(bool train) const noexcept {
   rpc::CallOptions call;
   call.deadline = options_.deadline;
-  call.step = train && options_.clocked ? step.load(std::memory_order_relaxed) : rpc::kNoStep;
+  call.step = train ? step.load(std::memory_order_relaxed) : rpc::kNoStep;  // async too: its staleness is measured
   return call;
 }
 

@@ -22,7 +22,7 @@ class Binding;
 struct SessionOptions {
   std::int64_t first_step = 0;
   std::uint64_t first_sequence = 1;
-  bool clocked = true;    // false: async, pulls carry no step
+  bool clocked = true;    // false: async, pulls wait for nobody
   bool grad_sum = false;  // true: the shards do not scale gradients by 1/N
   std::chrono::milliseconds deadline{30'000};
 };

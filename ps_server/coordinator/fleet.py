@@ -103,6 +103,16 @@ class Fleet:
 
         await self._tell_all(drop)
 
+    async def highest_step(self, job_id: int) -> int:
+        """The highest step of a job that a serving shard has a commit of; -1 when none has.
+
+        Raises:
+            SparserowError: a shard could not be asked.
+        """
+        live = [shard for shard in self._cluster.shards.shards if shard.is_live]
+        replies = await asyncio.gather(*(self.stats(shard) for shard in live))
+        return max((reply.job_steps.get(job_id, -1) for reply in replies), default=-1)
+
     async def tell_job(self, job_id: int) -> None:
         """Tells every serving shard a job's present members, or that it is over; does nothing when all know.
 

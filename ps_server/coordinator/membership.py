@@ -4,9 +4,9 @@ A job gathers until ``world_size`` ranks have registered; then all of them are a
 itself or when its lease ends; a job without members is over. Shards drop what they keep of a member that is gone, so
 in a synchronous job one that leaves in order counts until the others leave too or its lease ends: the others' commits
 of its last step may still be on their way. A rank that registers again gets a new epoch and its
-former self is fenced. In a job with a clock (staleness is not None) that also fences all the other members: steps
-are counted together, so workers go back together; they register anew as the next *generation*, whose clock starts
-at step 0. An async job has no clock: there a single rank comes back alone.
+former self is fenced. In a synchronous job that also fences all the other members: steps are reduced together, so
+workers go back together; they register anew as the next *generation*, whose clock starts at step 0. With bounded or
+no staleness a single rank comes back alone, or joins as one more: the job grows to the world size that it names.
 
 Invariants:
  1. (job, rank) keeps its worker id for the cluster's life; its epoch only grows.
@@ -18,7 +18,7 @@ Times are seconds of a monotonic clock that the caller passes in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
 from ...proto.names import check_name, id_of_name
@@ -51,6 +51,7 @@ class Member:
     expires_at: float = float("inf")
     step: int = 0  # as last reported
     admitted: bool = False
+    joins: bool = False  # the job ran already when it registered
     leaving: bool = False  # has left in order, and counts a little longer
 
 
@@ -111,7 +112,7 @@ class Membership:
         if not 0 <= rank < terms.world_size:
             raise InvalidArgument(f"rank: {rank} is not allowed; allowed: [0, world_size ({terms.world_size}))")
         job = self._job(namespace, name, rank, terms)
-        if rank in job.members and job.gathered and terms.staleness is not None:
+        if rank in job.members and job.gathered and terms.staleness == 0:
             self._begin_generation(job)
         identity = self.identities.get((job.job_id, rank))
         if identity is None:
@@ -119,7 +120,7 @@ class Membership:
             self.next_worker_id += 1
         identity.epoch += 1
         ticket = Ticket(job.job_id, rank, identity.worker_id, identity.epoch)
-        job.members[rank] = Member(ticket)
+        job.members[rank] = Member(ticket, joins=job.gathered)
         job.revision += 1
         job.gathered = job.gathered or not job.missing_ranks()
         return ticket
@@ -155,8 +156,22 @@ class Membership:
         self.check(ticket := Ticket(job_id, -1, worker_id, epoch))
         return ticket
 
-    def admit(self, ticket: Ticket, now: float) -> int:
+    def joins_running(self, ticket: Ticket) -> bool:
+        """Whether a candidate comes to a job that runs already and has no barrier.
+
+        Raises:
+            Fenced: as :meth:`check`.
+        """
+        job = self.check(ticket)
+        return job.members[ticket.rank].joins and job.terms.staleness != 0
+
+    def admit(self, ticket: Ticket, now: float, *, reached: int = -1) -> int:
         """Starts the lease of a candidate whose job is told to all shards; returns its first step.
+
+        Args:
+            ticket: of the candidate.
+            now: the time.
+            reached: the highest step that the shards have a commit of, where the candidate joins a running job.
 
         Raises:
             Fenced: as :meth:`check`.
@@ -164,8 +179,8 @@ class Membership:
         job = self.check(ticket)
         member = job.members[ticket.rank]
         member.admitted, member.expires_at = True, now + self.lease_sec
-        if job.terms.staleness is None:
-            member.step = max(other.step for other in job.members.values())
+        if self.joins_running(ticket):
+            member.step = max(reached + 1, *(other.step for other in job.members.values()))
         return member.step
 
     def heartbeat(self, ticket: Ticket, step: int | None, now: float) -> None:
@@ -237,6 +252,13 @@ class Membership:
             self.generations[job_id] = self.generations.get(job_id, 0) + 1
             job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.generations[job_id])
         others = [member for other, member in job.members.items() if other != rank and not member.leaving]
+        if (
+            others
+            and job.gathered
+            and terms.staleness != 0
+            and terms == replace(job.terms, world_size=terms.world_size)
+        ):
+            job.terms = terms = replace(terms, world_size=max(terms.world_size, job.terms.world_size))
         if job.terms != terms and others:
             field_name = next(f for f in ("world_size", "staleness", "grad_scale") if _differs(job.terms, terms, f))
             raise FailedPrecondition(

@@ -177,7 +177,10 @@ class CoordinatorService:
             await self._fleet.tell_job(ticket.job_id)
             await self._gather(ticket, wait_sec)
             await self._fleet.tell_job(ticket.job_id)
-            first_step = self._cluster.jobs.admit(ticket, self._clock())
+            reached = -1
+            if self._cluster.jobs.joins_running(ticket):
+                reached = await self._fleet.highest_step(ticket.job_id)
+            first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=reached)
             self._save()
         except BaseException:  # the caller's departure too
             self._withdraw(ticket)

@@ -15,7 +15,8 @@ from .shards import Shard
 
 async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.GetStatusReply:
     """The whole status; a shard that does not answer is shown with its problem."""
-    shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard) for shard in cluster.shards.shards))
+    steps: dict[int, int] = {}  # by job id
+    shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard, steps) for shard in cluster.shards.shards))
     problem = cluster.shards.problem()
     return pb.GetStatusReply(
         cluster_id=cluster.cluster_id,
@@ -25,11 +26,14 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
         problem=problem,
         shards=shards,
         tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
-        jobs=[_job_status(job, now) for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)],
+        jobs=[
+            _job_status(job, steps.get(job.job_id), now)
+            for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)
+        ],
     )
 
 
-async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard) -> pb.ShardStatus:
+async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dict[int, int]) -> pb.ShardStatus:
     status = pb.ShardStatus(
         shard=shard.index, state=shard.phase.name, pid=shard.pid, slots=cluster.slots.slots_of(shard.index)
     )
@@ -47,10 +51,12 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard) -> pb.Shar
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.requests, status.connections = stats.requests, stats.connections
     status.tables.extend(stats.tables)
+    for job_id, step in stats.job_steps.items():
+        steps[job_id] = max(step, steps.get(job_id, step))
     return status
 
 
-def _job_status(job: Job, now: float) -> pb.JobStatus:
+def _job_status(job: Job, highest_step: int | None, now: float) -> pb.JobStatus:
     members = [
         pb.MemberStatus(
             rank=rank,
@@ -70,4 +76,5 @@ def _job_status(job: Job, now: float) -> pb.JobStatus:
         grad_scale=job.terms.grad_scale.upper(),
         complete=job.gathered,
         members=members,
+        highest_step=highest_step,
     )

@@ -125,6 +125,7 @@ class ShardEngine:
                 rows=table.rows,
                 row_bytes=table.row_bytes,
                 total_bytes=table.total_bytes,
+                staleness=_buckets(stats["staleness"].get(table.table_id)),
             )
             for table in self.table_stats()
         ]
@@ -135,6 +136,7 @@ class ShardEngine:
             memory_budget_bytes=self._memory_budget_bytes,
             requests=stats["frames_received"],
             connections=stats["connections_open"],
+            job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
         )
 
     def table_stats(self) -> list[_server.TableStats]:
@@ -158,3 +160,9 @@ class ShardEngine:
     def stop(self) -> None:
         """Closes all connections."""
         self._server.stop()
+
+
+def _buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:
+    bounds = [*_server.STALENESS_BOUNDS, 2**64 - 1]
+    pulls = [] if counted is None else counted[0]
+    return [pb.StalenessBucket(at_most=bound, pulls=count) for bound, count in zip(bounds, pulls, strict=False)]

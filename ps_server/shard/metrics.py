@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...cpp_ext import _server
 from .engine import ShardEngine
 
 # Native counter -> metric, one sentence with its unit.
@@ -68,6 +70,21 @@ class ShardMetrics(Collector):
             rows.add_metric([self._shard, table.name], table.rows)
             size.add_metric([self._shard, table.name], table.total_bytes)
         yield from (rows, size)
+        yield self._staleness(stats["staleness"])
+
+    def _staleness(self, counted: dict[int, tuple[list[int], int]]) -> Metric:
+        histogram = HistogramMetricFamily(
+            "sparserow_ps_table_pull_staleness",
+            "Steps that a pull which named a step lagged behind the step before it (steps).",
+            labels=["shard", "table"],
+        )
+        bounds = [*map(str, _server.STALENESS_BOUNDS), "+Inf"]
+        for table in self._engine.table_stats():
+            if table.table_id in counted:
+                pulls, total = counted[table.table_id]
+                cumulative = list(zip(bounds, itertools.accumulate(pulls), strict=True))
+                histogram.add_metric([self._shard, table.name], cumulative, total)
+        return histogram
 
     def _gauge(self, name: str, sentence: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, sentence, labels=["shard"])

@@ -40,7 +40,7 @@ class Cluster:
             shards=shards, slot_owner=self.owner, route_epoch=1, job_id=JOB, worker_id=worker, worker_epoch=1
         )
 
-    def stats(self, name: str) -> list[int]:
+    def stats(self, name: str) -> list:
         return [server.stats()[name] for server in self.servers]
 
 
@@ -203,7 +203,13 @@ def test_the_bound_is_never_broken_under_random_delays(staleness: int | None) ->
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(run, team))
-        assert max(shards.stats("staleness_max")) <= (steps if staleness is None else staleness)
+        bounded = 2 * steps if staleness is None else staleness
+        assert max(shards.stats("staleness_max")) <= bounded
+        for counted in shards.stats("staleness"):
+            pulls, _ = counted[TABLE]
+            beyond = [count for bound, count in zip(_server.STALENESS_BOUNDS, pulls, strict=False) if bound > bounded]
+            assert sum(pulls) == workers * steps
+            assert sum(beyond) == pulls[-1] == 0
         assert shards.stats("pulls_waiting") == [0] * SHARDS
         assert shards.stats("kept_bytes") == [0] * SHARDS
     for worker in team:
@@ -243,6 +249,12 @@ def test_with_a_large_bound_nothing_waits(staleness: int | None) -> None:
             fast.commit()
         assert shards.stats("pulls_parked") == [0] * SHARDS
         assert shards.stats("staleness_max") == [49] * SHARDS
+        for counted in shards.stats("staleness"):
+            pulls, total = counted[TABLE]
+            # Up to 0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64 steps.
+            assert pulls[:11] == [1, 1, 1, 1, 1, 2, 2, 4, 4, 16, 17]
+            assert total == sum(range(50))
+        assert shards.stats("job_steps") == [{JOB: 49}] * SHARDS
 
 
 def test_a_parked_pull_goes_on_with_the_commit_that_it_waits_for() -> None:

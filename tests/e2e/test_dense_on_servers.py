@@ -1,13 +1,22 @@
-"""``train.dense: ps`` with real processes: a job trains; one worker is killed and the other goes on."""
+"""Dense tensors on the servers, with real processes: jobs train; workers die, join a running job and come back."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import sparserow as sr
+import torch
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
+from torch import Tensor, nn
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
@@ -33,6 +42,10 @@ def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness
     assert 0.62 < figures["test_auc"] < log.bayes_auc
     assert (figures["workers"], figures["shards"]) == (2, 2)
     assert figures["history"][0]["samples"] == 20_000
+    assert {"dense", "embeddings.tables.C1"} <= figures["staleness"].keys()
+    bounds = {bound for buckets in figures["staleness"].values() for bound in buckets}
+    assert bounds >= {"0"}
+    assert staleness == "null" or max(map(int, bounds)) <= int(staleness)
     assert not launcher.living()
 
 
@@ -63,3 +76,111 @@ def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path
 )
 def test_what_it_cannot_do_is_one_line(launcher, log, tmp_path, setting, message):
     assert message in start(launcher, log, tmp_path / "result.json", setting).error_line()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 4)
+        self.tower = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tower(self.table(ids)).squeeze(1)
+
+
+def work(address: str, rank: str, world: str, staleness: str, folder: str) -> None:
+    """A user's script: trains until told to stop, and notes each step with its loss."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    bound = None if staleness == "null" else int(staleness)
+    with (
+        sr.connect(address, "crew", rank=int(rank), world_size=int(world), staleness=bound) as session,
+        (Path(folder) / f"rank{rank}").open("w") as notes,
+    ):
+        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.2), min_rows=10)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.02))
+        generator = torch.Generator().manual_seed(int(rank))
+        while not (Path(folder) / "stop").exists():
+            ids = torch.randint(0, 64, (32,), generator=generator)
+            loss = ((model(ids) - (ids % 2)) ** 2).mean()
+            loss.backward()
+            step = session.current_step
+            assert session.step()
+            print(step, float(loss), file=notes, flush=True)
+            time.sleep(0.005)
+
+
+class Crew:
+    """Workers of one job, each a process."""
+
+    def __init__(self, address: str, staleness: str, folder: Path) -> None:
+        self._address, self._staleness, self._folder = address, staleness, folder
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, rank: int, world: int) -> None:
+        (self._folder / f"rank{rank}").unlink(missing_ok=True)
+        arguments = [self._address, str(rank), str(world), self._staleness, str(self._folder)]
+        self.processes[rank] = subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def steps(self, rank: int) -> list[tuple[int, float]]:
+        notes = self._folder / f"rank{rank}"
+        lines = notes.read_text().splitlines(keepends=True) if notes.exists() else []
+        pairs = [line.split() for line in lines if line.endswith("\n")]
+        return [(int(step), float(loss)) for step, loss in pairs]
+
+    def wait_for_more(self, rank: int, count: int) -> None:
+        before = len(self.steps(rank))
+        wait_until(
+            lambda: self.processes[rank].poll() is not None or len(self.steps(rank)) >= before + count,
+            f"rank {rank} to make {count} more steps",
+        )
+        assert self.processes[rank].poll() is None, self.processes[rank].communicate()[1]
+
+    def stop(self) -> None:
+        (self._folder / "stop").touch()
+        for rank, process in self.processes.items():
+            if process.returncode is None:
+                error = process.communicate(timeout=60)[1]
+                assert process.returncode == 0, f"rank {rank}: {error}"
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("staleness", ["3", "null"])
+def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, staleness: str) -> None:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(sr.local_cluster(shards=2, worker_lease="2s"))
+        crew = Crew(cluster.address, staleness, tmp_path)
+        stack.callback(crew.kill)
+        crew.start(0, 2)
+        crew.start(1, 2)
+        crew.wait_for_more(0, 20)
+        crew.start(2, 3)  # one more than the job began with
+        crew.wait_for_more(2, 20)
+        assert crew.steps(2)[0][0] >= 20 - 3
+        crew.wait_for_more(0, 20)
+        crew.processes[1].send_signal(signal.SIGKILL)
+        crew.processes[1].communicate()
+        last = crew.steps(1)[-1][0]
+        crew.wait_for_more(0, 40)  # more than the bound lets through: rank 1 has left the clock
+        crew.wait_for_more(2, 10)
+        crew.start(1, 2)
+        crew.wait_for_more(1, 20)
+        assert crew.steps(1)[0][0] > last
+        crew.wait_for_more(0, 20)
+        numbers = [step for step, _ in crew.steps(0)]
+        assert numbers == list(range(len(numbers)))  # rank 0 never went back
+        crew.stop()
+        assert crew.steps(0)[-1][1] < 0.5 * crew.steps(0)[0][1]
+
+
+if __name__ == "__main__":
+    work(*sys.argv[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -41,7 +43,9 @@ class Lives(RuleBasedStateMachine):
         assert self.worker_of.setdefault((ticket.job_id, rank), ticket.worker_id) == ticket.worker_id
         self.gone |= {old for old in self.tickets if (old.job_id, old.rank) == (ticket.job_id, rank)}
         self.tickets.append(ticket)
-        assert self.jobs.check(ticket).terms == terms
+        found = self.jobs.check(ticket).terms
+        assert found == replace(terms, world_size=found.world_size)
+        assert found.world_size == terms.world_size or (found.world_size > terms.world_size and terms.staleness != 0)
 
     @rule(index=st.integers(0, 100))
     def admit(self, index: int) -> None:

@@ -94,31 +94,43 @@ def test_a_rank_that_registers_again_fences_its_former_self(jobs: Membership) ->
     assert jobs.find(new.job_id, new.worker_id, new.epoch) == new
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_with_a_clock_all_workers_go_back_together(jobs: Membership, staleness: int) -> None:
-    terms = JobTerms(2, staleness, "mean")
-    zero, one = gathered(jobs, terms)
+def test_synchronous_workers_go_back_together(jobs: Membership) -> None:
+    zero, one = gathered(jobs)
     generation = jobs.check(zero).generation
     jobs.heartbeat(one, step=40, now=1.0)
-    again = jobs.register("ads", "ctr", 0, terms)
+    again = jobs.register("ads", "ctr", 0, SYNC)
     job = jobs.check(again)
     assert (job.generation, job.gathered, job.missing_ranks()) == (generation + 1, False, [1])
     with pytest.raises(Fenced):
         jobs.check(one)
-    assert jobs.register("ads", "ctr", 1, terms).epoch == 2
+    assert jobs.register("ads", "ctr", 1, SYNC).epoch == 2
     assert job.gathered
     assert jobs.admit(again, 2.0) == 0  # the clock starts anew
 
 
-def test_an_async_rank_comes_back_alone_at_the_step_of_the_others(jobs: Membership) -> None:
-    zero, one = gathered(jobs, ASYNC)
+@pytest.mark.parametrize("terms", [ASYNC, JobTerms(2, 3, "mean")])
+def test_without_a_barrier_a_rank_comes_back_alone_at_the_step_of_the_others(jobs: Membership, terms: JobTerms) -> None:
+    zero, one = gathered(jobs, terms)
     jobs.heartbeat(one, step=40, now=1.0)
-    again = jobs.register("ads", "ctr", 0, ASYNC)
+    again = jobs.register("ads", "ctr", 0, terms)
     assert jobs.check(one).gathered
     assert jobs.check(one).generation == 1
     assert jobs.admit(again, 2.0) == 40
     with pytest.raises(Fenced):
         jobs.check(zero)
+
+
+@pytest.mark.parametrize("terms", [ASYNC, JobTerms(2, 3, "mean")])
+def test_a_running_job_without_a_barrier_grows(jobs: Membership, terms: JobTerms) -> None:
+    zero, one = gathered(jobs, terms)
+    two = jobs.register("ads", "ctr", 2, JobTerms(3, terms.staleness, "mean"))
+    job = jobs.check(two)
+    assert (job.gathered, job.generation, job.terms.world_size) == (True, 1, 3)
+    assert jobs.check(zero) is jobs.check(one) is job
+    assert jobs.register("ads", "ctr", 1, terms).epoch == 2  # who knows only the size of the start
+    assert job.terms.world_size == 3
+    with pytest.raises(FailedPrecondition, match="staleness is"):
+        jobs.register("ads", "ctr", 2, JobTerms(3, 0, "mean"))
 
 
 def test_a_job_is_over_without_members_and_the_next_one_is_another_generation(jobs: Membership) -> None:

@@ -1,0 +1,43 @@
+// How stale the pulls of each table were: for a pull of step t, t-1 minus the step up to which every worker's
+// commits were applied when its rows were read.
+//
+// Thread-safe.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace sparserow::rpc {
+
+class StalenessHistogram {
+ public:
+  // Upper bounds of the buckets, inclusive; one more bucket holds all above.
+  static constexpr std::array<std::uint64_t, 15> kBounds = {0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024};
+
+  struct Counts {
+    std::array<std::uint64_t, kBounds.size() + 1> pulls{};
+    std::uint64_t sum = 0;  // of all pulls' steps
+  };
+
+  void add(std::uint32_t table_id, std::uint64_t steps) {
+    const auto bucket = static_cast<std::size_t>(std::ranges::lower_bound(kBounds, steps) - kBounds.begin());
+    const std::lock_guard lock(mutex_);
+    Counts& counts = by_table_[table_id];
+    ++counts.pulls[bucket];
+    counts.sum += steps;
+  }
+
+  [[nodiscard]] std::map<std::uint32_t, Counts> by_table() const {
+    const std::lock_guard lock(mutex_);
+    return by_table_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, Counts> by_table_;
+};
+
+}  // namespace sparserow::rpc
