@@ -45,13 +45,16 @@ class _Worker:
         return {"error": Unavailable.number, "message": message, "is_lost": True}
 
 
-def run_job_workers(job: JobConfig, *, workers: int, coordinator: str | None) -> TrainResult:
+def run_job_workers(
+    job: JobConfig, *, workers: int, coordinator: str | None, trace_file: Path | None = None
+) -> TrainResult:
     """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
 
     Args:
         job: what to train.
         workers: processes.
         coordinator: ``HOST:PORT``; None with backend local.
+        trace_file: where worker 0 writes what ran when; None: nothing is recorded.
 
     Raises:
         SparserowError: of the worker that failed.
@@ -64,6 +67,7 @@ def run_job_workers(job: JobConfig, *, workers: int, coordinator: str | None) ->
                 "world": workers,
                 "init_method": None if job.train.dense == "ps" else f"file://{Path(folder) / 'meet'}",
                 "coordinator": coordinator,
+                "trace_file": None if trace_file is None else str(trace_file),
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The file behind ``--json``."""
+"""The files behind ``--json`` and ``--trace``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 from ..proto.errors import InvalidArgument
 
 
-def check_result_file(path: Path | None) -> None:
+def check_result_file(path: Path | None, option: str = "--json") -> None:
     """Refuses a file that could not be written, before the work begins.
+
+    Args:
+        path: None is right.
+        option: that names it.
 
     Raises:
         InvalidArgument: its folder is absent or not writable, or it is a folder itself.
@@ -20,7 +24,7 @@ def check_result_file(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InvalidArgument(f"--json {path}: cannot be written; allowed: a file in a folder that exists")
+        raise InvalidArgument(f"{option} {path}: cannot be written; allowed: a file in a folder that exists")
 
 
 def write_result(path: Path | None, values: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..proto.config import LogConfig
@@ -36,37 +37,42 @@ def torchrun_place() -> TorchrunPlace | None:
     return TorchrunPlace(rank, world, local)
 
 
-def run_job(job: JobConfig, place: TorchrunPlace | None = None) -> TrainResult:
+def run_job(job: JobConfig, place: TorchrunPlace | None = None, trace_file: Path | None = None) -> TrainResult:
     """Trains ``job``; everything that was started is stopped when this returns or raises.
 
     Args:
         job: what to train.
         place: under torchrun, this process's; None starts ``job.train.workers`` workers here.
+        trace_file: where worker 0 writes what ran when (Trace Event Format); None: nothing is recorded.
 
     Raises:
         SparserowError: a file, a setting, a server or a worker is at fault.
     """
     if place is not None:
-        return _run_under_torchrun(job, place)
+        return _run_under_torchrun(job, place, trace_file)
     with _cluster(job) as coordinator:
         if job.train.workers > 1:
             from .job_workers import run_job_workers
 
-            return run_job_workers(job, workers=job.train.workers, coordinator=coordinator)
+            return run_job_workers(job, workers=job.train.workers, coordinator=coordinator, trace_file=trace_file)
         from ..worker.process_group import WorkerGroup
 
-        return _run_here(job, WorkerGroup(), local_world=1, coordinator=coordinator)
+        return _run_here(job, WorkerGroup(), local_world=1, coordinator=coordinator, trace_file=trace_file)
 
 
-def _run_here(job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None) -> TrainResult:
+def _run_here(
+    job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None, trace_file: Path | None
+) -> TrainResult:
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 
     with TrainingDisplay(job.train.epochs, silent=group.rank != 0) as display:
-        return run_worker(job, group, local_world=local_world, coordinator=coordinator, observer=display)
+        return run_worker(
+            job, group, local_world=local_world, coordinator=coordinator, observer=display, trace_file=trace_file
+        )
 
 
-def _run_under_torchrun(job: JobConfig, place: TorchrunPlace) -> TrainResult:
+def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path | None) -> TrainResult:
     """Worker 0 starts the cluster where none is named, and tells the others its address."""
     from ..worker.process_group import joined_group
 
@@ -79,7 +85,7 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace) -> TrainResult:
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
         address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
         address = group.share(address)
-        result = _run_here(job, group, local_world=place.local_world, coordinator=address)
+        result = _run_here(job, group, local_world=place.local_world, coordinator=address, trace_file=trace_file)
         group.wait()  # worker 0 stops the cluster when all have left it
         return result
 

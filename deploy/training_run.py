@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..proto.errors import FailedPrecondition
@@ -11,6 +13,7 @@ from ..worker.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
     from ..worker.process_group import WorkerGroup
+    from ..worker.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
 # A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
@@ -18,7 +21,13 @@ _APART_DEADLINE_SEC = 600.0
 
 
 def run_worker(
-    job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None, observer: Observer
+    job: JobConfig,
+    group: WorkerGroup,
+    *,
+    local_world: int,
+    coordinator: str | None,
+    observer: Observer,
+    trace_file: Path | None = None,
 ) -> TrainResult:
     """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
 
@@ -28,20 +37,36 @@ def run_worker(
         local_world: workers that share this machine's cores.
         coordinator: ``HOST:PORT``; None with backend local.
         observer: told of progress on rank 0.
+        trace_file: where rank 0 writes what ran when, of all workers; where workers never meet,
+            another writes a file of its own, ``.RANK`` behind the name. None: nothing is recorded.
 
     Raises:
         SparserowError: a file, a setting, a server or a peer is at fault.
     """
     import torch
 
+    from ..worker.tracing import NoTrace, RecordedTrace, write_trace
     from ..worker.trainer import Trainer
 
     torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
     watcher: Observer = observer if group.rank == 0 else Silence()
+    trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
+
+    def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
+        result = Trainer(job, group=group, backend=backend, observer=watcher).run()
+        end()
+        if trace_file is not None and isinstance(trace, RecordedTrace):
+            events = [event for part in group.collect(trace.events()) for event in part]
+            if group.rank == 0:
+                write_trace(trace_file, events)
+            elif not group.meets:
+                write_trace(trace_file.with_name(f"{trace_file.name}.{group.rank}"), events)
+        return result
+
     if job.model.backend == "local":
         from ..worker.local_backend import LocalBackend
 
-        return Trainer(job, group=group, backend=LocalBackend(job.train), observer=watcher).run()
+        return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
     from ..worker.connect import connect
@@ -57,5 +82,6 @@ def run_worker(
         world_size=group.world,
         deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
     ) as session:
-        backend = PsBackend(job, session, coordinator)
-        return Trainer(job, group=group, backend=backend, observer=watcher).run()
+        if isinstance(trace, RecordedTrace):
+            session.record(trace)
+        return train_with(PsBackend(job, session, coordinator), session.end_record)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 from ..proto.config import validate
@@ -56,7 +57,14 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
             joined_group(rank, world, order["init_method"]) as group,
             TrainingDisplay(job.train.epochs, silent=rank != 0) as display,
         ):
-            result = run_worker(job, group, local_world=world, coordinator=order["coordinator"], observer=display)
+            result = run_worker(
+                job,
+                group,
+                local_world=world,
+                coordinator=order["coordinator"],
+                observer=display,
+                trace_file=None if order["trace_file"] is None else Path(order["trace_file"]),
+            )
         return {"result": result.as_dict()}
     except SparserowError as error:
         return {"error": error.number, "message": str(error)}

@@ -237,6 +237,13 @@ class TrainConfig(StrictModel):
         description="ddp: workers average dense gradients each step. ps: the dense tower lives on the servers as well; "
         "workers never meet, and may die.",
     )
+    prefetch: int = Field(
+        0, ge=0, le=64, description="Steps whose batches and rows are fetched ahead in the background; 0: none."
+    )
+    prefetch_exact: bool | None = Field(
+        None,
+        description="Whether rows fetched ahead are as fresh as without; null: where staleness is 0, which needs it.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
     )
@@ -290,6 +297,25 @@ class JobConfig(StrictModel):
     )
     train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
+
+    @model_validator(mode="after")
+    def _prefetch_is_within_the_staleness(self) -> JobConfig:
+        train = self.train
+        if train.prefetch == 0:
+            if train.prefetch_exact is not None:
+                raise InvalidArgument("train.prefetch_exact: has no use without train.prefetch; allowed: null")
+            return self
+        if self.model.backend == "local":
+            raise InvalidArgument(f"train.prefetch: {train.prefetch} needs model.backend ps; allowed with local: 0")
+        if train.prefetch_exact is False and train.staleness == 0:
+            raise InvalidArgument("train.prefetch_exact: false is not allowed with train.staleness 0; allowed: true")
+        is_exact = train.staleness == 0 if train.prefetch_exact is None else train.prefetch_exact
+        if not is_exact and train.staleness is not None and train.prefetch > train.staleness:
+            raise InvalidArgument(
+                f"train.prefetch: {train.prefetch} is not allowed with train.staleness {train.staleness} unless "
+                f"train.prefetch_exact is true; allowed: 0 to {train.staleness}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _local_has_the_optimizer(self) -> JobConfig:

@@ -6,6 +6,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..cpp_ext import _client
+from .tracing import Trace
 
 
 class BackgroundPush:
@@ -21,12 +22,17 @@ class BackgroundPush:
         self._pid = os.getpid()
         self._sent: Future[None] | None = None
 
-    def send(self) -> None:
+    def send(self, trace: Trace) -> None:
         """Takes the prepared step: it counts as taken, and is sent in the background."""
+        step = self._native.step
         self._native.begin_commit()
         try:
-            self._sent = self._thread.submit(self._native.finish_commit)
+            self._sent = self._thread.submit(self._finish, trace, step)
         except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            self._finish(trace, step)
+
+    def _finish(self, trace: Trace, step: int) -> None:
+        with trace.span("push", step=step):
             self._native.finish_commit()
 
     def wait(self) -> None:

@@ -108,6 +108,11 @@ class DenseRows:
         self._binding = session.bind(self._schema, num_rows=rows, anchor=self._anchor)
 
     @property
+    def ids(self) -> Tensor:
+        """(rows) int64: what each forward looks up in the table ``table.schema.name``."""
+        return self._ids
+
+    @property
     def table(self) -> TableRows:
         """The rows by key."""
         return self._session.table(self._schema.name)

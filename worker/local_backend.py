@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -10,8 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..proto.errors import FailedPrecondition
 from ..proto.job import AdagradConfig, SgdConfig, TrainConfig
+from .data import Batch
 from .loss_scale import LossScale
 from .models import HashedEmbeddings
+from .tracing import NoTrace, Trace
 from .training_backend import clip_dense, dense_optimizer
 from .transaction import NonFiniteGradient, has_nonfinite
 
@@ -21,8 +23,8 @@ class LocalBackend:
 
     shards = 0
 
-    def __init__(self, train: TrainConfig) -> None:
-        self._train = train
+    def __init__(self, train: TrainConfig, trace: Trace | None = None) -> None:
+        self._train, self.trace = train, trace or NoTrace()
         self._tables: list[nn.Embedding] = []
         self._dense: torch.optim.Optimizer | None = None
         self._rows: torch.optim.Optimizer | None = None
@@ -39,6 +41,10 @@ class LocalBackend:
         in_tables = {id(weight) for weight in weights}
         others = [p for p in model.parameters() if id(p) not in in_tables]
         self._dense, self._rows = dense_optimizer(self._train, others), self._row_optimizer(weights)
+
+    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+        """As they are."""
+        return reader
 
     def _row_optimizer(self, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
         rows = self._train.row_optimizer

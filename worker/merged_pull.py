@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ..cpp_ext import _client
 from .batch_tensors import Path, description, id_tensors, on_host, tensor_at
-from .session import Session
 
 _MAX_TRACES = 8
 
@@ -24,8 +23,8 @@ _MAX_TRACES = 8
 class MergedPull:
     """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._native = session, session.native
+    def __init__(self, native: _client.NativeSession) -> None:
+        self._native = native
         self._plan: _client.MergePlan | None = None
         self._paths: list[Path] = []
         self._traced: list[Tensor] = []
@@ -56,8 +55,7 @@ class MergedPull:
             tensors = [tensor_at((args, kwargs), path) for path in self._paths]
             hosts = [None if tensor is None else on_host(tensor) for tensor in tensors]
             roots = [description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
-            with self._session.trace.span("pull", step=self._native.step):
-                self._native.pull_merged(self._plan, roots, module.training)
+            self._native.pull_merged(self._plan, roots, module.training)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends a trace, or looks whether the guess was right."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -13,10 +13,14 @@ from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, FailedPrecondition
 from ..proto.job import JobConfig
 from ..proto.schema import Table, Uniform
+from .data import Batch
 from .deferred import deferred
 from .dense_rows import DenseRows, dense_on_servers
 from .distribute import distribute
+from .models import HashedEmbeddings
+from .prefetch import prefetch
 from .session import Session
+from .tracing import Trace
 from .training_backend import clip_dense, dense_optimizer
 
 _END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job
@@ -36,6 +40,7 @@ class PsBackend:
         self._job, self._session, self._coordinator = job, session, coordinator
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
+        self._holders: dict[str, HashedEmbeddings] = {}
         with ControlClient(coordinator) as client:
             self.shards = len(client.status().shards)
 
@@ -49,6 +54,7 @@ class PsBackend:
         with deferred(min_rows=model.min_rows):
             plain = make(False)
         initial = Uniform(-model.init_scale, model.init_scale)
+        self._holders = {path: part for path, part in plain.named_modules() if isinstance(part, HashedEmbeddings)}
         return distribute(
             plain,
             self._session,
@@ -65,6 +71,32 @@ class PsBackend:
             self._dense_rows = dense_on_servers(model, self._session, optimizer=optimizer)
         else:
             self._dense = dense_optimizer(train, list(model.parameters()))
+
+    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+        """Prefetched, where the job says so."""
+        train = self._job.train
+        if train.prefetch == 0:
+            return reader
+        return prefetch(reader, self._session, depth=train.prefetch, exact=train.prefetch_exact, ids=self._ids_of_parts)
+
+    def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
+        """The ids of every forward of a step, by table."""
+        size, tables = self._job.train.batch_size, frozenset(self._session.bound_tables())
+        ids: dict[str, list[torch.Tensor]] = {}
+        for begin in range(0, len(batch), size):
+            for path, holder in self._holders.items():
+                for name, part in holder.ids(batch.sparse[begin : begin + size]).items():
+                    table = f"{path}.tables.{name}"
+                    if table in tables:  # a small one is not distributed
+                        ids.setdefault(table, []).append(part)
+        if self._dense_rows is not None:
+            ids[self._dense_rows.table.schema.name] = [self._dense_rows.ids]
+        return ids
+
+    @property
+    def trace(self) -> Trace:
+        """The session's."""
+        return self._session.trace
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:

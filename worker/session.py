@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from .background_push import BackgroundPush
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
-from .tracing import NoTrace, Trace
+from .tracing import NoTrace, RecordedTrace, Trace
 from .transaction import NonFinitePolicy, end_step
 
 __all__ = ["Catalog", "NonFinitePolicy", "Session", "SessionStats"]
@@ -99,9 +100,6 @@ class Session(Joinable):
     The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
     child's copy raises :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with
     unequal numbers of batches it goes into torch's ``Join`` (worker/join.py).
-
-    Attributes:
-        trace: where the spans of steps go; set it before the first step.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class Session(Joinable):
         self.native = native
         self.catalog = catalog
         self.placement = placement
-        self.trace: Trace = NoTrace()
+        self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._reached = reached
         self._optimizer: SparseOptimizer | None = None
@@ -155,6 +153,22 @@ class Session(Joinable):
     def current_step(self) -> int:
         """The step that the next commit ends."""
         return self.native.step
+
+    @property
+    def trace(self) -> Trace:
+        """Where the spans of steps go; by default nowhere."""
+        return self._trace
+
+    def record(self, trace: RecordedTrace) -> None:
+        """Has the spans of steps kept in ``trace`` from now on, those of pulls until :meth:`end_record`."""
+        self._trace = trace
+        self.native.record_pulls()
+
+    def end_record(self) -> None:
+        """Adds the spans of pulls, which the native half times, to the trace."""
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        for begin, end, step, thread in self.native.take_pull_spans():
+            self._trace.add("pull", begin, end, step=step, thread=(thread, names.get(thread, "ended")))
 
     @property
     def optimizer(self) -> SparseOptimizer:
@@ -229,6 +243,7 @@ class Session(Joinable):
                 on_nonfinite=self.placement.on_nonfinite,
                 clip_row_norm=clip_row_norm,
                 pushes=self._pushes,
+                trace=self.trace,
             )
         finally:
             self._end_dense_step()
@@ -272,6 +287,7 @@ class Session(Joinable):
             is_distributed=self.world_size > 1,
             on_nonfinite="skip",
             pushes=self._pushes,
+            trace=self.trace,
         )
 
     def flush(self) -> None:

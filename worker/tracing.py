@@ -10,16 +10,35 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+Item = TypeVar("Item")
+ThreadName: TypeAlias = tuple[int, str]  # the operating system's id, and what it is called
+_NO_THREAD = 1 << 32  # above every thread's id: rows of what overlaps itself
 
 
 class Trace(Protocol):
     """Where spans go."""
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether anything is kept."""
+        ...
+
     def span(self, name: str, *, step: int) -> contextlib.AbstractContextManager[None]:
         """The body's time, as ``name`` of ``step``, on the calling thread."""
+        ...
+
+    def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
+        """A span timed with ``time.perf_counter_ns``, on the calling thread or another."""
         ...
 
 
@@ -32,12 +51,16 @@ class _Silence:
 class NoTrace:
     """Keeps nothing."""
 
+    is_recording = False
     _SILENCE = _Silence()
 
     def span(self, name: str, *, step: int) -> contextlib.AbstractContextManager[None]:
         """Nothing but the body."""
         del name, step
         return self._SILENCE
+
+    def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
+        """Nothing."""
 
 
 class RecordedTrace:
@@ -47,11 +70,13 @@ class RecordedTrace:
         rank: of the worker.
     """
 
+    is_recording = True
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
         self._events: list[dict[str, Any]] = []
-        self._threads: dict[int, str] = {}
+        self._rows: dict[int, str] = {}
 
     @contextlib.contextmanager
     def span(self, name: str, *, step: int) -> Iterator[None]:
@@ -62,17 +87,17 @@ class RecordedTrace:
         finally:
             self.add(name, begin, time.perf_counter_ns(), step=step)
 
-    def add(self, name: str, begin_ns: int, end_ns: int, *, step: int) -> None:
-        """A span of the calling thread that was timed with ``time.perf_counter_ns``."""
-        thread = threading.current_thread()
-        self._threads.setdefault(thread.native_id or 0, thread.name)
+    def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
+        """See :class:`Trace`."""
+        row, title = thread or (threading.get_native_id(), threading.current_thread().name)
+        self._rows.setdefault(row, title)
         event = {
             "name": name,
             "ph": "X",
             "ts": (begin_ns + self._epoch_ns) / 1000,
             "dur": (end_ns - begin_ns) / 1000,
             "pid": self._rank,
-            "tid": thread.native_id or 0,
+            "tid": row,
             "args": {"step": step},
         }
         self._events.append(event)  # atomic under the GIL
@@ -80,10 +105,10 @@ class RecordedTrace:
     def events(self) -> list[dict[str, Any]]:
         """All spans so far, after the names of worker and threads."""
         names = [("process_name", 0, f"worker {self._rank}")]
-        names += [("thread_name", thread, name) for thread, name in list(self._threads.items())]
+        names += [("thread_name", row, title) for row, title in list(self._rows.items())]
         metadata = [
-            {"name": kind, "ph": "M", "pid": self._rank, "tid": thread, "args": {"name": name}}
-            for kind, thread, name in names
+            {"name": kind, "ph": "M", "pid": self._rank, "tid": row, "args": {"name": title}}
+            for kind, row, title in names
         ]
         return [*metadata, *self._events]
 
@@ -91,3 +116,31 @@ class RecordedTrace:
 def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
     """Writes the events of all workers as one file."""
     path.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
+
+
+def loaded(batches: Iterable[Item], trace: Trace, step_of: Callable[[], int]) -> Iterator[Item]:
+    """``batches``, with a span ``load`` around each wait for one."""
+    source = iter(batches)
+    while True:
+        with trace.span("load", step=step_of()):
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+        yield batch
+
+
+def trace_allreduce(model: DistributedDataParallel, trace: Trace, step_of: Callable[[], int]) -> None:
+    """A span for each bucket that DDP reduces, from its start to its end; the reduction stays DDP's own."""
+
+    def reduce(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        step, begin = step_of(), time.perf_counter_ns()
+
+        def end(reduced: torch.futures.Future[Tensor]) -> Tensor:
+            row = (_NO_THREAD + bucket.index(), f"allreduce, bucket {bucket.index()}")
+            trace.add("allreduce", begin, time.perf_counter_ns(), step=step, thread=row)
+            return reduced.value()
+
+        return allreduce_hook(group, bucket).then(end)
+
+    model.register_comm_hook(None, reduce)

@@ -20,6 +20,7 @@ from .evaluation import evaluate
 from .metrics import auc
 from .models import Tower
 from .process_group import WorkerGroup
+from .tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
 from .training_report import EpochResult, Observer, TrainResult
 from .training_step import TrainingStep
@@ -77,6 +78,9 @@ class Trainer:
                 tower.is_checkpointed = job.train.activation_checkpointing
         self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
+        self._batches = backend.batches(self._train_reader)
+        if isinstance(self._model, DistributedDataParallel) and backend.trace.is_recording:
+            trace_allreduce(self._model, backend.trace, lambda: self._step.number)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
 
@@ -134,7 +138,8 @@ class Trainer:
         self._model.train()
         recent, began = _Recent(), time.perf_counter()
         observed, samples, loss_sum = began, 0, 0.0
-        for batch in self._train_reader:
+        batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
+        for batch in batches:
             result = self._step.run(batch)
             if result.is_taken:
                 samples, loss_sum = samples + len(batch), loss_sum + result.loss * len(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..proto.errors import InvalidArgument
 from ..proto.job import TrainConfig
+from .data import Batch
+from .tracing import Trace
 
 _DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -65,6 +67,15 @@ class TrainingBackend(Protocol):
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Those whose ``lr`` schedules move; of the dense tower and of the tables."""
+        ...
+
+    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+        """The training reader's batches, one a step; each ``iter()`` is an epoch. After ``build``."""
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """Where the spans of steps go."""
         ...
 
     def step(self, scaler: GradScaler | None) -> bool:

@@ -55,6 +55,10 @@ class TrainingStep:
         model: in train mode; wrapped in DDP where workers reduce dense gradients by it.
         backend: started.
         group: this worker and its peers.
+
+    Attributes:
+        rates: schedules.
+        refused: steps so far that were not taken; ``number`` counts all.
     """
 
     def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
@@ -63,6 +67,7 @@ class TrainingStep:
         self._scaler = GradScaler(self._device) if train.amp == "float16" else None
         self.rates = LearningRates(train.schedule, backend.optimizers)
         self.refused = 0
+        self.number = 0
         self._samples = 0
 
     def run(self, batch: Batch) -> StepResult:
@@ -82,10 +87,15 @@ class TrainingStep:
             loss += part_loss
         is_taken = self._end(loss)
         self._samples += len(batch) if is_taken else 0
+        self.number += 1
         return StepResult(torch.cat(logits), loss, is_taken)
 
     def _forward_backward(self, part: Batch, share: float) -> tuple[torch.Tensor, float]:
-        with torch.autocast(self._device, _AMP_DTYPES.get(self._train.amp), enabled=self._train.amp != "none"):
+        trace = self._backend.trace
+        with (
+            trace.span("forward", step=self.number),
+            torch.autocast(self._device, _AMP_DTYPES.get(self._train.amp), enabled=self._train.amp != "none"),
+        ):
             out = self._model(part.dense, part.sparse)
         logits = out.float()
         # An empty batch still takes part in the step, with gradients of zero.
@@ -93,13 +103,15 @@ class TrainingStep:
         value = float(loss.detach())
         if not math.isfinite(value):
             loss = loss * math.nan  # an infinite loss may have finite gradients; these reach every rank
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        with trace.span("backward", step=self.number):
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         return logits.detach(), value
 
     def _end(self, loss: float) -> bool:
         is_finite = math.isfinite(loss)
         try:
-            is_taken = self._backend.step(self._scaler)
+            with self._backend.trace.span("step", step=self.number):
+                is_taken = self._backend.step(self._scaler)
         except NonFiniteGradient:
             if is_finite:
                 raise

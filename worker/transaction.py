@@ -16,6 +16,7 @@ from .background_push import BackgroundPush
 from .join import collective_device
 from .loss_scale import LossScale
 from .sparse_optimizer import SparseOptimizer
+from .tracing import Trace
 
 NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
 
@@ -38,6 +39,7 @@ def end_step(
     on_nonfinite: NonFinitePolicy,
     clip_row_norm: float | None = None,
     pushes: BackgroundPush | None = None,
+    trace: Trace,
 ) -> bool:
     """What :meth:`Session.step` does, with its arguments, returns and errors.
 
@@ -51,6 +53,7 @@ def end_step(
             "session.step: no backward reached a distributed table in this step; call loss.backward() before it, with "
             "the model in train mode (or pass allow_empty=True)"
         )
+    step = native.step
     is_voting = is_distributed and dist.is_available() and dist.is_initialized()
     try:
         _, bad_rows, bad_table, bad_key = native.seal(
@@ -63,12 +66,14 @@ def end_step(
             vote = _NOT_FINITE
         elif is_voting or native.shard_count > 1 or pushes is not None:
             try:
-                native.prepare()
+                with trace.span("push", step=step):
+                    native.prepare()
             except SparserowError as error:
                 vote, refusal = _REFUSED, error
-        verdict = _highest_vote(vote) if is_voting else vote
+        with trace.span("vote", step=step):
+            verdict = _highest_vote(vote) if is_voting else vote
         if verdict == _COMMIT:
-            _commit(native, pushes)
+            _commit(native, pushes, trace)
         else:
             native.abort()
         if verdict == _REFUSED:
@@ -93,13 +98,15 @@ def end_step(
     return not is_skipped
 
 
-def _commit(native: _client.NativeSession, pushes: BackgroundPush | None) -> None:
+def _commit(native: _client.NativeSession, pushes: BackgroundPush | None, trace: Trace) -> None:
     if pushes is not None:
-        pushes.send()
-    elif native.is_prepared:
-        native.commit_prepared()
-    else:
-        native.commit()
+        pushes.send(trace)
+        return
+    with trace.span("push", step=native.step):
+        if native.is_prepared:
+            native.commit_prepared()
+        else:
+            native.commit()
 
 
 def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:

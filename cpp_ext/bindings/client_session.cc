@@ -235,6 +235,15 @@ void bind_session(py::module_& module) {
           py::arg("num_rows"), py::arg("lr"))
       .def("set_lr", [](Session& self, const std::string& name, float lr) { check(self.set_lr(name, lr)); })
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
+      .def("record_pulls", [](Session& self) { self.state().record_pulls(); })
+      .def("take_pull_spans",
+           [](Session& self) {
+             std::vector<std::array<std::int64_t, 4>> out;
+             for (const PullSpan& span : self.state().take_pull_spans()) {
+               out.push_back({span.begin_ns, span.end_ns, span.step, static_cast<std::int64_t>(span.thread)});
+             }
+             return out;
+           })
       .def("pull_merged",
            [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train) {
              const BatchTensors tensors(roots);

@@ -53,7 +53,7 @@ Status Binding::pull_pending(TableStep& step, bool train) {
   step.pending(pulls);
   const std::size_t keys = step.pending_keys();
   Status status = state_->wait_for_commit();
-  if (status.is_ok()) status = state_->shards().pull(pulls, state_->pull_options(train));
+  if (status.is_ok()) status = state_->pull(pulls, state_->pull_options(train));
   if (!status.is_ok()) {
     step.rollback();
     return status;

@@ -71,7 +71,7 @@ Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   if (pulls.empty()) return Status::ok();
   rpc::CallOptions options = state.pull_options(/*train=*/true);
   if (options.step != rpc::kNoStep) options.step = step;
-  SR_RETURN_IF_ERROR(state.shards().pull(pulls, options));
+  SR_RETURN_IF_ERROR(state.pull(pulls, options));
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
   const std::size_t rows = batch.rows();
   ++state.counters.pulls;
@@ -112,7 +112,7 @@ Status Prefetcher::revalidate(PrefetchedBatch& batch) {
   std::vector<rpc::TablePull> pulls = requests(batch);
   if (pulls.empty()) return Status::ok();
   SR_RETURN_IF_ERROR(state.wait_for_commit());
-  SR_RETURN_IF_ERROR(state.shards().pull(pulls, state.pull_options(/*train=*/true)));
+  SR_RETURN_IF_ERROR(state.pull(pulls, state.pull_options(/*train=*/true)));
   ++state.counters.pulls;
   for (const rpc::TablePull& pull : pulls) {
     state.counters.rows_revalidated += pull.keys.size();

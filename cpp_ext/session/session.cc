@@ -59,7 +59,7 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   }
   if (!pulls.empty()) {
     Status status = state_->wait_for_commit();
-    if (status.is_ok()) status = state_->shards().pull(pulls, state_->pull_options(train));
+    if (status.is_ok()) status = state_->pull(pulls, state_->pull_options(train));
     for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
     SR_RETURN_IF_ERROR(status);
     ++state_->counters.pulls;

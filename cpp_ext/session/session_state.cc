@@ -1,6 +1,10 @@
 #include "session/session_state.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <utility>
 
 namespace sparserow {
 namespace {
@@ -77,6 +81,28 @@ std::shared_ptr<LookupTrace> SessionState::start_trace() {
   traces_.push_back(trace);
   tracing_.store(true);
   return trace;
+}
+
+Status SessionState::pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+  if (!recording_pulls_.load(std::memory_order_relaxed)) return shards_->pull(tables, options);
+  const auto now = [] {
+    const auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+  };
+  PullSpan span;
+  span.step = options.step == rpc::kNoStep ? step.load() : options.step;
+  span.thread = static_cast<std::uint64_t>(::syscall(SYS_gettid));
+  span.begin_ns = now();
+  Status status = shards_->pull(tables, options);
+  span.end_ns = now();
+  const std::lock_guard lock(spans_mutex_);
+  pull_spans_.push_back(span);
+  return status;
+}
+
+std::vector<PullSpan> SessionState::take_pull_spans() {
+  const std::lock_guard lock(spans_mutex_);
+  return std::exchange(pull_spans_, {});
 }
 
 void SessionState::begin_commit() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,14 @@ class LookupTrace {
   std::vector<TracedLookup> lookups_;  // guarded by mutex_
 };
 
+// One call for rows, timed by std::chrono::steady_clock (Python's time.perf_counter_ns).
+struct PullSpan {
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+  std::int64_t step = 0;     // that was asked for; the session's where the pull had no clock
+  std::uint64_t thread = 0;  // the operating system's id
+};
+
 enum class Phase : std::uint8_t { kOpen, kSealed, kPrepared };
 
 // Thread-safe. Atomics are written by the thread that owns the session's steps, or are plain counters.
@@ -96,6 +105,11 @@ class SessionState {
   void trace(const std::string& binding, const TensorView& view);
   std::shared_ptr<LookupTrace> start_trace();
 
+  // Every pull of rows goes through here. From record_pulls() on each leaves a span.
+  Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
+  void record_pulls() noexcept { recording_pulls_.store(true); }
+  std::vector<PullSpan> take_pull_spans();  // those since the last call
+
   // A commit that is decided while its last phase is still to be sent. Whoever sends a later one, or reads rows
   // that should show it, waits. DeadlineExceeded when nobody finished it, else check_usable().
   void begin_commit();
@@ -122,12 +136,15 @@ class SessionState {
   std::atomic<bool> closed_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> tracing_{false};
+  std::atomic<bool> recording_pulls_{false};
   std::atomic<bool> committing_{false};  // written under commit_mutex_
 
   mutable std::mutex cause_mutex_;
   std::string cause_;  // guarded by cause_mutex_
   std::mutex trace_mutex_;
   std::vector<std::weak_ptr<LookupTrace>> traces_;  // guarded by trace_mutex_
+  std::mutex spans_mutex_;
+  std::vector<PullSpan> pull_spans_;  // guarded by spans_mutex_
   mutable std::mutex commit_mutex_;
   mutable std::condition_variable commit_ended_;
   std::mutex partitioner_mutex_;

@@ -50,14 +50,26 @@ TableStep::TableStep(std::uint32_t table_id, std::uint32_t schema_version, std::
     : table_id_(table_id), schema_version_(schema_version), dim_(dim), shard_count_(shard_count) {}
 
 std::optional<Lookup> TableStep::recall(const IdsRef& ids) const {
-  for (const Memo& memo : memos_) {
-    if (memo.source != ids.source.data || memo.n != ids.ids.size()) continue;
-    const std::uint32_t* indexes = memo.indexes->data() + memo.offset;
-    std::uint64_t differs = 0;
-    for (std::size_t i = 0; i < memo.n; ++i) differs |= keys_[indexes[i]] ^ static_cast<std::uint64_t>(ids.ids[i]);
-    if (differs == 0) return lookup_of(memo);
+  // The same tensor first; then equal ids from another one: a computed tensor that was named ahead of its lookup.
+  for (const bool same_source : {true, false}) {
+    for (const Memo& memo : memos_) {
+      if ((memo.source == ids.source.data) == same_source && is_memo_of(memo, ids.ids)) return lookup_of(memo);
+    }
   }
   return std::nullopt;
+}
+
+bool TableStep::is_memo_of(const Memo& memo, std::span<const std::int64_t> ids) const noexcept {
+  if (memo.n != ids.size()) return false;
+  const std::uint32_t* indexes = memo.indexes->data() + memo.offset;
+  constexpr std::size_t kBlock = 256;  // without a branch inside; other ids mostly differ in the first one
+  for (std::size_t begin = 0; begin < memo.n; begin += kBlock) {
+    const std::size_t end = std::min(memo.n, begin + kBlock);
+    std::uint64_t differs = 0;
+    for (std::size_t i = begin; i < end; ++i) differs |= keys_[indexes[i]] ^ static_cast<std::uint64_t>(ids[i]);
+    if (differs != 0) return false;
+  }
+  return true;
 }
 
 std::optional<Lookup> TableStep::find(const IdsRef& ids, std::int64_t* missing) {

@@ -2,7 +2,7 @@
 //
 // A key is pulled once per step and gets an index; indexes grow and never move until clear(). Keys come in
 // batches, each grouped by shard, so that a step with one batch pulls into, and commits from, this memory
-// without a copy. The ids of a lookup are remembered by the tensor they came from and compared before they
+// without a copy. The ids of a lookup are remembered with the tensor they came from and compared before they
 // are trusted, so the backward pass and a recomputation hash nothing.
 //
 //   add(ids)* -> pending() -> [pull] -> confirm() | rollback()     then recall / stage / seal; clear() ends it
@@ -83,6 +83,7 @@ class TableStep {
     std::shared_ptr<Lookup::Indexes> indexes;
   };
 
+  [[nodiscard]] bool is_memo_of(const Memo& memo, std::span<const std::int64_t> ids) const noexcept;
   void requests_from(std::size_t batch, std::vector<rpc::TablePull>& out);
   std::shared_ptr<Lookup::Indexes> fresh_indexes(std::size_t n);
   std::size_t index_known(std::span<const std::int64_t> ids, Lookup::Indexes& indexes);

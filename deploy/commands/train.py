@@ -16,6 +16,12 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; in place of train.workers.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", help="Where to write what ran when, for Perfetto; with train.dense ps also FILE.1, FILE.2, ..."
+        ),
+    ] = None,
 ) -> None:
     """Train a model on a click log: embedded or running cluster, one or several workers.
 
@@ -32,8 +38,9 @@ def train(
     count = [] if workers is None else [f"train.workers={workers}"]
     config = load_config(JobConfig, job, [*(assignments or ()), *count])
     check_result_file(json_file)
+    check_result_file(trace_file, "--trace")
     place = torchrun_place()
-    result = run_job(config, place)
+    result = run_job(config, place, trace_file)
     if place is None or place.rank == 0:
         write_result(json_file, result.as_dict())
         Console().print(summary(f"trained {config.name}", result))

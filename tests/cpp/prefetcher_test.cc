@@ -115,6 +115,27 @@ TEST_CASE("a second batch of the same step adds its keys and keeps the rows that
   CHECK(first_weight(*f.binding(), 70) == 0.5f);
 }
 
+TEST_CASE("ids that were named in another tensor are known by their values") {
+  Fixture f;
+  Prefetcher prefetcher(f.session, /*exact=*/false);
+  Ids named(700);
+  for (std::size_t i = 0; i < named.size(); ++i) named[i] = static_cast<std::int64_t>(i * i % 97);
+  const AheadLookup lookup = ahead(named);
+  auto batch = prefetcher.index({&lookup, 1}).value();
+  REQUIRE(prefetcher.pull(*batch, 0).is_ok());
+  REQUIRE(prefetcher.hand_over(std::move(batch)).is_ok());
+  const int before = f.shards->pulls;
+  const Ids computed = named;
+  const Lookup same = f.binding()->lookup(ref(computed), true).value();
+  Ids late = named;  // differs in its last id alone
+  late.back() = 98;
+  const Lookup other = f.binding()->lookup(ref(late), true).value();
+  CHECK(f.shards->pulls == before + 1);
+  CHECK(f.session->stats().lookups_missed == 1);
+  CHECK(same.indexes()[698] == other.indexes()[698]);
+  CHECK(same.indexes()[699] != other.indexes()[699]);
+}
+
 TEST_CASE("wrong guesses are left to the op, and counted") {
   Fixture f;
   Prefetcher prefetcher(f.session, /*exact=*/false);

@@ -89,6 +89,37 @@ def test_local_backend_clips_no_rows():
         load_config(JobConfig, None, [*sets, "model.backend=local"])
 
 
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("train.prefetch_exact=true",), r"train\.prefetch_exact: has no use without train\.prefetch"),
+        (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: 2 needs model\.backend ps"),
+        (
+            ("train.prefetch=1", "train.prefetch_exact=false"),
+            r"train\.prefetch_exact: false is not allowed .*staleness 0",
+        ),
+        (("train.prefetch=4", "train.staleness=3"), r"train\.prefetch: 4 is not allowed .* allowed: 0 to 3"),
+        (("train.prefetch=65",), r"train\.prefetch: 65 is not allowed"),
+    ],
+)
+def test_prefetch_is_within_the_staleness(assignments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        load_config(JobConfig, None, [*BASE, *assignments])
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ("train.prefetch=4",),
+        ("train.prefetch=3", "train.staleness=3"),
+        ("train.prefetch=4", "train.staleness=3", "train.prefetch_exact=true"),
+        ("train.prefetch=4", "train.staleness=null"),
+    ],
+)
+def test_prefetch_that_is_allowed(assignments):
+    assert load_config(JobConfig, None, [*BASE, *assignments]).train.prefetch >= 3
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
 def test_row_optimizers_reach_the_table_schema(kind):
     job = load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: {kind}, lr: 0.25}}"])

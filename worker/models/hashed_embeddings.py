@@ -34,6 +34,11 @@ class HashedEmbeddings(nn.Module):
         self.register_buffer("rows", torch.tensor(list(rows.values()), dtype=torch.int64), persistent=False)
         self.rows: torch.Tensor
 
+    def ids(self, keys: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What each table will look up: name -> (B) int64; keys as ``forward`` takes them."""
+        ids = torch.remainder(keys, self.rows.to(keys.device))
+        return {name: ids[:, column] for column, name in enumerate(self.tables)}
+
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """(B, n_columns) int64 keys, non-negative -> (B, n_columns, dim) float32."""
         ids = torch.remainder(keys, self.rows)

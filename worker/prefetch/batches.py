@@ -193,7 +193,7 @@ class _Work:
     def pull(self, item: _Item) -> _Item:
         if item.rows is not None:
             step = self._latest_step(item.number)
-            with self._trace.span("pull", step=step):
+            with self._trace.span("prefetch", step=step):
                 self._native.pull(item.rows, step)
         return item
 
