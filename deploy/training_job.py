@@ -81,7 +81,7 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path |
             "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
         )
     if job.train.dense == "ps":
-        return _run_apart(job, place)
+        return _run_apart(job, place, trace_file)
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
         address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
         address = group.share(address)
@@ -90,7 +90,7 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path |
         return result
 
 
-def _run_apart(job: JobConfig, place: TorchrunPlace) -> TrainResult:
+def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None) -> TrainResult:
     """Workers that never meet: each returns its own part, and the first the evaluation."""
     from ..worker.process_group import WorkerGroup
 
@@ -99,7 +99,7 @@ def _run_apart(job: JobConfig, place: TorchrunPlace) -> TrainResult:
             "cluster.address: is missing; under torchrun, train.dense ps needs a running cluster, as workers never meet"
         )
     group = WorkerGroup(place.rank, place.world, meets=False)
-    return _run_here(job, group, local_world=place.local_world, coordinator=job.cluster.address)
+    return _run_here(job, group, local_world=place.local_world, coordinator=job.cluster.address, trace_file=trace_file)
 
 
 def _starts_cluster(job: JobConfig) -> bool:

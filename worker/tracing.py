@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -133,7 +132,7 @@ def loaded(batches: Iterable[Item], trace: Trace, step_of: Callable[[], int]) ->
 def trace_allreduce(model: DistributedDataParallel, trace: Trace, step_of: Callable[[], int]) -> None:
     """A span for each bucket that DDP reduces, from its start to its end; the reduction stays DDP's own."""
 
-    def reduce(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         step, begin = step_of(), time.perf_counter_ns()
 
         def end(reduced: torch.futures.Future[Tensor]) -> Tensor:
@@ -143,4 +142,5 @@ def trace_allreduce(model: DistributedDataParallel, trace: Trace, step_of: Calla
 
         return allreduce_hook(group, bucket).then(end)
 
+    reduce.__annotations__.clear()  # DDP compares them with its types, and this module's are text
     model.register_comm_hook(None, reduce)
