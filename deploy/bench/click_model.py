@@ -1,0 +1,131 @@
+"""What ``bench train`` trains: a model of pooled embeddings, its batches, its step in torch and over shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...proto.schema import Adagrad, Constant, Table
+from ...worker.distribute import distribute
+from ...worker.session import Session
+
+TABLES = 26
+DIM = 16
+ZIPF = 1.05
+HIDDEN = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows of each table, samples of a batch, ids of a bag in each case, and repetitions."""
+
+    rows: int
+    batch: int
+    hot: tuple[int, ...]
+    repetitions: int
+
+
+FULL = Size(rows=100_000, batch=4096, hot=(1, 10), repetitions=50)
+QUICK = Size(rows=1_000, batch=64, hot=(1, 3), repetitions=3)
+
+
+class ClickModel(nn.Module):
+    """26 pooled embeddings, then an MLP 64-64."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for _ in range(TABLES))
+        self.mlp = nn.Sequential(
+            nn.Linear(TABLES * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: (tables, batch, hot) int64. Returns (batch) logits."""
+        pooled = [table(ids[index]) for index, table in enumerate(self.tables)]
+        logits: Tensor = self.mlp(torch.cat(pooled, dim=1))
+        return logits.squeeze(1)
+
+
+@dataclass
+class CpuClock:
+    """Seconds of CPU that a process used while steps ran."""
+
+    now: Callable[[], float]
+    seconds: list[float] = field(default_factory=list)
+    _begin: float = 0.0
+
+    def start(self) -> None:
+        """Before a step."""
+        self._begin = self.now()
+
+    def stop(self) -> None:
+        """After it."""
+        self.seconds.append(self.now() - self._begin)
+
+    def mean_ms(self, repetitions: int) -> float:
+        """Milliseconds per step over the last ``repetitions``; process clocks tick too coarsely for a median."""
+        return sum(self.seconds[-repetitions:]) / repetitions * 1000
+
+
+def process_cpu(pid: int) -> float:
+    """Seconds of CPU, user and system, of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class ZipfBatches:
+    """Fresh batches of ids, Zipf-distributed and scattered over each table, with random labels."""
+
+    def __init__(self, size: Size, hot: int) -> None:
+        weights = np.arange(1, size.rows + 1, dtype=np.float64) ** -ZIPF
+        self._cumulative = np.cumsum(weights) / weights.sum()
+        self._random = np.random.default_rng(17)
+        self._scattered = self._random.permutation(size.rows)
+        self._shape = (TABLES, size.batch, hot)
+
+    def make(self) -> tuple[Tensor, Tensor]:
+        """((tables, batch, hot) int64, (batch) float32)."""
+        ranks = np.searchsorted(self._cumulative, self._random.random(self._shape))
+        ids = self._scattered[np.minimum(ranks, len(self._scattered) - 1)]
+        return torch.from_numpy(ids), torch.from_numpy(self._random.integers(0, 2, self._shape[1]).astype(np.float32))
+
+
+def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
+    """A training step of torch alone."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, said aloud: else Adagrad warns
+    model = ClickModel(size.rows)
+    sparse = torch.optim.Adagrad(model.tables.parameters(), lr=0.05)
+    dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        sparse.zero_grad()
+        dense.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1]).backward()
+        sparse.step()
+        dense.step()
+
+    return step
+
+
+def distributed_step(size: Size, session: Session) -> Callable[[tuple[Tensor, Tensor]], None]:
+    """A training step of the same model, its tables in the session's shards."""
+    model = distribute(
+        ClickModel(size.rows),
+        session,
+        optimizer=Adagrad(lr=0.05),
+        min_rows=1,
+        tables={"*": Table(init=Constant(0.01))},
+    )
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1]).backward()
+        session.step(dense)
+
+    return step

@@ -1,0 +1,139 @@
+"""The part of ``bench train`` with ``sr.prefetch``: exact and inexact, against torch and against each other.
+
+A pipeline works ahead, so contenders cannot take turns step by step: what one does in the background would fall into
+the other's time. They take turns in blocks. A block is a fresh pass over the same batches, made before; its first
+steps, which nothing ran ahead of, are not measured. A figure is the median over blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from ...worker.connect import connect
+from ...worker.prefetch import prefetch
+from ...worker.session import Session
+from ..local_cluster import local_cluster
+from .click_model import CpuClock, Size, ZipfBatches, distributed_step, process_cpu, torch_step
+from .harness import Figure, median
+
+DEPTH = 2
+LIMIT_OF_TORCH = 0.9
+LIMIT_OF_INEXACT = 0.8  # at most 25 % slower
+_BLOCKS = 5
+_DROPPED = DEPTH + 2
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass
+class _Runner:
+    """One contender.
+
+    Args:
+        step: a training step.
+        feed: makes a pass over batches.
+        server: seconds of CPU of the shard.
+    """
+
+    step: Callable[[Batch], None]
+    feed: Callable[[list[Batch]], Iterable[Batch]]
+    server: Callable[[], float]
+    seconds: list[float] = field(default_factory=list)  # of a step, by block
+    worker_cpu: CpuClock = field(default_factory=lambda: CpuClock(time.process_time))
+
+    def __post_init__(self) -> None:
+        self.server_cpu = CpuClock(self.server)
+
+    def run(self, batches: list[Batch]) -> None:
+        """One block."""
+        began = 0.0
+        for number, batch in enumerate(self.feed(batches)):
+            if number == _DROPPED:
+                self.worker_cpu.start()
+                self.server_cpu.start()
+                began = time.perf_counter()
+            self.step(batch)
+        self.seconds.append((time.perf_counter() - began) / (len(batches) - _DROPPED))
+        self.worker_cpu.stop()
+        self.server_cpu.stop()
+
+    def forget(self) -> None:
+        """Drops what was measured so far: it warmed up."""
+        for measured in (self.seconds, self.worker_cpu.seconds, self.server_cpu.seconds):
+            measured.clear()
+
+
+def measure_prefetch(size: Size, hot: int) -> list[Figure]:
+    """Rates with prefetch, of torch and of each other; CPU per step; how much is sent again, and why."""
+    source = ZipfBatches(size, hot)
+    measured = max(size.repetitions // _BLOCKS, 2)
+    batches = [source.make() for _ in range(measured + _DROPPED)]
+    with ExitStack() as stack:
+        cluster = stack.enter_context(local_cluster(shards=1))
+
+        def joined(name: str, staleness: int) -> Session:
+            return stack.enter_context(connect(cluster.address, f"{name}-{hot}", staleness=staleness))
+
+        def server_cpu() -> float:
+            return process_cpu(cluster.shard_pids[0])
+
+        def ahead(session: Session) -> _Runner:
+            step = distributed_step(size, session)
+            return _Runner(step, lambda given: prefetch(given, session, depth=DEPTH), server_cpu)
+
+        exact_session = joined("exact", 0)
+        runners = {
+            "torch": _Runner(torch_step(size), lambda given: given, server_cpu),
+            "without": _Runner(distributed_step(size, joined("without", 0)), lambda given: given, server_cpu),
+            "exact": ahead(exact_session),
+            "inexact": ahead(joined("inexact", DEPTH)),
+        }
+        for block in range(_BLOCKS + 1):
+            for runner in list(runners.values())[:: 1 if block % 2 else -1]:
+                runner.run(batches)
+            if block == 0:
+                before = exact_session.stats()
+                for runner in runners.values():
+                    runner.forget()
+        after = exact_session.stats()
+    steps = _BLOCKS * len(batches)
+    rates = {name: size.batch / median(runner.seconds) for name, runner in runners.items()}
+    name, unit = f"train {hot}-hot, prefetch {DEPTH}", "samples/s"
+    figures = [
+        Figure(f"{name}: none, of torch", rates["without"], unit, None, rates["without"] / rates["torch"]),
+        Figure(f"{name}: exact, of torch", rates["exact"], unit, LIMIT_OF_TORCH, rates["exact"] / rates["torch"]),
+        Figure(f"{name}: inexact, of torch", rates["inexact"], unit, LIMIT_OF_TORCH, rates["inexact"] / rates["torch"]),
+        Figure(f"{name}: exact, of inexact", rates["exact"], unit, LIMIT_OF_INEXACT, rates["exact"] / rates["inexact"]),
+    ]
+    for kind in ("without", "exact", "inexact"):
+        for place, clock in (("worker", runners[kind].worker_cpu), ("server", runners[kind].server_cpu)):
+            cpu = sum(clock.seconds) / (measured * _BLOCKS) * 1000
+            figures.append(Figure(f"{name}: {kind}, {place} CPU", cpu, "ms/step", higher_is_better=False))
+    again = after.rows_refreshed - before.rows_refreshed
+    looked_at = after.rows_revalidated - before.rows_revalidated
+    sent_again = (after.bytes_refreshed - before.bytes_refreshed) / steps / 1e6
+    return [
+        *figures,
+        Figure(f"{name}: keys that the batch before had as well", 100 * _overlap(batches), "%", higher_is_better=False),
+        Figure(f"{name}: rows sent again, of those prefetched", 100 * again / looked_at, "%", higher_is_better=False),
+        Figure(f"{name}: sent again", sent_again, "MB/step", higher_is_better=False),
+    ]
+
+
+def _overlap(batches: list[Batch]) -> float:
+    """Share of a batch's unique keys that the batch before has as well, over all tables."""
+    shared = total = 0
+    keys = [[np.unique(table.numpy()) for table in ids] for ids, _ in batches]
+    for earlier, later in pairwise(keys):
+        for known, asked in zip(earlier, later, strict=True):
+            shared += len(np.intersect1d(known, asked, assume_unique=True))
+            total += len(asked)
+    return shared / total
