@@ -31,7 +31,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
     for (const auto& binding : bindings_) {
       const BindingSpec& spec = binding->spec_;
       const std::uint32_t shards = session_->state().shards().shard_count();
-      batch->parts_.push_back({TableStep(spec.table_id, spec.schema_version, spec.dim, shards), {}});
+      batch->parts_.push_back({TableStep(spec.table_id, spec.schema_version, spec.dim, shards), {}, {}});
     }
   }
   std::vector<IdsRef> wanted;
@@ -47,14 +47,19 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   return batch;
 }
 
-std::vector<rpc::TablePull> Prefetcher::requests(PrefetchedBatch& batch) const {
+std::vector<rpc::TablePull> Prefetcher::requests(PrefetchedBatch& batch, bool conditional) const {
   std::vector<rpc::TablePull> pulls;
   for (PrefetchedBatch::Part& part : batch.parts_) {
     const std::size_t first = pulls.size();
     part.step.requests(pulls);
     if (!exact_ || pulls.size() == first) continue;
     part.versions.resize(part.step.keys());
-    pulls.back().versions = part.versions.data();  // one batch of ids a table: index() added them at once
+    rpc::TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
+    pull.versions = part.versions.data();
+    if (!conditional) continue;
+    part.changed.resize(part.step.keys());
+    pull.known = part.versions.data();
+    pull.changed = part.changed.data();
   }
   return pulls;
 }
@@ -67,7 +72,7 @@ Status Prefetcher::pull(PrefetchedBatch& batch, std::int64_t step) {
 Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   SessionState& state = session_->state();
   batch.step_ = step;
-  const std::vector<rpc::TablePull> pulls = requests(batch);
+  const std::vector<rpc::TablePull> pulls = requests(batch, /*conditional=*/false);
   if (pulls.empty()) return Status::ok();
   rpc::CallOptions options = state.pull_options(/*train=*/true);
   if (options.step != rpc::kNoStep) options.step = step;
@@ -109,15 +114,17 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
 
 Status Prefetcher::revalidate(PrefetchedBatch& batch) {
   SessionState& state = session_->state();
-  std::vector<rpc::TablePull> pulls = requests(batch);
+  const std::vector<rpc::TablePull> pulls = requests(batch, /*conditional=*/true);
   if (pulls.empty()) return Status::ok();
   SR_RETURN_IF_ERROR(state.wait_for_commit());
   SR_RETURN_IF_ERROR(state.pull(pulls, state.pull_options(/*train=*/true)));
   ++state.counters.pulls;
   for (const rpc::TablePull& pull : pulls) {
+    const auto refreshed = static_cast<std::uint64_t>(std::count(pull.changed, pull.changed + pull.keys.size(), 1));
     state.counters.rows_revalidated += pull.keys.size();
-    state.counters.rows_refreshed += pull.keys.size();
-    state.counters.bytes_refreshed += pull.keys.size() * pull.dim * sizeof(float);
+    state.counters.rows_refreshed += refreshed;
+    state.counters.rows_pulled += refreshed;
+    state.counters.bytes_refreshed += refreshed * pull.dim * sizeof(float);
   }
   return Status::ok();
 }

@@ -7,8 +7,8 @@
 // later batch. How many batches are in flight, and so the memory, is the caller's to bound.
 //
 // Two ways to be right about staleness:
-//   exact    rows are pulled without clock, with their versions. hand_over() asks again by the step's clock for the
-//            rows that differ, so what a forward sees is what it would have pulled itself.
+//   exact    rows are pulled without clock, with their versions. hand_over() asks again by the step's clock, with the
+//            versions, and gets the rows that differ: what a forward sees is what it would have pulled itself.
 //   inexact  rows are pulled by the clock of the latest step that can use them. A batch that is used later than that
 //            is pulled again.
 //
@@ -39,6 +39,7 @@ class PrefetchedBatch {
   struct Part {
     TableStep step;
     std::vector<std::uint64_t> versions;  // (keys), when exact
+    std::vector<std::uint8_t> changed;    // (keys): what the second look brought
   };
   std::vector<Part> parts_;  // in order of the prefetcher's bindings
   std::int64_t step_ = 0;    // the latest that may use the rows as they are
@@ -59,7 +60,8 @@ class Prefetcher {
  private:
   Status pull_rows(PrefetchedBatch& batch, std::int64_t step);
   Status revalidate(PrefetchedBatch& batch);
-  [[nodiscard]] std::vector<rpc::TablePull> requests(PrefetchedBatch& batch) const;
+  // conditional: only for rows that differ from those that the batch has.
+  [[nodiscard]] std::vector<rpc::TablePull> requests(PrefetchedBatch& batch, bool conditional) const;
 
   std::shared_ptr<Session> session_;
   std::vector<std::shared_ptr<Binding>> bindings_;

@@ -71,7 +71,10 @@ TEST_CASE("exact: rows that changed since they were pulled are what a pull at us
   CHECK(weight(f, ids, 0) == 1.0f);
   CHECK(weight(f, ids, 1) == 0.5f);
   CHECK(weight(f, ids, 2) == 0.5f);
-  CHECK(f.session->stats().rows_revalidated == 3);
+  const SessionStats stats = f.session->stats();
+  CHECK(stats.rows_revalidated == 3);
+  CHECK(stats.rows_refreshed == 2);
+  CHECK(stats.bytes_refreshed == 2 * kDim * sizeof(float));
 }
 
 TEST_CASE("inexact: rows stay as they were pulled up to their step, and are pulled again after it") {

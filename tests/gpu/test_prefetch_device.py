@@ -1,0 +1,25 @@
+"""Prefetch to a CUDA device: batches arrive there whole, and their lookups find the rows that were pulled ahead."""
+
+from __future__ import annotations
+
+import pytest
+import sparserow as sr
+import torch
+from torch import nn
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def test_batches_are_copied_beside_the_training() -> None:
+    batches = [torch.randint(0, 500, (64, 3), generator=torch.Generator().manual_seed(seed)) for seed in range(20)]
+    with sr.InProcessCluster(shards=2).connect("device") as session:
+        model = nn.ModuleList(nn.Embedding(500, 8) for _ in range(3))
+        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        for given, batch in zip(batches, sr.prefetch(batches, session, depth=3, device="cuda"), strict=True):
+            assert batch.is_cuda
+            assert torch.equal(batch.cpu(), given)
+            sum(table(batch[:, column]).square().sum() for column, table in enumerate(model)).backward()
+            session.step()
+        stats = session.stats()
+    assert (stats.steps_committed, stats.lookups_missed) == (20, 0)
+    assert stats.rows_prefetched > 0
