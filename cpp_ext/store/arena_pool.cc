@@ -4,9 +4,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 
 namespace sparserow {
 namespace {
+
+constexpr std::uint64_t kSmallPool = 512;  // arenas
+#ifdef MADV_COLLAPSE
+constexpr int kCollapse = MADV_COLLAPSE;
+#else
+constexpr int kCollapse = 25;  // Linux 6.1 and newer; headers may be older than the system
+#endif
 
 // Number of consecutive granules from `at` on whose bit equals `taken`, up to the end of the bitmap.
 template <std::size_t kWords>
@@ -33,15 +41,37 @@ std::byte* ArenaPool::allocate(std::size_t bytes) {
   const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
   const std::lock_guard lock(mutex_);
   Arena* arena = find_arena(granules);
-  if (arena == nullptr) return nullptr;
-  const std::uint32_t first = find_run(*arena, granules);
-  take_from_bin(arena);
-  mark(*arena, first, granules, true);
-  arena->taken_granules += granules;
-  arena->longest_free = longest_free_run(*arena);
-  put_in_bin(arena);
+  if (arena == nullptr) arena = open_arena();
+  return arena == nullptr ? nullptr : cut(*arena, granules);
+}
+
+ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least) {
+  const auto granules_of = [unit_bytes](std::uint32_t units) {
+    return static_cast<std::uint32_t>(round_up(units * unit_bytes) / kGranuleBytes);
+  };
+  const std::lock_guard lock(mutex_);
+  std::uint32_t units = most;
+  Arena* arena = find_arena(granules_of(most));
+  if (arena == nullptr) {
+    arena = find_rest(granules_of(least));
+    if (arena != nullptr) {
+      units = std::min(most, static_cast<std::uint32_t>(arena->longest_free * kGranuleBytes / unit_bytes));
+    }
+  }
+  if (arena == nullptr) arena = open_arena();
+  return arena == nullptr ? Run{} : Run{cut(*arena, granules_of(units)), units};
+}
+
+std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
+  const std::uint32_t first = find_run(arena, granules);
+  take_from_bin(&arena);
+  mark(arena, first, granules, true);
+  arena.taken_granules += granules;
+  arena.longest_free = longest_free_run(arena);
+  put_in_bin(&arena);
+  if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) make_huge(arena);
   used_bytes_.fetch_add(granules * kGranuleBytes, std::memory_order_relaxed);
-  return arena->base + first * kGranuleBytes;
+  return arena.base + first * kGranuleBytes;
 }
 
 void ArenaPool::free(std::byte* run, std::size_t bytes) {
@@ -55,13 +85,16 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
   if (arena->taken_granules == 0) {
     ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
+    ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
+    arena->is_huge = false;
     unopened_.push_back(arena);
+    held_arenas_.fetch_sub(1, std::memory_order_relaxed);
   } else {
     put_in_bin(arena);
   }
 }
 
-// The fullest bin whose arenas all have room; before that, a few of the bin that may.
+// The fullest bin whose arenas all have room; before that, a few of the bin that may. Null when there is none.
 ArenaPool::Arena* ArenaPool::find_arena(std::uint32_t granules) {
   const std::size_t maybe = bin_of(granules);
   const auto& candidates = bins_[maybe];
@@ -72,17 +105,37 @@ ArenaPool::Arena* ArenaPool::find_arena(std::uint32_t granules) {
   for (std::size_t bin = maybe + 1; bin < kBins; ++bin) {
     if (!bins_[bin].empty()) return bins_[bin].front();
   }
-  return open_arena();
+  return nullptr;
+}
+
+// The longest rest that there is by bins, if it is long enough.
+ArenaPool::Arena* ArenaPool::find_rest(std::uint32_t granules) {
+  for (std::size_t bin = kBins; bin-- > bin_of(granules);) {
+    if (bins_[bin].empty()) continue;
+    Arena* arena = bins_[bin].front();
+    return arena->longest_free >= granules ? arena : nullptr;
+  }
+  return nullptr;
 }
 
 ArenaPool::Arena* ArenaPool::open_arena() {
   if (unopened_.empty() && !add_region()) return nullptr;
   Arena* arena = unopened_.back();
   if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-  ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);  // a hint: without it all works, slower
+  if (!can_collapse_ || held_arenas_.load(std::memory_order_relaxed) >= kSmallPool) make_huge(*arena);
   unopened_.pop_back();
+  held_arenas_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);
   return arena;
+}
+
+// A hint: without it all works, slower. Pages that are there already are copied into a huge one at once.
+void ArenaPool::make_huge(Arena& arena) noexcept {
+  arena.is_huge = true;
+  ::madvise(arena.base, kArenaBytes, MADV_HUGEPAGE);
+  if (arena.taken_granules > 0 && ::madvise(arena.base, kArenaBytes, kCollapse) != 0 && errno == EINVAL) {
+    can_collapse_ = false;
+  }
 }
 
 bool ArenaPool::add_region() {
@@ -129,14 +182,19 @@ void ArenaPool::take_from_bin(Arena* arena) {
   bin.pop_back();
 }
 
-// First fit; the caller has checked that longest_free suffices.
+// Best fit; the caller has checked that longest_free suffices.
 std::uint32_t ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
-  std::uint32_t at = run_length(arena.taken, 0, true);
-  while (run_length(arena.taken, at, false) < granules) {
-    at += run_length(arena.taken, at, false);
+  std::uint32_t best = 0, best_length = kGranules + 1;
+  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules && best_length > granules;) {
+    const std::uint32_t length = run_length(arena.taken, at, false);
+    if (length >= granules && length < best_length) {
+      best = at;
+      best_length = length;
+    }
+    at += length;
     at += run_length(arena.taken, at, true);
   }
-  return at;
+  return best;
 }
 
 std::uint32_t ArenaPool::longest_free_run(const Arena& arena) noexcept {

@@ -1,9 +1,10 @@
-// Memory of rows and indexes, in runs of 256-byte granules cut from 2 MiB huge-page arenas.
+// Memory of rows and indexes, in runs of 128-byte granules cut from 2 MiB huge-page arenas.
 //
-// Address space is reserved by the region; an arena's pages are asked of the system when it is first used
-// and given back when its last run is freed. Runs of any length are cut exactly, and neighbours that are
-// free coalesce by themselves (an arena is a bitmap), so that indexes of slowly growing sizes reuse each
-// other's memory.
+// Address space is reserved by the region; an arena's pages are asked of the system when they are first touched,
+// and given back when the arena's last run is freed. While the pool is small, an arena has small pages until it is
+// nearly full and is then made one huge page, since an arena that is huge and mostly empty would be much of the whole.
+// Runs of any length are cut exactly, and neighbours that are free coalesce by themselves (an arena is a bitmap), so
+// that indexes of slowly growing sizes reuse each other's memory.
 //
 // Invariants:
 //  1. used_bytes() is the sum of the lengths of all runs handed out, rounded up to granules.
@@ -23,7 +24,7 @@ namespace sparserow {
 
 class ArenaPool {
  public:
-  static constexpr std::size_t kGranuleBytes = 256;
+  static constexpr std::size_t kGranuleBytes = 128;
   static constexpr std::size_t kArenaBytes = std::size_t{2} << 20;
   static constexpr std::size_t kMaxRunBytes = std::size_t{1} << 20;
 
@@ -32,11 +33,24 @@ class ArenaPool {
   ArenaPool& operator=(const ArenaPool&) = delete;
   ~ArenaPool();
 
+  struct Run {
+    std::byte* at = nullptr;
+    std::uint32_t units = 0;
+  };
+
   // Null when the system has no address space left. The content is unspecified; aligned to kGranuleBytes.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
-  void free(std::byte* run, std::size_t bytes);  // `bytes` as given to allocate()
+  // `most` units of `unit_bytes`, or fewer but at least `least` when that fills the rest of an arena and the other
+  // choice is a new one.
+  [[nodiscard]] Run allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least);
+  void free(std::byte* run, std::size_t bytes);  // bytes, or units * unit_bytes, as given out
 
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
+
+  // Of arenas that have pages, used or not.
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept {
+    return held_arenas_.load(std::memory_order_relaxed) * kArenaBytes;
+  }
 
   [[nodiscard]] static constexpr std::size_t round_up(std::size_t bytes) noexcept {
     return (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes;
@@ -46,7 +60,7 @@ class ArenaPool {
   static constexpr std::size_t kGranules = kArenaBytes / kGranuleBytes;
   static constexpr std::size_t kWords = kGranules / 64;
   static constexpr std::size_t kArenasPerRegion = 64;
-  static constexpr std::size_t kBins = 15;  // by log2 of the longest free run
+  static constexpr std::size_t kBins = 16;  // by log2 of the longest free run
 
   // Kept outside of the arena, so that an arena is all payload and a scan of many touches little memory.
   struct Arena {
@@ -55,6 +69,7 @@ class ArenaPool {
     std::uint32_t taken_granules = 0;
     std::uint32_t longest_free = kGranules;
     std::uint32_t bin_position = 0;  // in bins_[bin of longest_free]
+    bool is_huge = false;            // asked to be
   };
   struct Region {
     std::byte* base = nullptr;
@@ -64,8 +79,11 @@ class ArenaPool {
   [[nodiscard]] static std::size_t bin_of(std::uint32_t run) noexcept;
   bool add_region();
   [[nodiscard]] Arena* find_arena(std::uint32_t granules);
+  [[nodiscard]] Arena* find_rest(std::uint32_t granules);
+  [[nodiscard]] std::byte* cut(Arena& arena, std::uint32_t granules);
   [[nodiscard]] Arena* open_arena();
   [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
+  void make_huge(Arena& arena) noexcept;
   void put_in_bin(Arena* arena);
   void take_from_bin(Arena* arena);
   static std::uint32_t find_run(const Arena& arena, std::uint32_t granules) noexcept;
@@ -73,8 +91,10 @@ class ArenaPool {
   static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
 
   std::atomic<std::uint64_t> used_bytes_{0};
+  std::atomic<std::uint64_t> held_arenas_{0};
   std::mutex mutex_;
   // Guarded by mutex_:
+  bool can_collapse_ = true;                     // until the system says that it cannot
   std::vector<Region> regions_;                  // sorted by base
   std::vector<Arena*> unopened_;                 // no pages
   std::array<std::vector<Arena*>, kBins> bins_;  // opened arenas

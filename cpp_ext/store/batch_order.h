@@ -6,47 +6,41 @@
 #include <cstdint>
 #include <span>
 
-#include "util/hash.h"
+#include "store/slot_order.h"
 
 namespace sparserow {
 
-inline constexpr std::uint32_t kStripes = 64;
-
-[[nodiscard]] inline std::uint32_t stripe_of(std::uint64_t hash, std::uint32_t slot_count) noexcept {
-  return slot_of(hash, slot_count) % kStripes;
-}
-
 class BatchOrder {
  public:
-  static constexpr std::size_t kBlock = 4096;
+  static constexpr std::size_t kBlock = 8192;
 
   // keys: at most kBlock of them. Each is hashed twice: cheaper than to keep the hashes in two orders.
-  void group(std::uint32_t table_id, std::uint32_t slot_count, std::span<const std::uint64_t> keys) noexcept {
+  void group(std::uint32_t table_id, const SlotOrder& slots, std::span<const std::uint64_t> keys) noexcept {
     begin_.fill(0);
-    for (const std::uint64_t key : keys) ++begin_[stripe_of(row_hash(table_id, key), slot_count) + 1];
+    for (const std::uint64_t key : keys) ++begin_[slots.stripe(row_hash(table_id, key)) + 1];
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) begin_[stripe + 1] += begin_[stripe];
     std::array<std::uint16_t, kStripes> next;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) next[stripe] = begin_[stripe];
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const std::uint64_t hash = row_hash(table_id, keys[i]);
-      const std::uint16_t at = next[stripe_of(hash, slot_count)]++;
+      const std::uint16_t at = next[slots.stripe(hash)]++;
       positions_[at] = static_cast<std::uint16_t>(i);
-      hashes_[at] = hash;
+      paths_[at] = slots.path(hash);
     }
   }
 
-  // Of one stripe's keys, in their order: their positions in the block, and their hashes.
+  // Of one stripe's keys, in their order: their positions in the block, and their paths.
   [[nodiscard]] std::span<const std::uint16_t> positions(std::uint32_t stripe) const noexcept {
     return {positions_.data() + begin_[stripe], positions_.data() + begin_[stripe + 1]};
   }
-  [[nodiscard]] std::span<const std::uint64_t> hashes(std::uint32_t stripe) const noexcept {
-    return {hashes_.data() + begin_[stripe], hashes_.data() + begin_[stripe + 1]};
+  [[nodiscard]] std::span<const std::uint64_t> paths(std::uint32_t stripe) const noexcept {
+    return {paths_.data() + begin_[stripe], paths_.data() + begin_[stripe + 1]};
   }
 
  private:
   std::array<std::uint16_t, kStripes + 1> begin_;
   std::array<std::uint16_t, kBlock> positions_;
-  std::array<std::uint64_t, kBlock> hashes_;
+  std::array<std::uint64_t, kBlock> paths_;
 };
 
 }  // namespace sparserow

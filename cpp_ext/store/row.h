@@ -1,7 +1,8 @@
-// The layout of a row: [key u64 | version u64 | update count u32][weights, padded to 4 bytes][state float32...].
+// A row in memory: its data, [weights, padded to 4 bytes][state float32...], and apart from it its head, [version u64 |
+// update count u32]. Data lie row after row without gaps, so that a row whose length is a multiple of a cache line
+// fills whole lines; a pull reads weights and nothing else. The key is known from the index (util/hash.h).
 //
-// Rows are 4-byte aligned and packed, so headers are read and written by memcpy. A version of 0 marks a
-// place that holds no row (versions of rows have a sequence of at least 1).
+// Data are 4-byte aligned, heads are packed, so they are read and written by memcpy.
 #pragma once
 
 #include <cstddef>
@@ -13,46 +14,40 @@
 namespace sparserow {
 
 struct RowLayout {
-  static constexpr std::size_t kHeaderBytes = 20;
+  static constexpr std::size_t kHeadBytes = 12;
 
   RowLayout(std::uint32_t dim, Dtype dtype, std::uint32_t state_floats) noexcept
-      : state_offset(kHeaderBytes + (dim * size_of(dtype) + 3) / 4 * 4),
-        row_bytes(state_offset + state_floats * sizeof(float)) {}
+      : state_offset((dim * size_of(dtype) + 3) / 4 * 4), data_bytes(state_offset + state_floats * sizeof(float)) {}
 
   std::size_t state_offset;
-  std::size_t row_bytes;
+  std::size_t data_bytes;
 };
 
-// A view of one row; as cheap as a pointer.
+// A view of one row; as cheap as two pointers.
 class RowRef {
  public:
-  explicit RowRef(std::byte* at) noexcept : at_(at) {}
+  RowRef(std::byte* data, std::byte* head) noexcept : data_(data), head_(head) {}
 
-  [[nodiscard]] std::uint64_t key() const noexcept { return load<std::uint64_t>(0); }
-  [[nodiscard]] std::uint64_t version() const noexcept { return load<std::uint64_t>(8); }
-  [[nodiscard]] std::uint32_t update_count() const noexcept { return load<std::uint32_t>(16); }
-  void set_key(std::uint64_t key) noexcept { store(0, key); }
-  void set_version(std::uint64_t version) noexcept { store(8, version); }
-  void set_update_count(std::uint32_t count) noexcept { store(16, count); }
-
-  [[nodiscard]] std::byte* weights() const noexcept { return at_ + RowLayout::kHeaderBytes; }
+  [[nodiscard]] std::byte* weights() const noexcept { return data_; }
   [[nodiscard]] float* state(const RowLayout& layout) const noexcept {
-    return reinterpret_cast<float*>(at_ + layout.state_offset);
+    return reinterpret_cast<float*>(data_ + layout.state_offset);
   }
+
+  [[nodiscard]] std::uint64_t version() const noexcept { return load<std::uint64_t>(0); }
+  [[nodiscard]] std::uint32_t update_count() const noexcept { return load<std::uint32_t>(8); }
+  void set_version(std::uint64_t version) noexcept { std::memcpy(head_, &version, sizeof version); }
+  void set_update_count(std::uint32_t count) noexcept { std::memcpy(head_ + 8, &count, sizeof count); }
 
  private:
   template <class T>
   [[nodiscard]] T load(std::size_t offset) const noexcept {
     T value;
-    std::memcpy(&value, at_ + offset, sizeof value);
+    std::memcpy(&value, head_ + offset, sizeof value);
     return value;
   }
-  template <class T>
-  void store(std::size_t offset, T value) noexcept {
-    std::memcpy(at_ + offset, &value, sizeof value);
-  }
 
-  std::byte* at_;
+  std::byte* data_;
+  std::byte* head_;
 };
 
 }  // namespace sparserow

@@ -5,36 +5,39 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kChunkBytes = std::size_t{64} << 10;
-constexpr std::uint32_t kMinRows = 2;
-constexpr std::uint32_t kMaxRows = 1u << RowSlab::kRowBits;
+constexpr std::size_t kSmallestChunk = std::size_t{1} << 10;
+constexpr std::size_t kSmallChunk = std::size_t{6} << 10;  // of slabs from kSmallShare times it on
+constexpr std::uint64_t kSmallShare = 8;
+constexpr std::size_t kLargestChunk = std::size_t{512} << 10;
+constexpr std::uint64_t kShare = 192;  // of the slab that a chunk may be
+constexpr std::uint32_t kMostRows = (1u << RowSlab::kRowBits) - 1;
 
 }  // namespace
 
 RowSlab::~RowSlab() {
   for (std::size_t chunk = 0; chunk < bases_.size(); ++chunk) {
-    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * row_bytes_);
+    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * place_bytes());
   }
 }
 
-// A thirty-second part of the slab, at least kMinRows; then the count nearby that wastes least of its last granule.
-std::uint16_t RowSlab::next_capacity() const noexcept {
-  const std::size_t largest = std::max<std::size_t>(kChunkBytes, row_bytes_ * 4);
-  const std::size_t allowed = std::min<std::size_t>(largest, ArenaPool::kMaxRunBytes) / row_bytes_;
-  const std::size_t wanted = std::max<std::size_t>(kMinRows, places_ / 32);
-  const auto most =
-      static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted, 1, std::min<std::size_t>(allowed, kMaxRows - 1)));
+// About a kShare-th part of the slab: of the counts nearby, the one that wastes least of its last granule.
+RowSlab::Wish RowSlab::wish_at(std::uint64_t places) const noexcept {
+  const std::size_t slab_bytes = places * place_bytes();
+  const std::size_t small = std::clamp<std::size_t>(slab_bytes / kSmallShare, kSmallestChunk, kSmallChunk);
+  const std::size_t wanted = std::clamp<std::size_t>(slab_bytes / kShare, small, kLargestChunk);
+  const auto most = static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted / place_bytes(), 1, kMostRows));
   std::uint32_t best = most;
   std::size_t best_waste = ~std::size_t{0};
   for (std::uint32_t rows = most; rows > 0 && rows + 16 > most && 4 * rows >= 3 * most; --rows) {
-    const std::size_t bytes = rows * row_bytes_;
+    const std::size_t bytes = rows * place_bytes();
     const std::size_t waste = (ArenaPool::round_up(bytes) - bytes) * 64 / rows;  // per row
     if (waste < best_waste) {
       best = rows;
       best_waste = waste;
     }
   }
-  return static_cast<std::uint16_t>(best);
+  const auto few = static_cast<std::uint32_t>(kSmallestChunk / place_bytes());
+  return {best, std::min(best, std::max({best / 16, few, 1u}))};
 }
 
 bool RowSlab::back_chunk() {
@@ -45,20 +48,20 @@ bool RowSlab::back_chunk() {
   } else if (chunk >= kMaxChunks) {
     return false;
   }
-  const std::uint16_t capacity = next_capacity();
-  std::byte* base = pool_->allocate(capacity * row_bytes_);
-  if (base == nullptr) return false;
+  const Wish wish = wish_at(places_);
+  const ArenaPool::Run run = pool_->allocate_units(place_bytes(), wish.most, wish.least);
+  if (run.at == nullptr) return false;
   if (is_reused) {
     unbacked_.pop_back();
   } else {
     bases_.push_back(nullptr);
     chunks_.push_back({});
   }
-  bases_[chunk] = base;
-  chunks_[chunk] = {.capacity = capacity};
+  bases_[chunk] = run.at;
+  chunks_[chunk] = {.capacity = static_cast<std::uint16_t>(run.units)};
   open_.push_back(chunk);
-  places_ += capacity;
-  bytes_ += ArenaPool::round_up(capacity * row_bytes_);
+  places_ += run.units;
+  bytes_ += ArenaPool::round_up(run.units * place_bytes());
   return true;
 }
 
@@ -67,13 +70,12 @@ std::uint32_t RowSlab::take_from(std::uint32_t chunk) noexcept {
   std::uint32_t place = info.bumped;
   if (info.first_free != kNoFree) {
     place = info.first_free;
-    info.first_free = static_cast<std::uint16_t>(RowRef(bases_[chunk] + place * row_bytes_).key());
+    std::memcpy(&info.first_free, bases_[chunk] + place * data_bytes_, sizeof info.first_free);
   } else {
     ++info.bumped;
   }
   ++info.live;
   ++rows_;
-  RowRef(bases_[chunk] + place * row_bytes_).set_version(0);
   return chunk << kRowBits | place;
 }
 
@@ -95,39 +97,25 @@ void RowSlab::free(std::uint32_t row) {
   if (info.live == info.capacity) open_.push_back(chunk);
   --rows_;
   if (--info.live == 0) {
-    pool_->free(bases_[chunk], info.capacity * row_bytes_);
+    pool_->free(bases_[chunk], info.capacity * place_bytes());
     bases_[chunk] = nullptr;  // its id leaves open_ when allocate() meets it
     places_ -= info.capacity;
-    bytes_ -= ArenaPool::round_up(info.capacity * row_bytes_);
+    bytes_ -= ArenaPool::round_up(info.capacity * place_bytes());
     return;
   }
-  RowRef place(at(row));
-  place.set_version(0);
-  place.set_key(info.first_free);
+  std::memcpy(data(row), &info.first_free, sizeof info.first_free);
   info.first_free = static_cast<std::uint16_t>(row & kRowMask);
-}
-
-std::uint32_t RowSlab::next(std::uint32_t row) const noexcept {
-  std::uint32_t place = row & kRowMask;
-  for (std::uint32_t chunk = row >> kRowBits; chunk < bases_.size(); ++chunk, place = 0) {
-    if (bases_[chunk] == nullptr) continue;
-    for (; place < chunks_[chunk].bumped; ++place) {
-      if (RowRef(bases_[chunk] + place * row_bytes_).version() != 0) return chunk << kRowBits | place;
-    }
-  }
-  return kNone;
 }
 
 std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
   const std::uint64_t free_places = places_ - rows_;
   if (rows <= free_places) return 0;
-  // The last chunk may be as large as the largest; each chunk wastes less than a granule.
+  // Each chunk wastes less than a granule; none but the last has fewer rows than 3/4 of what is least now; the last
+  // may be as large as a chunk of the slab that it completes, which is at most 4/3 of what is wished for there.
   const std::uint64_t more = rows - free_places;
-  const std::uint64_t capacity = std::max<std::uint64_t>(next_capacity(), 1);
-  const std::uint64_t chunks = more / capacity + 1;
-  const std::uint64_t last =
-      std::min<std::uint64_t>(kChunkBytes + 4 * row_bytes_, (places_ + more) / 32 * row_bytes_ + 2 * row_bytes_);
-  return more * row_bytes_ + chunks * ArenaPool::kGranuleBytes + last;
+  const std::uint64_t chunks = more * 4 / (3 * wish_at(places_).least) + 2;
+  const std::uint64_t last = wish_at(places_ + more).most * std::uint64_t{4} / 3 + 1;
+  return (more + last) * place_bytes() + chunks * ArenaPool::kGranuleBytes;
 }
 
 }  // namespace sparserow

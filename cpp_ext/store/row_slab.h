@@ -1,7 +1,8 @@
 // The rows of one (table, stripe): chunks of equal rows, cut from the shared arenas.
 //
-// A row id is chunk << 12 | row in chunk, stable for the row's life. Chunks grow with the slab, from a few
-// rows to about 64 KiB, so that a small table stays small and slack stays below a thirty-second part. A
+// A row id is chunk << 12 | row in chunk, stable for the row's life. A chunk is [data of its rows][heads of its
+// rows] (row.h). Chunks grow with the slab, in the end to a hundred-and-twenty-eighth of it, so that a small table
+// stays small and so does slack; where an arena's rest is shorter than a chunk, the chunk is as long as the rest. A
 // chunk without rows gives its memory back at once.
 //
 // Not thread-safe: guarded by its stripe's lock. Owns its chunks.
@@ -22,21 +23,23 @@ class RowSlab {
   static constexpr std::uint32_t kRowBits = 12;
   static constexpr std::uint32_t kMaxChunks = 1u << 20;
 
-  RowSlab(ArenaPool& pool, std::size_t row_bytes) noexcept : pool_(&pool), row_bytes_(row_bytes) {}
+  RowSlab(ArenaPool& pool, std::size_t data_bytes) noexcept : pool_(&pool), data_bytes_(data_bytes) {}
   RowSlab(const RowSlab&) = delete;
   RowSlab& operator=(const RowSlab&) = delete;
   ~RowSlab();
 
-  [[nodiscard]] std::byte* at(std::uint32_t row) const noexcept {
-    return bases_[row >> kRowBits] + (row & kRowMask) * row_bytes_;
+  [[nodiscard]] std::byte* data(std::uint32_t row) const noexcept {
+    return bases_[row >> kRowBits] + (row & kRowMask) * data_bytes_;
+  }
+  [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), head(row)}; }
+  [[nodiscard]] std::byte* head(std::uint32_t row) const noexcept {
+    const std::uint32_t chunk = row >> kRowBits;
+    return bases_[chunk] + chunks_[chunk].capacity * data_bytes_ + (row & kRowMask) * RowLayout::kHeadBytes;
   }
 
-  // A place for one row, its version set to 0; kNone when the system has no memory or the slab is full.
+  // A place for one row, its content unspecified; kNone when the system has no memory or the slab is full.
   [[nodiscard]] std::uint32_t allocate();
   void free(std::uint32_t row);
-
-  // The first row that exists at or after `row` in order of ids; kNone when there is none.
-  [[nodiscard]] std::uint32_t next(std::uint32_t row) const noexcept;
 
   [[nodiscard]] std::uint64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
@@ -51,15 +54,21 @@ class RowSlab {
     std::uint16_t capacity = 0;  // rows
     std::uint16_t bumped = 0;    // rows handed out at least once
     std::uint16_t live = 0;
-    std::uint16_t first_free = kNoFree;  // list through the key field of freed rows
+    std::uint16_t first_free = kNoFree;  // list through the first bytes of freed rows
+  };
+  // Rows that a new chunk should have, and the fewest for which it is made.
+  struct Wish {
+    std::uint32_t most;
+    std::uint32_t least;
   };
 
-  [[nodiscard]] std::uint16_t next_capacity() const noexcept;
+  [[nodiscard]] std::size_t place_bytes() const noexcept { return data_bytes_ + RowLayout::kHeadBytes; }
+  [[nodiscard]] Wish wish_at(std::uint64_t places) const noexcept;
   [[nodiscard]] bool back_chunk();
   std::uint32_t take_from(std::uint32_t chunk) noexcept;
 
   ArenaPool* pool_;
-  std::size_t row_bytes_;
+  std::size_t data_bytes_;
   std::vector<std::byte*> bases_;        // per chunk; null when its memory is given back
   std::vector<ChunkInfo> chunks_;        // per chunk
   std::vector<std::uint32_t> open_;      // chunks with room (or given back since)

@@ -27,7 +27,7 @@ Status unknown_table(std::uint32_t table_id) {
   return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist on this shard; create it first"};
 }
 
-Store::Impl::Impl(const StoreOptions& store_options) : options(store_options) {
+Store::Impl::Impl(const StoreOptions& store_options) : options(store_options), slots(store_options.slot_count) {
   const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
   for (Stripe& stripe : stripes) stripe.sequences.resize(slots_per_stripe);
 }
@@ -43,21 +43,19 @@ std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const s
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(held.schema.id, options.slot_count, block);
+    order.group(held.schema.id, slots, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(stripes[stripe].mutex);
-      walk_stripe(held.stripes[stripe].get(), order, stripe, RowLayout::kHeaderBytes,
-                  [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
-                    if (held.find(stripe, hash, block[position], candidate) == nullptr) {
-                      ++absent[stripe];
-                    }
-                  });
+      walk_stripe<Fetch::kNothing>(held, order, stripe,
+                                   [&](std::uint16_t /*position*/, std::uint64_t /*path*/, std::uint32_t id) {
+                                     absent[stripe] += id == RowIndex::kNone ? 1 : 0;
+                                   });
     }
   }
   std::uint64_t bytes = 0;
   StorePools no_memory;
-  const TableStripe empty(no_memory, held.layout.row_bytes);
+  const TableStripe empty(no_memory, held.layout.data_bytes);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
@@ -162,7 +160,7 @@ std::vector<TableStats> Store::stats() const {
       stats.rows += held->stripes[stripe]->slab.rows();
       stats.total_bytes += held->stripes[stripe]->bytes();
     }
-    stats.row_bytes = stats.rows * (held->layout.row_bytes - RowLayout::kHeaderBytes);
+    stats.row_bytes = stats.rows * held->layout.data_bytes;
     all.push_back(std::move(stats));
   }
   return all;

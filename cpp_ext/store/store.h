@@ -1,15 +1,15 @@
 // The row store of one shard: every table's rows, in RAM.
 //
-// A row is [key u64 | version u64 | update count u32][weights, padded to 4 bytes][state float32...], in
-// slab chunks cut from huge-page arenas that all tables share. Each (table, stripe) has an index of
-// small segments that grow and split one at a time, so no growth step is longer than one segment.
+// Rows lie in slab chunks cut from huge-page arenas that all tables share (row.h, row_slab.h). Each (table, stripe)
+// has an index of small segments that grow and split one at a time, so no growth step is longer than one segment; it
+// is ordered by slot, and so are scans (slot_order.h, row_index.h).
 //
 // Invariants:
 //  1. A pull never changes logical state; an absent row reads as its initial row, a pure function of
 //     (seed, table id, key). Rows are born only by apply() and assign().
 //  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
 //  3. A batch that cannot get its memory is refused before its first row changes.
-//  4. Resident overhead is at most 32 bytes per row beyond weights and state at any fill.
+//  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill.
 //
 // Thread-safe. Locks: the table map, one stripe at a time and the arenas', never two of one kind, in this
 // order; nothing is called out under a lock. A table that is dropped lives until its last call returns.
@@ -112,7 +112,7 @@ class Store {
   // Removes rows; returns how many existed.
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
-  // Rows in unspecified order. Rows present throughout the scan are returned exactly once; rows
+  // Rows by stripe, then by slot, then by hash. Rows present throughout the scan are returned exactly once; rows
   // born or erased meanwhile may or may not be.
   Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
 
@@ -124,8 +124,7 @@ class Store {
   explicit Store(const StoreOptions& options);
   template <class Visit>
   std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                            std::span<const std::uint64_t> block, std::size_t bytes_used,
-                                            float* scratch, Visit&& visit);
+                                            std::span<const std::uint64_t> block, float* scratch, Visit&& visit);
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

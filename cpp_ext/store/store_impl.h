@@ -21,17 +21,13 @@ class Store::Impl {
   // A group of slots, and the lock of all rows in them, whatever their table.
   struct alignas(64) Stripe {
     mutable std::shared_mutex mutex;
-    std::vector<std::uint64_t> sequences;  // per slot of the stripe: slot / kStripes
+    std::vector<std::uint64_t> sequences;  // by SlotOrder::slot_in_stripe
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
-  [[nodiscard]] std::uint32_t stripe_of(std::uint64_t hash) const noexcept {
-    return sparserow::stripe_of(hash, options.slot_count);
-  }
-  // The next version of the slot of `hash`. The stripe's lock is held exclusively.
-  [[nodiscard]] std::uint64_t next_version(Stripe& stripe, std::uint64_t hash) const noexcept {
-    const std::uint32_t slot = slot_of(hash, options.slot_count);
-    return static_cast<std::uint64_t>(options.lineage) << 48 | ++stripe.sequences[slot / kStripes];
+  // The next version of the slot of `path`. The stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t next_version(Stripe& stripe, std::uint64_t path) const noexcept {
+    return static_cast<std::uint64_t>(options.lineage) << 48 | ++stripe.sequences[slots.slot_in_stripe(path)];
   }
 
   [[nodiscard]] std::uint64_t bytes_for_absent(const Table& held, std::span<const std::uint64_t> keys) const;
@@ -39,7 +35,8 @@ class Store::Impl {
   void give_back(std::uint64_t bytes) noexcept { promised_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
 
   const StoreOptions options;
-  StorePools pools;  // outlives the tables
+  const SlotOrder slots;
+  StorePools pools;  // outlive the tables
   mutable std::array<Stripe, kStripes> stripes;
   std::atomic<std::uint64_t> promised_bytes{0};
   std::mutex promise_mutex;  // leaf; makes check and promise one step

@@ -86,23 +86,35 @@ class RowWriter {
   std::vector<std::byte> stored_;
 };
 
-// Appends rows of one stripe from `row` on; returns the row to go on from, or RowSlab::kNone at its end.
-std::uint32_t scan_stripe(const Table& table, const TableStripe& held, std::uint32_t row, std::uint32_t max_rows,
-                          bool with_state, ScanPage& page) {
+// Appends rows of one stripe from `path` on, in order of paths; returns false when the page is full before the end.
+bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t stripe, std::uint64_t path,
+                 std::uint32_t max_rows, bool with_state, ScanPage& page) {
+  const TableStripe& held = *table.stripes[stripe];
   const std::uint32_t dim = table.schema.dim;
   const std::uint32_t state_floats = with_state ? table.optimizer->state_floats() : 0;
-  for (row = held.slab.next(row); row != RowSlab::kNone; row = held.slab.next(row + 1)) {
-    if (page.keys.size() == max_rows) return row;
-    const RowRef found(held.slab.at(row));
-    page.keys.push_back(found.key());
-    page.versions.push_back(found.version());
-    page.update_counts.push_back(found.update_count());
-    page.rows.resize(page.rows.size() + dim);
-    convert_to_float(table.schema.dtype, found.weights(), page.rows.data() + page.rows.size() - dim, dim);
-    const float* state = found.state(table.layout);
-    page.state.insert(page.state.end(), state, state + state_floats);
+  for (;;) {
+    RowIndex::Range range = held.index.range_at(path);
+    std::erase_if(range.entries, [path](const RowIndex::Entry& entry) { return entry.path < path; });
+    std::sort(range.entries.begin(), range.entries.end(),
+              [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
+    for (const RowIndex::Entry& entry : range.entries) __builtin_prefetch(held.slab.data(entry.row));
+    for (const RowIndex::Entry& entry : range.entries) {
+      if (page.keys.size() == max_rows) {
+        page.next_cursor = slots.position(stripe, entry.path);
+        return false;
+      }
+      const RowRef found = held.slab.at(entry.row);
+      page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.path)));
+      page.versions.push_back(found.version());
+      page.update_counts.push_back(found.update_count());
+      page.rows.resize(page.rows.size() + dim);
+      convert_to_float(table.schema.dtype, found.weights(), page.rows.data() + page.rows.size() - dim, dim);
+      const float* state = found.state(table.layout);
+      page.state.insert(page.state.end(), state, state + state_floats);
+    }
+    if (range.next == 0) return true;
+    path = range.next;
   }
-  return RowSlab::kNone;
 }
 
 }  // namespace
@@ -116,49 +128,43 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(table_id, impl_->options.slot_count, block);
+    order.group(table_id, impl_->slots, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
-      walk_stripe(table->stripes[stripe].get(), order, stripe, table->layout.state_offset,
-                  [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
-                    const std::size_t at = begin + position;
-                    std::byte* row = table->find(stripe, hash, block[position], candidate);
-                    std::byte* to = out + at * writer.row_bytes();
-                    if (row != nullptr) {
-                      writer.write_stored(RowRef(row).weights(), to);
-                    } else {
-                      writer.write_initial(block[position], to);
-                    }
-                    if (extras.versions != nullptr) extras.versions[at] = row != nullptr ? RowRef(row).version() : 0;
-                    if (extras.found != nullptr) extras.found[at] = row != nullptr ? 1 : 0;
-                  });
+      walk_stripe<Fetch::kWeights>(*table, order, stripe,
+                                   [&](std::uint16_t position, std::uint64_t /*path*/, std::uint32_t id) {
+                                     const std::size_t at = begin + position;
+                                     std::byte* to = out + at * writer.row_bytes();
+                                     const bool exists = id != RowIndex::kNone;
+                                     if (exists) {
+                                       writer.write_stored(table->stripes[stripe]->slab.data(id), to);
+                                     } else {
+                                       writer.write_initial(block[position], to);
+                                     }
+                                     if (extras.versions != nullptr) {
+                                       extras.versions[at] = exists ? table->row(stripe, id).version() : 0;
+                                     }
+                                     if (extras.found != nullptr) extras.found[at] = exists ? 1 : 0;
+                                   });
     }
   }
   return Status::ok();
 }
 
-// A cursor is stripe << 32 | row id, the place to go on from. Rows keep their ids for life and are visited in
-// order of ids, so growth of the index, births and erasures do not disturb it.
+// A cursor is a position in the order of slots, which growth of the index, births and erasures do not disturb.
 Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                              bool with_state) const {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (max_rows == 0) return Status(Code::kInvalidArgument, "scan: max_rows: 0 is not allowed; allowed: >= 1");
-  if (cursor >> 32 >= kStripes) {
-    return Status(Code::kInvalidArgument, "scan: cursor: not one that a scan returned; start again with 0");
-  }
   ScanPage page;
-  auto row = static_cast<std::uint32_t>(cursor);
-  for (auto stripe = static_cast<std::uint32_t>(cursor >> 32); stripe < kStripes; ++stripe, row = 0) {
+  std::uint64_t path = impl_->slots.path_at(cursor);
+  for (std::uint32_t stripe = impl_->slots.stripe_at(cursor); stripe < impl_->slots.stripe_count();
+       ++stripe, path = 0) {
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
-    const TableStripe* held = table->stripes[stripe].get();
-    if (held == nullptr) continue;
-    const std::uint32_t next = scan_stripe(*table, *held, row, max_rows, with_state, page);
-    if (next != RowSlab::kNone) {
-      page.next_cursor = static_cast<std::uint64_t>(stripe) << 32 | next;
-      return page;
-    }
+    if (table->stripes[stripe] == nullptr) continue;
+    if (!scan_stripe(*table, impl_->slots, stripe, path, max_rows, with_state, page)) return page;
   }
   return page;
 }

@@ -46,24 +46,21 @@ std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
 // Returns the memory that it took, or nothing when the system refused more.
 template <class Visit>
 std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                                 std::span<const std::uint64_t> block, std::size_t bytes_used,
-                                                 float* scratch, Visit&& visit) {
+                                                 std::span<const std::uint64_t> block, float* scratch, Visit&& visit) {
   Impl::Stripe& locked = impl_->stripes[stripe];
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
-  walk_stripe(table.stripes[stripe].get(), order, stripe, bytes_used,
-              [&](std::uint16_t position, std::uint64_t hash, std::uint32_t candidate) {
-                const std::uint64_t key = block[position];
-                std::byte* at = table.find(stripe, hash, key, candidate);
-                if (at == nullptr) at = table.add(stripe, hash, key, scratch);
-                if (at == nullptr) {
-                  has_memory = false;
-                  return;
-                }
-                RowRef row(at);
-                row.set_version(impl_->next_version(locked, hash));
-                visit(row, position);
-              });
+  walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+    if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
+    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], scratch);
+    if (id == RowIndex::kNone) {
+      has_memory = false;
+      return;
+    }
+    RowRef row = table.row(stripe, id);
+    row.set_version(impl_->next_version(locked, path));
+    visit(row, position);
+  });
   if (!has_memory) return std::nullopt;
   return bytes_of(table.stripes[stripe]) - bytes_before;
 }
@@ -88,19 +85,18 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(table_id, impl_->options.slot_count, block);
+    order.group(table_id, impl_->slots, block);
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options);
       const auto taken =
-          write_stripe(*table, stripe, order, block, table->layout.row_bytes, scratch.data(),
-                       [&](RowRef row, std::uint16_t position) {
-                         const std::uint32_t count = row.update_count();
-                         row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
-                         group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim,
-                                    row.key(), row.update_count()});
-                       });
+          write_stripe(*table, stripe, order, block, scratch.data(), [&](RowRef row, std::uint16_t position) {
+            const std::uint32_t count = row.update_count();
+            row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
+            group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim, block[position],
+                       row.update_count()});
+          });
       group.flush();
       if (!taken) return out_of_memory(*table);
       if (options.reservation != nullptr) options.reservation->consume(*taken);
@@ -119,15 +115,14 @@ Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(table_id, impl_->options.slot_count, block);
+    order.group(table_id, impl_->slots, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       const auto taken =
-          write_stripe(*table, stripe, order, block, table->layout.state_offset, scratch.data(),
-                       [&](RowRef row, std::uint16_t position) {
-                         convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
-                       });
+          write_stripe(*table, stripe, order, block, scratch.data(), [&](RowRef row, std::uint16_t position) {
+            convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
+          });
       if (!taken) return out_of_memory(*table);
       reserved.value().consume(*taken);
     }
@@ -141,10 +136,11 @@ Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::
   std::uint64_t erased = 0;
   for (const std::uint64_t key : keys) {
     const std::uint64_t hash = row_hash(table_id, key);
-    const std::uint32_t stripe = impl_->stripe_of(hash);
+    const std::uint32_t stripe = impl_->slots.stripe(hash);
+    const std::uint64_t path = impl_->slots.path(hash);
     const std::unique_lock lock(impl_->stripes[stripe].mutex);
-    if (!table->remove(stripe, hash, key)) continue;
-    (void)impl_->next_version(impl_->stripes[stripe], hash);  // an erasure is a change of its slot
+    if (!table->remove(stripe, path)) continue;
+    (void)impl_->next_version(impl_->stripes[stripe], path);  // an erasure is a change of its slot
     ++erased;
   }
   return erased;

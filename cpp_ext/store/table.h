@@ -18,8 +18,8 @@
 
 namespace sparserow {
 
-// Memory of all tables. Rows and indexes have arenas of their own: chunks of rows divide an arena without a rest,
-// and index segments between them would spoil that.
+// Memory of all tables. Rows and indexes have arenas of their own: rows come to stay, while index segments come and
+// go as they grow, and would leave holes among the rows that no chunk fits (measured: 15 bytes a row).
 struct StorePools {
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return rows.used_bytes() + indexes.used_bytes(); }
 
@@ -28,7 +28,7 @@ struct StorePools {
 };
 
 struct TableStripe {
-  TableStripe(StorePools& pools, std::size_t row_bytes) : slab(pools.rows, row_bytes), index(pools.indexes) {}
+  TableStripe(StorePools& pools, std::size_t data_bytes) : slab(pools.rows, data_bytes), index(pools.indexes) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slab.bytes() + index.bytes(); }
 
   RowSlab slab;
@@ -44,22 +44,20 @@ class Table {
         layout(schema.dim, schema.dtype, optimizer->state_floats()),
         pools_(&pools) {}
 
-  // The row of `key`, or null. `candidate` is a row id that the caller expects it at, or RowIndex::kNone.
-  [[nodiscard]] std::byte* find(std::uint32_t stripe, std::uint64_t hash, std::uint64_t key,
-                                std::uint32_t candidate) const {
+  // The id of the row whose hash has this path, or RowIndex::kNone.
+  [[nodiscard]] std::uint32_t find(std::uint32_t stripe, std::uint64_t path) const noexcept {
     const TableStripe* held = stripes[stripe].get();
-    if (held == nullptr) return nullptr;
-    const auto is_key = [held, key](std::uint32_t row) { return RowRef(held->slab.at(row)).key() == key; };
-    if (candidate != RowIndex::kNone && is_key(candidate)) return held->slab.at(candidate);
-    const std::uint32_t row = held->index.find(hash, is_key);
-    return row == RowIndex::kNone ? nullptr : held->slab.at(row);
+    return held == nullptr ? RowIndex::kNone : held->index.find(path);
+  }
+  [[nodiscard]] RowRef row(std::uint32_t stripe, std::uint32_t id) const noexcept {
+    return stripes[stripe]->slab.at(id);
   }
 
   // Adds an absent row with its initial weights and state, update count 0 and version 0 (the caller sets it).
-  // Null when the system has no memory. scratch: (dim).
-  [[nodiscard]] std::byte* add(std::uint32_t stripe, std::uint64_t hash, std::uint64_t key, float* scratch);
+  // RowIndex::kNone when the system has no memory. scratch: (dim).
+  [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch);
   // True when the row existed.
-  bool remove(std::uint32_t stripe, std::uint64_t hash, std::uint64_t key);
+  bool remove(std::uint32_t stripe, std::uint64_t path);
 
   const TableSchema schema;
   const std::unique_ptr<const Optimizer> optimizer;
@@ -78,30 +76,36 @@ class Table {
   __builtin_prefetch(at + bytes - 1);
 }
 
+// What a walk brings into cache for its visits.
+enum class Fetch : std::uint8_t { kWeights, kRow, kNothing };
+
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
-// and fetch the rows; then `visit(position, hash, candidate row id)` finds both in cache. Passes beat a pipeline
-// of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
-template <class Visit>
-void walk_stripe(const TableStripe* held, const BatchOrder& order, std::uint32_t stripe, std::size_t row_bytes_used,
-                 Visit&& visit) {
+// and fetch the rows; then `visit(position, path, row id or RowIndex::kNone)` finds both in cache. Passes beat a
+// pipeline of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
+template <Fetch kFetch, class Visit>
+void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit) {
   constexpr std::size_t kGroup = 128;
   constexpr std::size_t kMaxFetched = 1024;  // beyond it the hardware's own prefetcher follows
+  const TableStripe* held = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
-  const auto hashes = order.hashes(stripe);
-  const std::size_t fetched = std::min(row_bytes_used, kMaxFetched);
-  std::array<std::uint32_t, kGroup> candidates;
+  const auto paths = order.paths(stripe);
+  const std::size_t used = kFetch == Fetch::kWeights ? table.layout.state_offset : table.layout.data_bytes;
+  const std::size_t fetched = std::min(used, kMaxFetched);
+  std::array<std::uint32_t, kGroup> ids;
   for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
     const std::size_t count = std::min(kGroup, positions.size() - begin);
     if (held == nullptr) {
-      std::fill_n(candidates.begin(), count, RowIndex::kNone);
+      std::fill_n(ids.begin(), count, RowIndex::kNone);
     } else {
-      for (std::size_t i = 0; i < count; ++i) held->index.prefetch(hashes[begin + i]);
+      for (std::size_t i = 0; i < count; ++i) held->index.prefetch(paths[begin + i]);
       for (std::size_t i = 0; i < count; ++i) {
-        candidates[i] = held->index.find(hashes[begin + i], [](std::uint32_t) { return true; });
-        if (candidates[i] != RowIndex::kNone) fetch_lines(held->slab.at(candidates[i]), fetched);
+        ids[i] = held->index.find(paths[begin + i]);
+        if (kFetch == Fetch::kNothing || ids[i] == RowIndex::kNone) continue;
+        fetch_lines(held->slab.data(ids[i]), fetched);
+        if (kFetch == Fetch::kRow) __builtin_prefetch(held->slab.head(ids[i]), 1);
       }
     }
-    for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], hashes[begin + i], candidates[i]);
+    for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], paths[begin + i], ids[i]);
   }
 }
 

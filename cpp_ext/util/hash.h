@@ -26,6 +26,10 @@ static_assert(std::endian::native == std::endian::little, "keys are hashed as li
   return XXH3_64bits_withSeed(&key, sizeof key, table_id);
 }
 
+// The key whose row_hash is `hash`: for one table the hash of 8 bytes is a bijection, so an index that holds hashes
+// need hold no keys. Inverts the steps of XXH3's 4-to-8-byte path (xxHash, doc/xxhash_spec.md, "XXH3, small inputs").
+[[nodiscard]] std::uint64_t key_of_hash(std::uint32_t table_id, std::uint64_t hash) noexcept;
+
 // slot_count must be a power of two in [2, 65536].
 [[nodiscard]] inline std::uint32_t slot_of(std::uint64_t hash, std::uint32_t slot_count) noexcept {
   return static_cast<std::uint32_t>(hash >> (64 - std::countr_zero(slot_count)));

@@ -16,6 +16,15 @@ TEST_CASE("row_hash has its golden values") {
   CHECK(id_of_name("ads/user_id") == 0x4ea8d181u);
 }
 
+TEST_CASE("key_of_hash undoes row_hash") {
+  for (const std::uint32_t table_id : {0u, 1u, 77u, ~0u}) {
+    for (std::uint64_t i = 0; i < 10'000; ++i) {
+      const std::uint64_t key = i < 100 ? i : i < 200 ? ~i : i * 0x9e3779b97f4a7c15ull;
+      REQUIRE(key_of_hash(table_id, row_hash(table_id, key)) == key);
+    }
+  }
+}
+
 TEST_CASE("slot_of takes the top bits") {
   CHECK(slot_of(0xffffffffffffffffull, 16384) == 16383);
   CHECK(slot_of(0x0003ffffffffffffull, 16384) == 0);

@@ -270,7 +270,6 @@ TEST_CASE("a scan returns rows that stay exactly once, whatever is born or erase
   } while (cursor != 0);
   for (const auto& [key, times] : seen) REQUIRE(times == 1);
   for (std::uint64_t key = erased; key < 20'000; ++key) REQUIRE(seen.count(key) == 1);
-  CHECK(store->scan(1, 1ull << 40, 1, false).status().code() == Code::kInvalidArgument);
   CHECK(store->scan(1, 0, 0, false).status().code() == Code::kInvalidArgument);
 }
 
