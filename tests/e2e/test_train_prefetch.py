@@ -60,11 +60,23 @@ def assert_well_formed(events: list[Any], workers: int) -> None:
             open_ends.append(end)
 
 
+def pulled_in_forward(events: list[Any], rank: int) -> list[Any]:
+    """Pulls that a forward waited for, evaluations aside."""
+    return [
+        pull
+        for pull in spans(events)[rank, "pull"]
+        for forward in spans(events)[rank, "forward"]
+        if pull["tid"] == forward["tid"] and forward["ts"] <= pull["ts"] < forward["ts"] + forward["dur"]
+    ]
+
+
 def test_prefetch_changes_nothing_but_the_time(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     plain, before = train(launcher, log, tmp_path, "plain")
     ahead, after = train(launcher, log, tmp_path, "ahead", "train.prefetch=2")
-    times = ("samples_per_sec", "history")
-    assert {k: v for k, v in ahead.items() if k not in times} == {k: v for k, v in plain.items() if k not in times}
+    assert ahead["history"][0]["train_loss"] == plain["history"][0]["train_loss"]
+    for figure in ("test_auc", "test_log_loss", "rows", "refused_steps"):
+        assert ahead[figure] == plain[figure]
+    assert {lag for counts in ahead["staleness"].values() for lag in counts} == {"0"}
     steps = -(-SAMPLES // (BATCH * ACCUMULATE))
     for events in (before, after):
         assert_well_formed(events, workers=1)
@@ -80,13 +92,8 @@ def test_prefetch_changes_nothing_but_the_time(launcher: Launcher, log: Any, tmp
     assert before_threads["load"] == before_threads["pull"] == before_threads["forward"]
     assert len(after_threads["load"]) > 1  # the loop's own, and a thread
     assert len(after_threads["pull"]) > 1
-    pulled_in_forward = [
-        pull
-        for pull in spans(after)[0, "pull"]
-        for forward in spans(after)[0, "forward"]
-        if pull["tid"] == forward["tid"] and forward["ts"] <= pull["ts"] < forward["ts"] + forward["dur"]
-    ]
-    assert not pulled_in_forward  # but for evaluations, every lookup found its rows
+    assert pulled_in_forward(before, rank=0)
+    assert not pulled_in_forward(after, rank=0)  # every lookup found its rows
 
 
 def test_the_trace_has_every_worker(launcher: Launcher, log: Any, tmp_path: Path) -> None:
@@ -100,6 +107,16 @@ def test_the_trace_has_every_worker(launcher: Launcher, log: Any, tmp_path: Path
             assert found[rank, name], (rank, name)
         pushes = {e["tid"] for e in found[rank, "push"]}
         assert len(pushes) == 2  # prepared by the loop, finished in the background
+
+
+def test_workers_that_never_meet_write_a_trace_each(launcher: Launcher, log: Any, tmp_path: Path) -> None:
+    sets = ("train.prefetch=2", "train.staleness=2", "train.workers=2", "train.dense=ps")
+    _, events = train(launcher, log, tmp_path, "apart", *sets)
+    others = json.loads((tmp_path / "apart.trace.1").read_text())["traceEvents"]
+    for rank, own in enumerate((events, others)):
+        assert {event["pid"] for event in own} == {rank}
+        assert spans(own)[rank, "prefetch"]
+        assert not pulled_in_forward(own, rank)  # the dense tensors were prefetched as well
 
 
 def test_a_trace_that_cannot_be_written_is_refused_at_once(launcher: Launcher, tmp_path: Path) -> None:
