@@ -5,45 +5,13 @@ For tests, for ``sparserow bench train``'s reference without RPC, and for traini
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, NotFound
-from ..proto.schema import (
-    DTYPES,
-    SGD,
-    Adagrad,
-    Adam,
-    Constant,
-    Init,
-    Normal,
-    RowOptimizer,
-    RowWiseAdagrad,
-    TableSchema,
-    Uniform,
-    XavierUniform,
-)
+from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters
+from ..proto.schema import DTYPES, TableSchema
 from .session import NonFinitePolicy, Placement, Session
-
-# In the order of the enums of cpp_ext/store/schema.h.
-_OPTIMIZERS: tuple[type[RowOptimizer], ...] = (SGD, Adagrad, RowWiseAdagrad, Adam)
-
-
-def _init_numbers(init: Init) -> tuple[int, float, float]:
-    if isinstance(init, Constant):
-        return 0, init.value, 0.0
-    if isinstance(init, Uniform):
-        return 1, init.low, init.high
-    if isinstance(init, Normal):
-        return 2, init.mean, init.std
-    return (3 if isinstance(init, XavierUniform) else 4), init.gain, float(init.num_rows)
-
-
-def _optimizer_fields(optimizer: RowOptimizer) -> dict[str, Any]:
-    out: dict[str, Any] = {"kind": _OPTIMIZERS.index(type(optimizer))}
-    out.update({f.name: getattr(optimizer, f.name) for f in fields(optimizer) if f.name != "lr"})
-    return out
 
 
 class InProcessCluster:
@@ -89,6 +57,8 @@ class InProcessCluster:
                 raise FailedPrecondition(f"table {schema.full_name!r} exists with another schema: {known}")
             return known
         made = replace(schema, id=_client.id_of_name(schema.full_name))
+        init, a, b = init_parameters(made.init)
+        optimizer, parameters = optimizer_parameters(made.optimizer)
         self._native.create_table(
             id=made.id,
             version=made.version,
@@ -96,8 +66,8 @@ class InProcessCluster:
             dim=made.dim,
             dtype=DTYPES.index(made.dtype),
             seed=made.seed,
-            init=_init_numbers(made.init),
-            optimizer=_optimizer_fields(made.optimizer),
+            init=(INIT_KINDS.index(init), a, b),
+            optimizer={"kind": OPTIMIZER_KINDS.index(optimizer), **parameters},
         )
         self._schemas[made.full_name] = made
         return made

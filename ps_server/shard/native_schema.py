@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal, TypeAlias
-
 from ...cpp_ext import _server
-from ...proto.schema import (
-    SGD,
-    Adagrad,
-    Adam,
-    Constant,
-    Init,
-    Normal,
-    RowOptimizer,
-    RowWiseAdagrad,
-    TableSchema,
-    Uniform,
-    XavierNormal,
-    XavierUniform,
-)
-
-_OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
-_OPTIMIZER_KINDS: dict[type[RowOptimizer], _OptimizerKind] = {
-    SGD: "sgd",
-    Adagrad: "adagrad",
-    RowWiseAdagrad: "rowwise_adagrad",
-    Adam: "adam",
-}
+from ...proto.native import init_parameters, optimizer_parameters
+from ...proto.schema import Init, RowOptimizer, TableSchema
 
 
 def native_init(init: Init) -> _server.InitSpec:
     """The two parameters a and b of every kind of initial row."""
-    match init:
-        case Constant():
-            return _server.InitSpec(kind="constant", a=init.value)
-        case Uniform():
-            return _server.InitSpec(kind="uniform", a=init.low, b=init.high)
-        case Normal():
-            return _server.InitSpec(kind="normal", a=init.mean, b=init.std)
-        case XavierUniform():
-            return _server.InitSpec(kind="xavier_uniform", a=init.gain, b=init.num_rows)
-        case XavierNormal():
-            return _server.InitSpec(kind="xavier_normal", a=init.gain, b=init.num_rows)
+    kind, a, b = init_parameters(init)
+    return _server.InitSpec(kind=kind, a=a, b=b)
 
 
 def native_optimizer(optimizer: RowOptimizer) -> _server.OptimizerSpec:
     """The hyper-parameters by name; the learning rate travels with commits and is left out."""
-    parameters = {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
-    return _server.OptimizerSpec(kind=_OPTIMIZER_KINDS[type(optimizer)], **parameters)
+    kind, parameters = optimizer_parameters(optimizer)
+    return _server.OptimizerSpec(kind=kind, **parameters)
 
 
 def native_schema(schema: TableSchema) -> _server.TableSchema:
