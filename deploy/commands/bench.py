@@ -24,6 +24,7 @@ class Benchmark(str, Enum):
     wire = "wire"
     lookup = "lookup"
     train = "train"
+    staleness = "staleness"
 
 
 def _run(name: str, quick: bool) -> Sequence[Figure]:
@@ -42,7 +43,7 @@ def bench(
         bool, typer.Option("--quick", help="Small sizes, to see that it works; its figures judge nothing.")
     ] = False,
 ) -> None:
-    """Measure engine, wire, lookup or train against a reference in the same run."""
+    """Measure engine, wire, lookup, train or staleness against a reference in the same run."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json
