@@ -1,0 +1,113 @@
+"""Where learning rate times staleness matters: a bound of 2 is harmless, a far too large one is not.
+
+A planted log of 32 keys: a sample has one key, and its label is drawn from the logistic of the key's planted logit.
+One worker trains a logistic model (a table of dim 1) with SGD on it, rows pulled ``k`` batches ahead, so that a
+gradient is about k steps late when it is applied. Keys do not share samples, so each swings for itself; AUC sees it.
+
+Why it breaks: near its optimum a row follows w <- w - a (w(t - k) - w*), with a = learning rate * the key's share of a
+batch * p (1 - p). That swings with growing amplitude when a > 2 sin(pi / (2 (2 k + 1))) (the stability bound of a
+delayed linear recursion; Levin and May, "A note on difference-delay equations", 1976): k = 0 bears a < 2, k = 2
+a < 0.62, k = 32 a < 0.05. The learning rate here makes a between 0.05 and 0.25.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table as Grid
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ...proto.schema import SGD
+from ...worker.connect import connect
+from ...worker.distribute import distribute
+from ...worker.metrics import auc
+from ...worker.prefetch import prefetch
+from ..local_cluster import local_cluster
+
+_KEYS, _BATCH = 32, 512
+_PLANTED_STD = 1.5
+_RATE = 32.0  # times a share of 1/32 of a batch for each key, times p (1 - p) <= 1/4: a <= 0.25
+
+
+class _Clicks:
+    """Batches of ids (batch, 1) and labels (batch), drawn from planted logits; each pass draws anew."""
+
+    def __init__(self, batches: int, *, seed: int) -> None:
+        self._batches, self._seed = batches, seed
+        planted = torch.Generator().manual_seed(20)
+        self._logits = torch.randn(_KEYS, generator=planted) * _PLANTED_STD
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        random = torch.Generator().manual_seed(self._seed)
+        for _ in range(self._batches):
+            ids = torch.randint(_KEYS, (_BATCH, 1), generator=random)
+            yield ids, torch.bernoulli(torch.sigmoid(self._logits[ids].sum(1)), generator=random)
+
+    def bayes_auc(self) -> float:
+        """Of the model that made the log."""
+        scores, labels = zip(*((self._logits[ids].sum(1), labels) for ids, labels in self), strict=True)
+        return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
+
+
+class _Logistic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_of = nn.EmbeddingBag(_KEYS, 1, mode="sum")
+        nn.init.zeros_(self.weight_of.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.weight_of(ids)
+        return logits.squeeze(1)
+
+
+def train(address: str, k: int, *, steps: int) -> float:
+    """Trains with rows ``k`` steps late and returns the test AUC.
+
+    Args:
+        address: of a cluster.
+        k: staleness and depth of prefetch; 0 is synchronous.
+        steps: batches of 512 samples.
+    """
+    test = _Clicks(40, seed=2)
+    with connect(address, namespace=f"too-stale-{k}", staleness=k) as session:
+        model = distribute(_Logistic(), session, optimizer=SGD(lr=_RATE), min_rows=1)
+        log = _Clicks(steps, seed=1)
+        for ids, labels in prefetch(log, session, depth=k) if k > 0 else log:
+            binary_cross_entropy_with_logits(model(ids), labels).backward()
+            session.step()
+        session.flush()
+        model.eval()
+        with torch.no_grad():
+            scored = [(model(ids).numpy(), labels.numpy()) for ids, labels in test]
+    scores, labels_of = (np.concatenate(part) for part in zip(*scored, strict=True))
+    return auc(scores, labels_of)
+
+
+def compare(staleness: Sequence[int], *, steps: int) -> dict[int, float]:
+    """Test AUC by staleness, each run on tables of its own in one local cluster."""
+    with local_cluster(shards=1) as cluster:
+        return {k: train(cluster.address, k, steps=steps) for k in staleness}
+
+
+def main() -> None:
+    """Prints the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2, 32], help="bounds to compare")
+    parser.add_argument("--steps", type=int, default=1000, help="batches of 512 samples")
+    asked = parser.parse_args()
+    results = compare(asked.staleness, steps=asked.steps)
+    grid = Grid(title=f"test AUC; the log's own model: {_Clicks(40, seed=2).bayes_auc():.4f}")
+    for title in ("staleness", "test AUC"):
+        grid.add_column(title, justify="right")
+    for k, value in results.items():
+        grid.add_row(str(k), f"{value:.4f}")
+    Console().print(grid)
+
+
+if __name__ == "__main__":
+    main()
