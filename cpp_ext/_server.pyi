@@ -245,20 +245,39 @@ class Server:
         job_id: int,
         name: str,
         staleness: int | None,
-        members: Sequence[tuple[int, int, int]],
+        members: Sequence[tuple[int, int, int] | tuple[int, int, int, int, int | None, int]],
         first_step: int = 0,
+        generation: int = 0,
+        operation: int = 0,
     ) -> None:
-        """Creates a job or replaces its members: (worker id, epoch, rank). ``staleness`` None is asynchronous.
+        """Creates a job or replaces its members, and takes commits again. ``staleness`` None is asynchronous.
 
         Args:
-            first_step: steps before it count as done; read when the job is new.
+            members: (worker id, epoch, rank), or these with (first step, until step or None while it lives, final
+                sequence): what one that left has in doubt is applied when it is that sequence, else forgotten.
+            first_step: steps before it count as done; read when the clock is new.
+            generation: another one than before starts a new clock.
+            operation: of the coordinator; grows.
 
         Raises:
             InvalidArgument: job id 0, or a worker named twice.
+            FailedPrecondition: an older operation than before, or an epoch that goes down.
         """
 
-    def drop_job(self, job_id: int) -> None:
-        """Forgets a job; pulls that wait for it get NotFound. Raises NotFound."""
+    def hold_job(
+        self, job_id: int, operation: int, fence: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int, int, int, int]]:
+        """Takes no new commit of a job until it is set, and ends the epochs in ``fence`` (worker id, epoch).
+
+        Returns:
+            (worker id, epoch, highest sequence taken, highest step taken or -1, sequence in doubt or 0) per worker.
+
+        Raises:
+            FailedPrecondition: the operation is not newer than what was set.
+        """
+
+    def drop_job(self, job_id: int, operation: int = 0) -> None:
+        """Forgets a job; pulls that wait for it get NotFound. Raises NotFound, FailedPrecondition (older operation)."""
 
     def stats(self) -> dict[str, Any]:
         """Counters by name: connections, frames, bytes, rows, commits, parked pulls, measured staleness.

@@ -217,8 +217,7 @@ class ControlClient:
     def deregister_worker(self, identity: WorkerIdentity) -> None:
         """Leaves the job; harmless when it has left already.
 
-        The clock waits for this worker no longer, in a synchronous job after one lease at the latest: until then the
-        other workers' commits of its last step are awaited, so that its own count.
+        The clock waits for this worker no longer; what it has committed counts.
         """
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
         self._call(self._stub.DeregisterWorker, request)

@@ -37,12 +37,29 @@ void set_route(rpc::Server& server, std::uint32_t route_epoch, const py::array& 
   raise_if_error(server.set_route(route_epoch, owners));
 }
 
+using MemberTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+using SpanTuple =
+    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::int64_t, std::optional<std::int64_t>, std::uint64_t>;
+
 void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::optional<std::uint32_t> staleness,
-             const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>& members,
-             std::int64_t first_step) {
-  rpc::JobSpec spec{
-      .job_id = job_id, .name = std::move(name), .staleness = staleness, .members = {}, .first_step = first_step};
-  for (const auto& [worker_id, epoch, rank] : members) spec.members.push_back({worker_id, epoch, rank});
+             const std::vector<std::variant<SpanTuple, MemberTuple>>& members, std::int64_t first_step,
+             std::uint32_t generation, std::uint64_t operation) {
+  rpc::JobSpec spec{.job_id = job_id,
+                    .name = std::move(name),
+                    .staleness = staleness,
+                    .members = {},
+                    .first_step = first_step,
+                    .generation = generation,
+                    .operation = operation};
+  for (const auto& member : members) {
+    if (const auto* plain = std::get_if<MemberTuple>(&member)) {
+      const auto& [worker_id, epoch, rank] = *plain;
+      spec.members.push_back({.worker_id = worker_id, .epoch = epoch, .rank = rank});
+    } else {
+      const auto& [worker_id, epoch, rank, first, until, final_sequence] = std::get<SpanTuple>(member);
+      spec.members.push_back({worker_id, epoch, rank, first, until.value_or(rpc::kForever), final_sequence});
+    }
+  }
   Status status;
   {
     const py::gil_scoped_release unlocked;  // steps that only waited for a member that left are applied here
@@ -51,11 +68,26 @@ void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::o
   raise_if_error(status);
 }
 
-void drop_job(rpc::Server& server, std::uint32_t job_id) {
+std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> hold_job(
+    rpc::Server& server, std::uint32_t job_id, std::uint64_t operation, const std::vector<rpc::WorkerKey>& fence) {
+  const auto reports = [&] {
+    const py::gil_scoped_release unlocked;
+    return server.hold_job(job_id, operation, fence);
+  }();
+  raise_if_error(reports.status());
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> out;
+  for (const rpc::WorkerReport& report : reports.value()) {
+    out.emplace_back(report.worker_id, report.epoch, report.committed_sequence, report.committed_step,
+                     report.prepared_sequence);
+  }
+  return out;
+}
+
+void drop_job(rpc::Server& server, std::uint32_t job_id, std::uint64_t operation) {
   Status status;
   {
     const py::gil_scoped_release unlocked;
-    status = server.drop_job(job_id);
+    status = server.drop_job(job_id, operation);
   }
   raise_if_error(status);
 }
@@ -129,8 +161,9 @@ void bind_shard(py::module_& module) {
       .def_property_readonly("port", &rpc::Server::port)
       .def("set_route", &set_route, py::arg("route_epoch"), py::arg("slot_owner"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
-           py::arg("first_step") = 0)
-      .def("drop_job", &drop_job, py::arg("job_id"))
+           py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0)
+      .def("hold_job", &hold_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"))
+      .def("drop_job", &drop_job, py::arg("job_id"), py::arg("operation") = 0)
       .def("stats", &stats)
       .def(
           "drain",

@@ -109,8 +109,8 @@ Status Channel::overdue(const Request& request, Clock::duration waited) const {
   if (state_ != State::kReady || failed_) {
     return named(Status(Code::kUnavailable, "cannot be reached: " + last_error_ + "; gave up after " + seconds.data()));
   }
-  if (draining_) {
-    return named(Status(Code::kUnavailable, std::string("is draining; gave up after ") + seconds.data()));
+  if (refused_for_now_) {
+    return named(Status(Code::kUnavailable, last_error_ + "; gave up after " + seconds.data()));
   }
   const auto type = static_cast<FrameType>(request.header.type);
   return named(
@@ -188,7 +188,7 @@ void Channel::tick(Clock::time_point now) {
   if ((state_ == State::kConnecting || state_ == State::kGreeting) && now >= attempt_until_) {
     break_off(state_ == State::kConnecting ? "connecting timed out" : "no answer to HELLO");
   }
-  if (state_ == State::kReady && draining_ && now >= paused_until_) flush();
+  if (state_ == State::kReady && refused_for_now_ && now >= paused_until_) flush();
 }
 
 bool Channel::wants_write() const noexcept {
@@ -207,7 +207,7 @@ pollfd Channel::interest() const noexcept {
 Channel::Clock::time_point Channel::wake_at() const noexcept {
   if (state_ == State::kDown) return queue_.empty() ? Clock::time_point::max() : retry_at_;
   if (state_ != State::kReady) return attempt_until_;
-  return draining_ && !queue_.empty() ? paused_until_ : Clock::time_point::max();
+  return refused_for_now_ && !queue_.empty() ? paused_until_ : Clock::time_point::max();
 }
 
 void Channel::on_events(short events) {
@@ -296,7 +296,7 @@ void Channel::flush() {
       last_error_ = std::strerror(moved.error);
     }
   }
-  if (state_ != State::kReady || (draining_ && Clock::now() < paused_until_)) return;
+  if (state_ != State::kReady || (refused_for_now_ && Clock::now() < paused_until_)) return;
   while (!queue_.empty() && !failed_) {
     Request& request = *queue_.front();
     if (!send_front(request)) return;
@@ -592,8 +592,8 @@ Status Channel::on_frame_end() {
       break_off("a request was refused while it was being sent");
       return Status::ok();
     }
-    if (status.code() == Code::kUnavailable) {  // draining: asked again after a pause
-      draining_ = true;
+    if (status.code() == Code::kUnavailable) {  // draining, or not told yet: asked again after a pause
+      refused_for_now_ = true;
       last_error_ = status.message();
       const auto backoff = std::min(kLastBackoff, kFirstBackoff * (1u << std::min(attempts_++, 8u)));
       paused_until_ = Clock::now() + backoff;
@@ -609,7 +609,7 @@ Status Channel::on_frame_end() {
     request.reply = collected_;
   }
   attempts_ = 0;
-  draining_ = false;
+  refused_for_now_ = false;
   finish(request, Status::ok());
   return Status::ok();
 }
@@ -647,7 +647,7 @@ Status Channel::on_hello_ack() {
   features_ = shard.features;
   state_ = State::kReady;
   was_ready_ = true;
-  draining_ = false;
+  refused_for_now_ = false;
   paused_until_ = {};
   for (auto at = queue_.begin(); at != queue_.end();) {
     Request& request = **at;

@@ -147,7 +147,7 @@ class Channel {
   std::uint32_t attempts_ = 0;
   Clock::time_point retry_at_{};
   Clock::time_point attempt_until_{};
-  bool draining_ = false;
+  bool refused_for_now_ = false;
   Clock::time_point paused_until_{};
   std::uint32_t max_body_bytes_ = 0;  // 0 until HELLO_ACK
   std::uint64_t features_ = 0;

@@ -45,6 +45,7 @@ struct Commit {
 struct CommitResult {
   std::uint64_t applied_rows = 0;  // rows of this commit that are applied, or kept for their step's reduction
   bool duplicate = false;
+  bool aborted = false;  // ABORT has finished this sequence
 };
 
 }  // namespace sparserow::rpc

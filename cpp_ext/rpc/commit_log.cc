@@ -1,6 +1,17 @@
 #include "rpc/commit_log.h"
 
+#include <algorithm>
+
 namespace sparserow::rpc {
+namespace {
+
+Status step_taken(const Commit& commit) {
+  return Status(Code::kFailedPrecondition, "step " + std::to_string(commit.step) + " of worker " +
+                                               std::to_string(commit.worker_id) +
+                                               " is already committed under another sequence");
+}
+
+}  // namespace
 
 CommitLog::CommitLog(Store& store, Options options)
     : kept_budget_bytes_(options.kept_budget_bytes), applier_(store, options.parts, std::move(options.parallel_for)) {}
@@ -27,26 +38,36 @@ Status CommitLog::refused(Status status) {
 }
 
 // What is known about a sequence: its answer, once the thread that applies it is done; nullopt when it is new.
-Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, JobWorker& worker, const Commit& commit) {
+Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& job, const Commit& commit) {
+  const WorkerKey key{commit.worker_id, commit.worker_epoch};
   const std::uint64_t sequence = commit.sequence;
-  if (worker.window.is_forgotten(sequence)) {
-    return Status(Code::kFailedPrecondition, "sequence " + std::to_string(sequence) + " of worker " +
-                                                 std::to_string(commit.worker_id) +
-                                                 " is older than what this shard remembers (" +
-                                                 std::to_string(worker.window.forgotten_below()) + " and later)");
-  }
   while (true) {
-    const JobWindow::Answer* answer = worker.window.find(sequence);
-    if (answer == nullptr) return std::optional<CommitResult>();
-    if (answer->done) {
-      ++stats_.commits_duplicate;
-      return std::optional(CommitResult{answer->rows, true});
-    }
-    answered_.wait(lock);  // bounded: its applier holds no lock and waits for nobody
-    if (worker.epoch != commit.worker_epoch) {
+    const auto worker = job->workers.find(key);
+    if (worker == job->workers.end()) {
       return Status(Code::kFenced, "worker " + std::to_string(commit.worker_id) + " was replaced meanwhile");
     }
+    const JobWindow& window = worker->second.window;
+    if (window.is_forgotten(sequence)) {
+      return Status(Code::kFailedPrecondition, "sequence " + std::to_string(sequence) + " of worker " +
+                                                   std::to_string(commit.worker_id) +
+                                                   " is older than what this shard remembers (" +
+                                                   std::to_string(window.forgotten_below()) + " and later)");
+    }
+    const JobWindow::Answer* answer = window.find(sequence);
+    if (answer == nullptr) return std::optional<CommitResult>();
+    if (answer->end != JobWindow::End::kApplying) {
+      ++stats_.commits_duplicate;
+      return std::optional(CommitResult{answer->rows, true, answer->end == JobWindow::End::kAborted});
+    }
+    answered_.wait(lock);  // bounded: its applier holds no lock and waits for nobody
   }
+}
+
+// The answer to a COMMIT of a sequence that is seen.
+Result<CommitResult> CommitLog::answered(const Result<std::optional<CommitResult>>& seen) {
+  if (!seen.is_ok()) return refused(seen.status());
+  if (seen.value()->aborted) return refused(Status(Code::kFailedPrecondition, "this sequence was aborted"));
+  return *seen.value();
 }
 
 Status CommitLog::prepare(Commit commit) {
@@ -66,9 +87,10 @@ Status CommitLog::prepare(Commit commit) {
   if (!job.is_ok()) return refused(job.status());
   Status status = job.value()->admit(held.worker_id, held.worker_epoch);
   if (!status.is_ok()) return refused(std::move(status));
-  JobWorker& worker = job.value()->workers[held.worker_id];
-  const auto answer = seen(lock, worker, held);
+  const auto answer = seen(lock, job.value(), held);
   if (!answer.is_ok() || answer.value()) return answer.status();
+  JobWorker& worker = job.value()->workers[{held.worker_id, held.worker_epoch}];
+  if (held.step != kNoStep && worker.window.has_step(held.step)) return refused(step_taken(held));
   if (worker.window.prepared_sequence() > held.sequence) {
     return refused(Status(Code::kFailedPrecondition,
                           "sequence " + std::to_string(held.sequence) +
@@ -90,9 +112,8 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
     if (!job.is_ok()) return refused(job.status());
     Status status = job.value()->admit(commit.worker_id, commit.worker_epoch);
     if (!status.is_ok()) return refused(std::move(status));
-    const auto answer = seen(lock, job.value()->workers[commit.worker_id], commit);
-    if (!answer.is_ok()) return answer.status();
-    if (answer.value()) return *answer.value();
+    const auto answer = seen(lock, job.value(), commit);
+    if (!answer.is_ok() || answer.value()) return answered(answer);
     lock.unlock();
     auto reserved = applier_.reserve(std::move(commit));
     lock.lock();
@@ -105,10 +126,19 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   if (!job.is_ok()) return refused(job.status());
   Status status = job.value()->admit(kept.commit.worker_id, kept.commit.worker_epoch);
   if (!status.is_ok()) return refused(std::move(status));
-  JobWorker& worker = job.value()->workers[kept.commit.worker_id];
-  const auto answer = seen(lock, worker, kept.commit);
-  if (!answer.is_ok()) return answer.status();
-  if (answer.value()) return *answer.value();
+  const auto answer = seen(lock, job.value(), kept.commit);
+  if (!answer.is_ok() || answer.value()) return answered(answer);
+  if (!job.value()->resolved) {
+    return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
+  }
+  JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
+  const std::int64_t step = kept.commit.step;
+  if (step != kNoStep) {
+    worker.name_step(step);
+    if (worker.window.has_step(step)) {
+      return refused(step_taken(kept.commit));
+    }
+  }
   if (prepared) {
     const Commit asked = std::move(kept.commit);
     auto held = worker.window.take_prepared(asked.sequence);
@@ -128,64 +158,57 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
 }
 
 Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, Kept kept) {
-  const std::uint32_t worker_id = kept.commit.worker_id;
-  const std::int64_t step = kept.commit.step;
-  JobWorker& worker = job->workers[worker_id];
-  worker.name_step(step);
-  if (step <= worker.last_step) {
-    return refused(Status(Code::kFailedPrecondition, "step " + std::to_string(step) + " of worker " +
-                                                         std::to_string(worker_id) + " is already committed up to " +
-                                                         std::to_string(worker.last_step) + " under another sequence"));
-  }
   if (Status status = charge(kept.bytes); !status.is_ok()) return refused(std::move(status));
+  const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
+  const std::int64_t step = kept.commit.step;
   const std::uint64_t rows = rows_of(kept.commit);
-  worker.last_step = step;
-  worker.window.finish(kept.commit.sequence, rows);
+  JobWindow& window = job->workers[key].window;
+  window.begin(kept.commit.sequence, step);
+  window.finish(kept.commit.sequence, step, rows);
   ++stats_.commits_accepted;
-  job->steps[step].emplace(worker_id, std::move(kept));
+  job->steps[step].emplace(key, std::move(kept));
   advance(lock, job);
   std::vector<PullOutcome> outcomes;
   collect_readable(*job, outcomes);
   lock.unlock();
   deliver(outcomes);
-  return CommitResult{rows, false};
+  return CommitResult{.applied_rows = rows};
 }
 
 Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept kept) {
-  const std::uint32_t epoch = kept.commit.worker_epoch;
-  const std::uint64_t sequence = kept.commit.sequence;
-  const std::int64_t step = kept.commit.step;
   const std::uint64_t rows = rows_of(kept.commit);
-  JobWorker& worker = job->workers[kept.commit.worker_id];
-  if (step != kNoStep) worker.name_step(step);
-  worker.window.begin(sequence);
-  const std::uint32_t live = job->live_count();
-  lock.unlock();
-  const Status status = applier_.apply(kept, live);
-  kept = Kept{};  // gives the reservations back before others look at the budget
-  lock.lock();
-
-  if (worker.epoch == epoch) {
-    if (status.is_ok()) {
-      worker.window.finish(sequence, rows);
-      if (step != kNoStep) worker.last_step = std::max(worker.last_step, step);
-    } else {
-      worker.window.take_back(sequence);
-    }
-  }
-  if (status.is_ok()) {
-    ++stats_.commits_accepted;
-    stats_.rows_applied += rows;
-  } else {
-    ++stats_.commits_refused;
-  }
+  Status status = apply_unlocked(lock, job, std::move(kept));
   std::vector<PullOutcome> outcomes;
   collect_readable(*job, outcomes);
-  answered_.notify_all();
   lock.unlock();
   deliver(outcomes);
   if (!status.is_ok()) return status;
-  return CommitResult{rows, false};
+  return CommitResult{.applied_rows = rows};
+}
+
+// Applies one commit; the mutex is free meanwhile.
+Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
+  const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
+  const std::uint64_t sequence = kept.commit.sequence;
+  const std::int64_t step = kept.commit.step;
+  const std::uint64_t rows = rows_of(kept.commit);
+  job->workers[key].window.begin(sequence, step);
+  const std::uint32_t workers = std::max(1u, job->counted(step));
+  lock.unlock();
+  Status status = applier_.apply(kept, workers);
+  kept = Kept{};  // gives the reservations back before others look at the budget
+  lock.lock();
+  if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
+    if (status.is_ok()) {
+      worker->second.window.finish(sequence, step, rows);
+    } else {
+      worker->second.window.take_back(sequence, step);
+    }
+  }
+  ++(status.is_ok() ? stats_.commits_accepted : stats_.commits_refused);
+  if (status.is_ok()) stats_.rows_applied += rows;
+  answered_.notify_all();
+  return status;
 }
 
 // Reduces and applies every step that has all its commits, in order; one thread at a time per job.
@@ -200,9 +223,9 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
       rows += rows_of(kept.commit);
       bytes += kept.bytes;
     }
-    const std::uint32_t live = std::max(1u, job->live_count());
+    const std::uint32_t workers = std::max(1u, job->counted(*step));
     lock.unlock();
-    const Status status = applier_.apply_step(commits, live);
+    const Status status = applier_.apply_step(commits, workers);
     commits.clear();
     lock.lock();
     stats_.kept_bytes -= bytes;
@@ -223,9 +246,10 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
   const auto job = find(job_id);
   if (!job.is_ok()) return job.status();
   SR_RETURN_IF_ERROR(job.value()->admit(worker_id, epoch));
-  if (const auto dropped = job.value()->workers[worker_id].window.take_prepared(sequence)) {
-    stats_.kept_bytes -= dropped->bytes;
-  }
+  if (sequence == 0) return Status(Code::kInvalidArgument, "sequence: 0 is not allowed");
+  JobWindow& window = job.value()->workers[{worker_id, epoch}].window;
+  if (const auto dropped = window.take_prepared(sequence)) stats_.kept_bytes -= dropped->bytes;
+  window.abort(sequence);
   return Status::ok();
 }
 

@@ -7,18 +7,18 @@
 //   staleness k    commits are applied as they arrive; a pull for step t waits until every live worker's
 //                  commit of step t-1-k is applied.
 //   async          commits are applied as they arrive; pulls never wait.
-// N is the number of live workers when a commit is applied; grad_sum turns the scaling off.
+// N is the number of workers that count for the commit's step; grad_sum turns the scaling off.
 //
 // Composed of rpc/job_window.h (seen?), rpc/job_clock.h (may it read? whose turn?) and rpc/apply_commits.h.
 //
 // Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
-// trace, so the same sequence may come again. Another epoch, or a worker that left, is kFenced. Commits
+// trace, so the same sequence may come again. An earlier epoch, or a worker that left, is kFenced. Commits
 // without a step (key-level pushes) are applied at once, in every mode, and have no clock.
 //
-// Where a worker's clock starts: at the job's first_step, or at the first step not yet complete when it
-// became a member; and never before the first step that it names itself (its first pull or commit).
+// Where a worker's clock starts: at its first_step, or at the first step not yet complete when it became a
+// member; and never before the first step that it names itself (its first pull or commit).
 //
 // Memory: prepare() and commit() reserve before they answer, so what they accepted cannot fail for
 // memory later. Kept gradients are bounded by kept_budget_bytes; past it commits are refused whole.
@@ -49,15 +49,29 @@ namespace sparserow::rpc {
 struct Member {
   std::uint32_t worker_id = 0;
   std::uint32_t epoch = 0;
-  std::uint32_t rank = 0;  // order of reduction
+  std::uint32_t rank = 0;              // order of reduction
+  std::int64_t first_step = 0;         // it counts from here; at least the first step that is not complete
+  std::int64_t until_step = kForever;  // else it has left, and counts up to here
+  std::uint64_t final_sequence = 0;    // of one that left: its last commit accepted by any shard
 };
 
 struct JobSpec {
   std::uint32_t job_id = 0;  // not 0
   std::string name;
   std::optional<std::uint32_t> staleness = 0;  // nullopt: async
-  std::vector<Member> members;                 // live workers, ids unique
-  std::int64_t first_step = 0;                 // steps before it count as done; read when the job is new
+  std::vector<Member> members;                 // live workers, ids unique, and those that left and still count
+  std::int64_t first_step = 0;                 // steps before it count as done; read when the clock is new
+  std::uint32_t generation = 0;                // another one than before: the clock starts anew
+  std::uint64_t operation = 0;                 // of the coordinator; an older one than before is refused
+};
+
+// What a shard reports about one worker when it is held.
+struct WorkerReport {
+  std::uint32_t worker_id = 0;
+  std::uint32_t epoch = 0;
+  std::uint64_t committed_sequence = 0;  // highest taken; 0: none
+  std::int64_t committed_step = kNoStep;
+  std::uint64_t prepared_sequence = 0;  // in doubt; 0: none
 };
 
 struct CommitLogStats {
@@ -87,19 +101,29 @@ class CommitLog {
   CommitLog(Store& store, Options options);
   explicit CommitLog(Store& store) : CommitLog(store, Options{}) {}
 
-  // Creates or replaces a job's staleness and members. A member that left no longer holds the clock:
-  // steps that only waited for it are reduced and applied, and its kept commits are dropped.
-  // InvalidArgument for job id 0 or a worker named twice.
+  // Membership changes in two phases, so that N and the members of a step are equal on all shards.
+  //
+  // hold: takes no new commit of the job (kUnavailable, to be sent again), ends the epochs in `fence`
+  // (worker id, epoch) and reports every worker. A job that is not known reports nobody.
+  // kFailedPrecondition for an operation that is not newer than what was resolved.
+  Result<std::vector<WorkerReport>> hold(std::uint32_t job_id, std::uint64_t operation,
+                                         const std::vector<WorkerKey>& fence);
+  // Resolves: creates a job or replaces its staleness and members, and takes commits again. What a member
+  // that left has prepared is applied when it is its final sequence, else forgotten; after that nobody waits
+  // for it. A worker that is not named is dropped with all that it left. InvalidArgument for job id 0 or a
+  // worker named twice; kFailedPrecondition for an older operation, or an epoch that goes down.
   Status set_job(const JobSpec& spec);
-  Status drop_job(std::uint32_t job_id);  // NotFound; parked pulls get kNotFound
+  // NotFound; kFailedPrecondition for an older operation. Parked pulls get kNotFound.
+  Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
 
   Status prepare(Commit commit);                              // reserves; replaces an earlier try
   Result<CommitResult> commit(Commit commit, bool prepared);  // prepared: blocks come from prepare()
   // Ok also when there is nothing to forget.
+  // Finishes the sequence: PREPARE of it does nothing any more, COMMIT of it is refused.
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::uint64_t sequence);
 
   // Calls `ready(status)` at once or later: Ok when a pull of `step` may read, kDeadlineExceeded with
-  // the worker ids it waited for, kFenced, kFailedPrecondition (no member), kNotFound (job).
+  // the worker ids it waited for, kFenced, kUnavailable (not known yet), kNotFound (job).
   void when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::int64_t step,
                      std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready,
                      const void* owner = nullptr);
@@ -124,9 +148,14 @@ class CommitLog {
   Result<JobPtr> find(std::uint32_t job_id) const;
   Status refused(Status status);  // counts it
   Status charge(std::uint64_t bytes);
-  Result<std::optional<CommitResult>> seen(Lock& lock, JobWorker& worker, const Commit& commit);
+  Result<std::optional<CommitResult>> seen(Lock& lock, const JobPtr& job, const Commit& commit);
+  Result<CommitResult> answered(const Result<std::optional<CommitResult>>& seen);
   Result<CommitResult> accept_for_step(Lock& lock, const JobPtr& job, Kept kept);
   Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept);
+  Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept);
+  void end_worker(Lock& lock, const JobPtr& job, const Member& member);
+  Status check_operation(std::uint32_t job_id, std::uint64_t operation) const;
+  JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes);
   void advance(Lock& lock, const JobPtr& job);
   void note_staleness(const Job& job, std::int64_t step);
   void collect_readable(Job& job, std::vector<PullOutcome>& outcomes);
@@ -136,6 +165,11 @@ class CommitLog {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
   std::unordered_map<std::uint32_t, JobPtr> jobs_;
+  struct Dropped {
+    std::uint64_t operation = 0;
+    std::map<std::uint32_t, std::uint32_t> epochs;
+  };
+  std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down
   CommitLogStats stats_;
 };
 

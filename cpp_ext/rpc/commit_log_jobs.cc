@@ -1,55 +1,164 @@
 // Who works for a job: the part of the commit log that the coordinator calls.
+#include <algorithm>
 #include <set>
 
 #include "rpc/commit_log.h"
 
 namespace sparserow::rpc {
+namespace {
 
-Status CommitLog::set_job(const JobSpec& spec) {
+Status check_members(const JobSpec& spec) {
   if (spec.job_id == 0) return Status(Code::kInvalidArgument, "job_id: 0 is not allowed; it means no job");
-  std::set<std::uint32_t> named;
+  std::set<WorkerKey> named;
+  std::set<std::uint32_t> live;
   for (const Member& member : spec.members) {
-    if (!named.insert(member.worker_id).second) {
+    const bool twice = !named.insert({member.worker_id, member.epoch}).second ||
+                       (member.until_step == kForever && !live.insert(member.worker_id).second);
+    if (twice) {
       return Status(Code::kInvalidArgument, "members: worker " + std::to_string(member.worker_id) + " is named twice");
     }
   }
+  return Status::ok();
+}
+
+// Answers the pulls of workers that no longer belong here: they are not left to their deadlines.
+void unpark_gone(Job& job, std::vector<PullOutcome>& outcomes) {
+  const auto is_gone = [&job](const ParkedPull& pull) { return !job.admit(pull.worker_id, pull.epoch).is_ok(); };
+  for (ParkedPull& pull : job.unpark(is_gone)) {
+    outcomes.push_back({std::move(pull.ready), job.admit(pull.worker_id, pull.epoch)});
+  }
+}
+
+}  // namespace
+
+Status CommitLog::check_operation(std::uint32_t job_id, std::uint64_t operation) const {
+  std::uint64_t newest = 0;
+  if (const auto dropped = dropped_.find(job_id); dropped != dropped_.end()) newest = dropped->second.operation;
+  if (const auto job = jobs_.find(job_id); job != jobs_.end()) newest = std::max(newest, job->second->operation);
+  if (operation >= newest) return Status::ok();
+  return Status(Code::kFailedPrecondition, "operation: " + std::to_string(operation) + " of job " +
+                                               std::to_string(job_id) + " is older than " + std::to_string(newest));
+}
+
+Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uint64_t operation,
+                                                  const std::vector<WorkerKey>& fence) {
+  std::vector<PullOutcome> outcomes;
+  std::vector<WorkerReport> reports;
+  {
+    const Lock lock(mutex_);
+    SR_RETURN_IF_ERROR(check_operation(job_id, operation));
+    const auto found = jobs_.find(job_id);
+    if (found == jobs_.end()) return reports;
+    Job& job = *found->second;
+    if (job.resolved && operation == job.operation) {
+      return Status(Code::kFailedPrecondition, "operation: " + std::to_string(operation) + " of job " +
+                                                   std::to_string(job_id) + " is resolved already");
+    }
+    job.operation = operation;
+    job.resolved = false;
+    for (const WorkerKey& key : fence) {
+      if (const auto worker = job.workers.find(key); worker != job.workers.end()) worker->second.fenced = true;
+    }
+    for (const auto& [key, worker] : job.workers) {
+      reports.push_back({key.first, key.second, worker.window.committed_sequence(), worker.window.committed_step(),
+                         worker.window.prepared_sequence()});
+    }
+    unpark_gone(job, outcomes);
+  }
+  deliver(outcomes);
+  return reports;
+}
+
+// Ends what a worker that left had in doubt: committed anywhere is committed here, else it is forgotten.
+void CommitLog::end_worker(Lock& lock, const JobPtr& job, const Member& member) {
+  const WorkerKey key{member.worker_id, member.epoch};
+  JobWorker& worker = job->workers[key];
+  worker.rank = member.rank;
+  worker.first_step = std::max(worker.first_step, member.first_step);
+  worker.until_step = member.until_step;
+  auto in_doubt = worker.window.take_prepared(member.final_sequence);
+  stats_.kept_bytes -= worker.window.drop_prepared();
+  if (in_doubt) {
+    const std::uint64_t sequence = in_doubt->commit.sequence;
+    const std::int64_t step = in_doubt->commit.step;
+    if (job->staleness == 0u && step != kNoStep) {  // its bytes stay charged
+      worker.window.begin(sequence, step);
+      worker.window.finish(sequence, step, rows_of(in_doubt->commit));
+      ++stats_.commits_accepted;
+      job->steps[step].emplace(key, std::move(*in_doubt));
+    } else {
+      stats_.kept_bytes -= in_doubt->bytes;
+      static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt)));  // counted as refused when it fails
+    }
+  }
+  job->workers[key].window.start_at(member.until_step + 1);
+}
+
+// A job, or its next generation: a clock of its own, which knows the epochs of the one before.
+CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes) {
+  const auto fresh = std::make_shared<Job>();
+  fresh->completed = spec.first_step - 1;
+  fresh->generation = spec.generation;
+  JobPtr& slot = jobs_[spec.job_id];
+  if (slot) {
+    fresh->epochs = slot->epochs;
+    while (!slot->workers.empty()) stats_.kept_bytes -= slot->drop(slot->workers.begin()->first);
+    unpark_gone(*slot, outcomes);
+  } else if (const auto dropped = dropped_.find(spec.job_id); dropped != dropped_.end()) {
+    fresh->epochs = dropped->second.epochs;
+  }
+  slot = fresh;
+  return fresh;
+}
+
+Status CommitLog::set_job(const JobSpec& spec) {
+  SR_RETURN_IF_ERROR(check_members(spec));
   std::vector<PullOutcome> outcomes;
   Lock lock(mutex_);
-  JobPtr& slot = jobs_[spec.job_id];
-  if (!slot) {
-    slot = std::make_shared<Job>();
-    slot->completed = spec.first_step - 1;
+  SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
+  const auto found = jobs_.find(spec.job_id);
+  JobPtr job = found == jobs_.end() ? nullptr : found->second;
+  for (const Member& member : spec.members) {
+    if (!job || member.until_step != kForever) continue;
+    const auto known = job->epochs.find(member.worker_id);
+    if (known == job->epochs.end() || member.epoch >= known->second) continue;
+    return Status(Code::kFailedPrecondition, "members: worker " + std::to_string(member.worker_id) + " has epoch " +
+                                                 std::to_string(known->second) + " and cannot go down to " +
+                                                 std::to_string(member.epoch));
   }
-  const JobPtr job = slot;
+  if (job) {
+    job->operation = spec.operation;
+    for (const Member& member : spec.members) {
+      const bool is_here = job->workers.contains({member.worker_id, member.epoch});
+      if (is_here && member.until_step != kForever) end_worker(lock, job, member);
+    }
+    advance(lock, job);
+  }
+  if (!job || job->generation != spec.generation) job = begin_clock(spec, outcomes);
   job->name = spec.name;
   job->staleness = spec.staleness;
-  for (auto& [worker_id, worker] : job->workers) {
-    if (!named.contains(worker_id)) {
-      worker.live = false;
-      stats_.kept_bytes -= job->drop_kept(worker_id);
-    }
-  }
-  const bool is_running = job->staleness != 0u && job->highest_step() >= 0;
+  job->operation = spec.operation;
+  std::set<WorkerKey> named;
   for (const Member& member : spec.members) {
-    JobWorker& worker = job->workers[member.worker_id];
-    if (worker.epoch != member.epoch) {
-      stats_.kept_bytes -= job->drop_kept(member.worker_id);
-      worker = JobWorker{};
-    }
-    if (!worker.live) {
-      worker.last_step = std::max(worker.last_step, job->completed);
-      worker.named_a_step = false;
-      worker.joined_late = is_running;
-    }
-    worker.live = true;
-    worker.epoch = member.epoch;
+    const WorkerKey key{member.worker_id, member.epoch};
+    named.insert(key);
+    std::uint32_t& epoch = job->epochs[member.worker_id];
+    epoch = std::max(epoch, member.epoch);
+    const auto [place, is_new] = job->workers.try_emplace(key);
+    JobWorker& worker = place->second;
     worker.rank = member.rank;
+    worker.until_step = member.until_step;
+    if (!is_new) continue;
+    worker.first_step = std::max(member.first_step, job->completed + 1);
+    worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
   }
-  // A parked pull of a worker that was replaced or left is answered, not left to its deadline.
-  for (ParkedPull& pull :
-       job->unpark([&job](const ParkedPull& parked) { return !job->admit(parked.worker_id, parked.epoch).is_ok(); })) {
-    outcomes.push_back({std::move(pull.ready), job->admit(pull.worker_id, pull.epoch)});
+  std::vector<WorkerKey> dropped;
+  for (const auto& [key, worker] : job->workers) {
+    if (!named.contains(key)) dropped.push_back(key);
   }
+  for (const WorkerKey& key : dropped) stats_.kept_bytes -= job->drop(key);
+  job->resolved = true;
+  unpark_gone(*job, outcomes);
   answered_.notify_all();
   advance(lock, job);
   collect_readable(*job, outcomes);
@@ -58,19 +167,20 @@ Status CommitLog::set_job(const JobSpec& spec) {
   return Status::ok();
 }
 
-Status CommitLog::drop_job(std::uint32_t job_id) {
+Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   std::vector<PullOutcome> outcomes;
   Lock lock(mutex_);
-  const auto job = find(job_id);
-  if (!job.is_ok()) return job.status();
-  for (auto& [worker_id, worker] : job.value()->workers) {
-    stats_.kept_bytes -= job.value()->drop_kept(worker_id);
-    worker.live = false;
+  const auto found = find(job_id);
+  if (!found.is_ok()) return found.status();
+  SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));
+  Job& job = *found.value();
+  while (!job.workers.empty()) stats_.kept_bytes -= job.drop(job.workers.begin()->first);
+  for (ParkedPull& pull : job.unpark([](const ParkedPull&) { return true; })) {
+    outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
   }
-  for (ParkedPull& pull : job.value()->unpark([](const ParkedPull&) { return true; })) {
-    outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.value()->name + "' was dropped")});
-  }
+  dropped_[job_id] = {std::max(operation, job.operation), job.epochs};
   jobs_.erase(job_id);
+  answered_.notify_all();
   lock.unlock();
   deliver(outcomes);
   return Status::ok();

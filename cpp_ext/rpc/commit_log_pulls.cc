@@ -32,7 +32,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
     status = Status(Code::kInvalidArgument, "step: " + std::to_string(step) + " is not allowed; allowed: >= 0");
   }
   if (status.is_ok()) {
-    JobWorker& worker = job.value()->workers[worker_id];
+    JobWorker& worker = job.value()->workers[{worker_id, epoch}];
     if (!worker.named_a_step) {
       worker.name_step(step);
       advance(lock, job.value());

@@ -11,7 +11,7 @@ namespace sparserow::rpc {
 void JobWorker::name_step(std::int64_t step) {
   if (named_a_step) return;
   named_a_step = true;
-  last_step = std::max(last_step, step - 1);
+  window.start_at(step);
 }
 
 void deliver(std::vector<PullOutcome>& outcomes) {
@@ -20,30 +20,31 @@ void deliver(std::vector<PullOutcome>& outcomes) {
 }
 
 Status Job::admit(std::uint32_t worker_id, std::uint32_t epoch) const {
-  const auto found = workers.find(worker_id);
-  const std::string who = "worker " + std::to_string(worker_id);
-  if (found == workers.end() || (epoch > found->second.epoch)) {
-    return Status(Code::kFailedPrecondition, who + " epoch " + std::to_string(epoch) + " is not a member of job '" +
-                                                 name + "'; register it first");
+  const std::string who = "worker " + std::to_string(worker_id) + " epoch " + std::to_string(epoch);
+  const auto known = epochs.find(worker_id);
+  if (known == epochs.end() || epoch > known->second) {
+    return Status(Code::kUnavailable, who + " is not known yet as a member of job '" + name +
+                                          "'; it is when the coordinator has told this shard");
   }
-  if (epoch < found->second.epoch) {
-    return Status(Code::kFenced, who + " epoch " + std::to_string(epoch) + " is over; its epoch in job '" + name +
-                                     "' is " + std::to_string(found->second.epoch));
+  if (epoch < known->second) {
+    return Status(Code::kFenced, who + " is over; its epoch in job '" + name + "' is " + std::to_string(known->second));
   }
-  if (!found->second.live) return Status(Code::kFenced, who + " left job '" + name + "'; connect anew");
+  const auto found = workers.find({worker_id, epoch});
+  if (found == workers.end() || !found->second.is_live() || found->second.fenced) {
+    return Status(Code::kFenced, who + " left job '" + name + "'; connect anew");
+  }
   return failure;
 }
 
-std::uint32_t Job::live_count() const {
-  return static_cast<std::uint32_t>(
-      std::count_if(workers.begin(), workers.end(), [](const auto& entry) { return entry.second.counts(); }));
+std::uint32_t Job::counted(std::int64_t step) const {
+  return static_cast<std::uint32_t>(std::count_if(workers.begin(), workers.end(), [step](const auto& entry) {
+    return step == kNoStep ? entry.second.is_live() : entry.second.counts(step);
+  }));
 }
 
 std::int64_t Job::highest_step() const {
   std::int64_t highest = -1;
-  for (const auto& [worker_id, worker] : workers) {
-    if (worker.counts()) highest = std::max(highest, worker.last_step);
-  }
+  for (const auto& [key, worker] : workers) highest = std::max(highest, worker.window.committed_step());
   return highest;
 }
 
@@ -58,16 +59,16 @@ std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
   if (!staleness) return missing;
   const std::int64_t needed = step - 1 - static_cast<std::int64_t>(*staleness);
   if (staleness == 0u && completed >= needed) return missing;
-  for (const auto& [worker_id, worker] : workers) {
-    if (worker.counts() && worker.last_step < needed) missing.push_back(worker_id);
+  for (const auto& [key, worker] : workers) {
+    if (worker.is_live() && worker.window.done_step() < needed) missing.push_back(key.first);
   }
   return missing;
 }
 
 std::uint64_t Job::steps_behind(std::int64_t step) const {
   std::int64_t applied = INT64_MAX;
-  for (const auto& [worker_id, worker] : workers) {
-    if (worker.counts()) applied = std::min(applied, worker.last_step);
+  for (const auto& [key, worker] : workers) {
+    if (worker.is_live()) applied = std::min(applied, worker.window.done_step());
   }
   if (staleness == 0u) applied = std::min(applied, completed);
   return static_cast<std::uint64_t>(std::max<std::int64_t>(0, step - 1 - applied));
@@ -97,18 +98,18 @@ std::optional<std::int64_t> Job::next_complete_step() const {
   if (staleness != 0u || steps.empty()) return std::nullopt;
   const std::int64_t step = steps.begin()->first;
   const bool complete = std::all_of(workers.begin(), workers.end(), [step](const auto& entry) {
-    return !entry.second.live || entry.second.last_step >= step;
+    return !entry.second.counts(step) || entry.second.window.done_step() >= step;
   });
   return complete ? std::optional(step) : std::nullopt;
 }
 
 std::vector<Kept> Job::take_step(std::int64_t step) {
   const auto found = steps.find(step);
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> order;  // (rank, worker)
-  for (const auto& [worker_id, kept] : found->second) order.emplace_back(workers[worker_id].rank, worker_id);
+  std::vector<std::pair<std::uint32_t, WorkerKey>> order;  // (rank, worker)
+  for (const auto& [key, kept] : found->second) order.emplace_back(workers[key].rank, key);
   std::sort(order.begin(), order.end());
   std::vector<Kept> commits;
-  for (const auto& [rank, worker_id] : order) commits.push_back(std::move(found->second[worker_id]));
+  for (const auto& [rank, key] : order) commits.push_back(std::move(found->second[key]));
   steps.erase(found);
   return commits;
 }
@@ -117,25 +118,26 @@ void Job::skip_empty_steps() {
   // Their workers left, or they lie before the first step that the job named.
   std::int64_t reached = steps.empty() ? INT64_MAX : steps.begin()->first - 1;
   bool any = false;
-  for (const auto& [worker_id, worker] : workers) {
-    if (!worker.live) continue;
+  for (const auto& [key, worker] : workers) {
+    if (!worker.is_live()) continue;
     any = true;
-    reached = std::min(reached, worker.last_step);
+    reached = std::min(reached, worker.window.done_step());
   }
   if (any) completed = std::max(completed, reached);
 }
 
-std::uint64_t Job::drop_kept(std::uint32_t worker_id) {
-  JobWorker& worker = workers[worker_id];
-  std::uint64_t bytes = worker.window.drop_prepared();
+std::uint64_t Job::drop(const WorkerKey& key) {
+  const auto worker = workers.find(key);
+  if (worker == workers.end()) return 0;
+  std::uint64_t bytes = worker->second.window.drop_prepared();
   for (auto& [step, commits] : steps) {
-    const auto found = commits.find(worker_id);
+    const auto found = commits.find(key);
     if (found == commits.end()) continue;
     bytes += found->second.bytes;
-    worker.window.take_back(found->second.commit.sequence);
     commits.erase(found);
   }
   std::erase_if(steps, [](const auto& entry) { return entry.second.empty(); });
+  workers.erase(worker);
   return bytes;
 }
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rpc/job_window.h"
@@ -20,19 +21,24 @@
 
 namespace sparserow::rpc {
 
+using WorkerKey = std::pair<std::uint32_t, std::uint32_t>;  // (worker id, epoch)
+
+inline constexpr std::int64_t kForever = INT64_MAX;
+
+// One epoch of a worker. It counts for the steps from first_step to until_step: in N of 1/N, and among those
+// whom a step waits for.
 struct JobWorker {
-  std::uint32_t epoch = 0;
   std::uint32_t rank = 0;
-  bool live = false;
+  std::int64_t first_step = 0;
+  std::int64_t until_step = kForever;  // else it has left
+  bool fenced = false;                 // says nothing any more; the coordinator is deciding what becomes of it
   bool named_a_step = false;
-  bool joined_late = false;     // came to a running job without barrier: its clock begins with the step that it names
-  std::int64_t last_step = -1;  // its steps up to here are accepted (staleness 0) or applied
   JobWindow window;
 
+  [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }
+  [[nodiscard]] bool counts(std::int64_t step) const noexcept { return first_step <= step && step <= until_step; }
   // Its first step starts its clock there: what it never meant to commit holds nobody.
   void name_step(std::int64_t step);
-  // Whether pulls wait for it, and N counts it.
-  [[nodiscard]] bool counts() const { return live && (named_a_step || !joined_late); }
 };
 
 struct ParkedPull {
@@ -55,16 +61,22 @@ void deliver(std::vector<PullOutcome>& outcomes);
 struct Job {
   std::string name;
   std::optional<std::uint32_t> staleness;
-  std::map<std::uint32_t, JobWorker> workers;                   // also those who left: their windows stay
-  std::map<std::int64_t, std::map<std::uint32_t, Kept>> steps;  // staleness 0: step -> worker -> commit
-  std::int64_t completed = -1;                                  // staleness 0: reduced and applied up to here
-  bool advancing = false;                                       // one thread reduces at a time
+  std::uint32_t generation = 0;                             // another one is another clock
+  std::uint64_t operation = 0;                              // the newest that was obeyed
+  bool resolved = true;                                     // false between HOLD and RESOLVE: no new commit is taken
+  std::map<std::uint32_t, std::uint32_t> epochs;            // worker -> its newest; never goes down
+  std::map<WorkerKey, JobWorker> workers;                   // live ones, and those that left and still count
+  std::map<std::int64_t, std::map<WorkerKey, Kept>> steps;  // staleness 0: step -> worker -> commit
+  std::int64_t completed = -1;                              // staleness 0: reduced and applied up to here
+  bool advancing = false;                                   // one thread reduces at a time
   Status failure;  // of a step that was acknowledged and could not be applied: sticky, every later call gets it
   std::vector<ParkedPull> parked;
 
-  // Whether a worker of this epoch may call; kFenced, kFailedPrecondition, or the sticky failure.
+  // Whether this epoch of a worker may call: kUnavailable when this shard has not heard of it yet, kFenced
+  // when it is over, or the sticky failure.
   [[nodiscard]] Status admit(std::uint32_t worker_id, std::uint32_t epoch) const;
-  [[nodiscard]] std::uint32_t live_count() const;  // of workers that count
+  // N of 1/N: workers that count for a step; of kNoStep those that live.
+  [[nodiscard]] std::uint32_t counted(std::int64_t step) const;
   // The highest step that a worker has committed; -1 before the first.
   [[nodiscard]] std::int64_t highest_step() const;
 
@@ -79,14 +91,14 @@ struct Job {
   // Takes out the parked pulls for which `leaves` is true.
   std::vector<ParkedPull> unpark(const std::function<bool(const ParkedPull&)>& leaves);
 
-  // The first step of `steps` when every live worker has passed it; nullopt else.
+  // The first step of `steps` when all have it who count for it; nullopt else.
   [[nodiscard]] std::optional<std::int64_t> next_complete_step() const;
   // Takes the commits of a step, in rank order.
   std::vector<Kept> take_step(std::int64_t step);
   // Steps that every live worker has passed and nobody has commits for are complete as well.
   void skip_empty_steps();
-  // Forgets what a worker has prepared and what waits for its step; returns its bytes.
-  std::uint64_t drop_kept(std::uint32_t worker_id);
+  // Forgets a worker with what it has prepared and what waits for its step; returns its bytes.
+  std::uint64_t drop(const WorkerKey& key);
 };
 
 }  // namespace sparserow::rpc

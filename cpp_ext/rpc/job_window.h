@@ -1,7 +1,11 @@
 // What one worker of one epoch has committed to this shard, and what it has in doubt.
 //
 // Exactly once rests on it: each of the last kSequences sequences is remembered with its answer, in any
-// order of arrival; one that is older is refused, because nobody knows any more.
+// order of arrival; one that is older is refused, because nobody knows any more. A sequence is finished by
+// being applied, or by ABORT: a late PREPARE of it then finds it finished.
+//
+// Steps: each comes once, under whatever sequence. A later one that arrives first does not stand for those
+// before it.
 //
 // Not thread-safe: the commit log's mutex guards it.
 #pragma once
@@ -9,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "rpc/apply_commits.h"
 
@@ -18,8 +23,9 @@ class JobWindow {
  public:
   static constexpr std::uint64_t kSequences = 1024;
 
+  enum class End : std::uint8_t { kApplying, kCommitted, kAborted };  // kApplying: by another thread, just now
   struct Answer {
-    bool done = false;  // false: being applied by another thread
+    End end = End::kApplying;
     std::uint64_t rows = 0;
   };
 
@@ -29,10 +35,22 @@ class JobWindow {
   [[nodiscard]] bool is_forgotten(std::uint64_t sequence) const noexcept { return sequence < forgotten_below_; }
   [[nodiscard]] std::uint64_t forgotten_below() const noexcept { return forgotten_below_; }
 
-  void begin(std::uint64_t sequence) { answers_[sequence] = Answer{}; }
-  void finish(std::uint64_t sequence, std::uint64_t rows);
-  // A sequence that was begun and not applied is new again.
-  void take_back(std::uint64_t sequence) { answers_.erase(sequence); }
+  // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back.
+  void begin(std::uint64_t sequence, std::int64_t step);
+  void finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows);
+  void take_back(std::uint64_t sequence, std::int64_t step);
+  // ABORT; does nothing to what is committed.
+  void abort(std::uint64_t sequence);
+
+  // Steps before it are nobody's business: they count as done.
+  void start_at(std::int64_t step);
+  [[nodiscard]] bool has_step(std::int64_t step) const;
+  // All steps up to here are done.
+  [[nodiscard]] std::int64_t done_step() const noexcept { return done_step_; }
+
+  // Highest sequence and step taken so far; 0 and kNoStep before the first.
+  [[nodiscard]] std::uint64_t committed_sequence() const noexcept { return committed_sequence_; }
+  [[nodiscard]] std::int64_t committed_step() const noexcept { return committed_step_; }
 
   // What PREPARE brought and no COMMIT took. A later sequence supersedes the earlier ones.
   [[nodiscard]] std::uint64_t prepared_sequence() const noexcept;  // 0: nothing
@@ -42,8 +60,15 @@ class JobWindow {
   std::uint64_t drop_prepared();
 
  private:
+  void end(std::uint64_t sequence, Answer answer);
+
   std::map<std::uint64_t, Answer> answers_;
   std::uint64_t forgotten_below_ = 0;
+  std::uint64_t committed_sequence_ = 0;
+  std::int64_t committed_step_ = kNoStep;
+  std::int64_t done_step_ = -1;
+  std::set<std::int64_t> taken_steps_;  // beyond done_step_, some of them being applied
+  std::set<std::int64_t> ahead_;        // of those, the ones that are done
   std::optional<Kept> prepared_;
 };
 

@@ -65,7 +65,11 @@ void put_section(Packer& packer, const PullPart& part) {
 Status Connection::check_request(const FrameHeader& header) const {
   if (core_.draining) return Status(Code::kUnavailable, "the shard is draining");
   const std::uint32_t epoch = core_.route()->epoch;
-  if (header.route_epoch != epoch) {
+  if (header.route_epoch > epoch) {
+    return Status(Code::kUnavailable, "route epoch " + std::to_string(header.route_epoch) +
+                                          " is not known yet to this shard, which has " + std::to_string(epoch));
+  }
+  if (header.route_epoch < epoch) {
     return Status(Code::kStaleRoute, "route epoch: the request has " + std::to_string(header.route_epoch) +
                                          ", this shard " + std::to_string(epoch));
   }

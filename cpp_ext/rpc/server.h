@@ -64,7 +64,9 @@ class Server {
   // that another shard owns, get kStaleRoute. Before the first call the epoch is 0 and ownership unchecked.
   Status set_route(std::uint32_t route_epoch, std::span<const std::uint16_t> slot_owner);
   Status set_job(const JobSpec& spec);
-  Status drop_job(std::uint32_t job_id);
+  Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
+                                             const std::vector<WorkerKey>& fence);
+  Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
   [[nodiscard]] ServerStats stats() const;
 
   // Refuses new requests with kUnavailable, answers parked pulls so, and waits for the requests under

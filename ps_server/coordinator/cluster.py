@@ -15,10 +15,11 @@ from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavai
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
+from .roster import Roster, Span
 from .shards import ShardBook
 from .slots import SlotMap
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Cluster:
     shards: ShardBook
     registry: Registry = field(default_factory=Registry)
     jobs: Membership = field(default_factory=lambda: Membership(10.0))
+    rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: as the shards were last told
+    operations: int = 0  # number of the newest operation on a job
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -88,6 +91,8 @@ class Cluster:
             "job_names": [[job_id, name] for job_id, name in self.jobs.names.items()],
             "generations": [[job_id, generation] for job_id, generation in self.jobs.generations.items()],
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
+            "operations": self.operations,
+            "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
         }
 
     @staticmethod
@@ -126,6 +131,8 @@ class Cluster:
             for saved in document["jobs"]:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
                 jobs.jobs[job.job_id] = job
+            cluster.operations = document["operations"]
+            cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
         except FailedPrecondition:
             raise
         except (KeyError, TypeError, ValueError, SparserowError) as error:
@@ -162,3 +169,27 @@ def _job_of_document(saved: dict[str, Any], *, expires_at: float) -> Job:
         ticket = Ticket(job.job_id, rank, worker_id, epoch)
         job.members[rank] = Member(ticket, expires_at=expires_at, step=step, admitted=True)
     return job
+
+
+def _roster_document(roster: Roster) -> dict[str, Any]:
+    return {
+        "name": roster.name,
+        "staleness": roster.staleness,
+        "generation": roster.generation,
+        "operation": roster.operation,
+        "spans": [
+            [span.worker_id, span.epoch, span.rank, span.first_step, span.until_step, span.final_sequence]
+            for span in roster.spans.values()
+        ],
+    }
+
+
+def _roster_of_document(saved: dict[str, Any]) -> Roster:
+    spans = [Span(*values) for values in saved["spans"]]
+    return Roster(
+        saved["name"],
+        saved["staleness"],
+        saved["generation"],
+        saved["operation"],
+        {span.key: span for span in spans},
+    )

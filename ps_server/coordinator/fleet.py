@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
-from ...proto.errors import FailedPrecondition, NotFound, SparserowError
+from ...proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import CHANNEL_OPTIONS, error_of_status
 from ...proto.schema_message import message_of_schema
 from .cluster import Cluster
-from .membership import Job
+from .roster import Key, Roster, Window
 from .shards import Phase, Shard
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class Fleet:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._links: dict[int, ShardLink] = {}
-        self._told: dict[tuple[int, int], int] = {}  # (job id, generation) -> revision that all shards know
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -73,17 +72,19 @@ class Fleet:
             has = await link.call("Stats", pb.ShardStatsRequest())
             await link.call("SetRoute", pb.SetRouteRequest(route=self.route_message()))
             tables = {schema.id for schema in self._cluster.registry.tables()}
-            jobs = set(self._cluster.jobs.jobs)
+            rosters = self._cluster.rosters
             for usage in has.tables:
                 if usage.table_id not in tables:
                     await link.call("DropTable", pb.ShardDropTableRequest(table_id=usage.table_id))
             for job_id in has.job_ids:
-                if job_id not in jobs:
-                    await link.call("DropJob", pb.DropJobRequest(job_id=job_id))
+                if job_id not in rosters:
+                    await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=self._cluster.operations))
             for schema in self._cluster.registry.tables():
                 await link.call("CreateTable", pb.ShardCreateTableRequest(schema=message_of_schema(schema)))
-            for job in list(self._cluster.jobs.jobs.values()):
-                await link.call("SetJob", job_message(job))
+            for job_id, roster in list(rosters.items()):
+                # Refused when a newer operation has begun there: its decision will be told in turn.
+                with contextlib.suppress(FailedPrecondition):
+                    await link.call("SetJob", job_message(job_id, roster))
             self._cluster.shards.mark_serving(shard.index, link.instance)
 
     async def create_table(self, message: pb.TableSchema) -> None:
@@ -103,42 +104,49 @@ class Fleet:
 
         await self._tell_all(drop)
 
-    async def highest_step(self, job_id: int) -> int:
-        """The highest step of a job that a serving shard has a commit of; -1 when none has.
+    async def hold_job(self, job_id: int, operation: int, fence: Sequence[Key]) -> list[dict[Key, Window]]:
+        """Holds a job on every shard; returns what each of them has of each worker.
 
         Raises:
-            SparserowError: a shard could not be asked.
+            Unavailable: a shard cannot be reached; those that can hold the job now.
+            SparserowError: as :meth:`create_table`.
         """
-        live = [shard for shard in self._cluster.shards.shards if shard.is_live]
-        replies = await asyncio.gather(*(self.stats(shard) for shard in live))
-        return max((reply.job_steps.get(job_id, -1) for reply in replies), default=-1)
+        self._check_all_reached()
+        request = pb.HoldJobRequest(
+            job_id=job_id,
+            operation=operation,
+            fence=[pb.WorkerEpoch(worker_id=worker_id, epoch=epoch) for worker_id, epoch in fence],
+        )
+        replies = await self._tell_all(lambda link: link.call("HoldJob", request))
+        return [
+            {
+                (window.worker_id, window.epoch): Window(window.committed_sequence, window.committed_step)
+                for window in reply.windows
+            }
+            for reply in replies
+        ]
 
-    async def tell_job(self, job_id: int) -> None:
-        """Tells every serving shard a job's present members, or that it is over; does nothing when all know.
+    async def tell_job(self, job_id: int, roster: Roster) -> None:
+        """Tells every shard what was decided.
 
         Raises:
             SparserowError: as :meth:`create_table`.
         """
-        jobs = self._cluster.jobs.jobs
-        job = jobs.get(job_id)
-        key = (job_id, job.generation) if job is not None else (job_id, 0)
-        revision = job.revision if job is not None else 0
-        if job is not None and self._told.get(key) == revision:
-            return
+        self._check_all_reached()
+        await self._tell_all(lambda link: link.call("SetJob", job_message(job_id, roster)))
 
-        async def tell(link: ShardLink) -> None:
-            current = jobs.get(job_id)
-            if current is not None:
-                await link.call("SetJob", job_message(current))
-                return
+    async def drop_job(self, job_id: int, operation: int) -> None:
+        """Ends a job on every serving shard, where it may be gone already.
+
+        Raises:
+            SparserowError: as :meth:`create_table`.
+        """
+
+        async def drop(link: ShardLink) -> None:
             with contextlib.suppress(NotFound):
-                await link.call("DropJob", pb.DropJobRequest(job_id=job_id))
+                await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=operation))
 
-        await self._tell_all(tell)
-        for other in [told for told in self._told if told[0] == job_id]:
-            del self._told[other]
-        if job is not None:
-            self._told[key] = revision
+        await self._tell_all(drop)
 
     async def stats(self, shard: Shard) -> pb.ShardStatsReply:
         """What a shard holds.
@@ -155,18 +163,24 @@ class Fleet:
         runs = [pb.SlotRun(start=start, shard=shard) for start, shard in slots.runs()]
         return pb.Route(epoch=slots.epoch, slot_count=slots.slot_count, runs=runs)
 
-    async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[None]]) -> None:
+    def _check_all_reached(self) -> None:
+        for shard in self._cluster.shards.shards:
+            if shard.phase not in (Phase.SERVING, Phase.DRAINING):
+                raise Unavailable(f"shard {shard.index} is {shard.phase.name}: members of a job change on all or none")
+
+    async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
         serving = [shard for shard in self._cluster.shards.shards if shard.phase in (Phase.SERVING, Phase.DRAINING)]
         outcomes = await asyncio.gather(*(self._tell(shard, tell) for shard in serving), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+        return outcomes
 
-    async def _tell(self, shard: Shard, tell: Callable[[ShardLink], Awaitable[None]]) -> None:
+    async def _tell(self, shard: Shard, tell: Callable[[ShardLink], Awaitable[Any]]) -> Any:
         link = await self._link(shard)
         async with link.lock:
             try:
-                await tell(link)
+                return await tell(link)
             except SparserowError as error:
                 if error.code in ("Unavailable", "DeadlineExceeded"):
                     log.warning("shard %d is behind: %s", shard.index, error)
@@ -185,17 +199,23 @@ class Fleet:
         return fresh
 
 
-def job_message(job: Job) -> pb.SetJobRequest:
-    """A job as shards know it. Until all ranks have come there are no members, so nothing starts early."""
-    members = [
-        pb.JobMember(worker_id=member.ticket.worker_id, epoch=member.ticket.epoch, rank=rank)
-        for rank, member in sorted(job.members.items())
-        if job.gathered
-    ]
+def job_message(job_id: int, roster: Roster) -> pb.SetJobRequest:
+    """A job as shards know it."""
     return pb.SetJobRequest(
-        job_id=job.job_id,
-        name=job.full_name,
-        staleness=job.terms.staleness,
-        members=members,
-        generation=job.generation,
+        job_id=job_id,
+        name=roster.name,
+        staleness=roster.staleness,
+        members=[
+            pb.JobMember(
+                worker_id=span.worker_id,
+                epoch=span.epoch,
+                rank=span.rank,
+                first_step=span.first_step,
+                until_step=span.until_step,
+                final_sequence=span.final_sequence,
+            )
+            for span in roster.spans.values()
+        ],
+        generation=roster.generation,
+        operation=roster.operation,
     )

@@ -1,12 +1,11 @@
 """Jobs and their workers: ranks, epochs, leases. No I/O; not thread-safe.
 
 A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
-itself or when its lease ends; a job without members is over. Shards drop what they keep of a member that is gone, so
-in a synchronous job one that leaves in order counts until the others leave too or its lease ends: the others' commits
-of its last step may still be on their way. A rank that registers again gets a new epoch and its
-former self is fenced. In a synchronous job that also fences all the other members: steps are reduced together, so
-workers go back together; they register anew as the next *generation*, whose clock starts at step 0. With bounded or
-no staleness a single rank comes back alone, or joins as one more: the job grows to the world size that it names.
+itself or when its lease ends; a job without members is over. What a member that is gone has committed counts on
+(roster.py). A rank that registers again gets a new epoch and its former self is fenced. In a synchronous job that also
+fences all the other members: steps are reduced together, so workers go back together; they register anew as the next
+*generation*, whose clock starts at step 0. With bounded or no staleness a single rank comes back alone, or joins as
+one more: the job grows to the world size that it names.
 
 Invariants:
  1. (job, rank) keeps its worker id for the cluster's life; its epoch only grows.
@@ -52,7 +51,6 @@ class Member:
     step: int = 0  # as last reported
     admitted: bool = False
     joins: bool = False  # the job ran already when it registered
-    leaving: bool = False  # has left in order, and counts a little longer
 
 
 @dataclass
@@ -133,7 +131,7 @@ class Membership:
         """
         job = self.jobs.get(ticket.job_id)
         member = job.members.get(ticket.rank) if job is not None else None
-        if job is None or member is None or member.ticket != ticket or member.leaving:
+        if job is None or member is None or member.ticket != ticket:
             name = self.names.get(ticket.job_id, str(ticket.job_id))
             raise Fenced(
                 f"worker {ticket.worker_id} (epoch {ticket.epoch}) is no member of job {name}: its lease has ended, "
@@ -195,18 +193,12 @@ class Membership:
             member.step = max(member.step, step)
 
     def leave_in_order(self, ticket: Ticket) -> None:
-        """A member is done. In a synchronous job it counts until all are done or its lease ends.
+        """A member is done.
 
         Raises:
             Fenced: as :meth:`check`.
         """
-        job = self.check(ticket)
-        job.members[ticket.rank].leaving = True
-        if job.terms.staleness != 0:
-            self._remove(job, ticket.rank)
-        elif all(member.leaving for member in job.members.values()):
-            for rank in list(job.members):
-                self._remove(job, rank)
+        self._remove(self.check(ticket), ticket.rank)
 
     def withdraw(self, ticket: Ticket) -> Job | None:
         """Removes a candidate at once; returns its job, or None when it was none."""
@@ -251,7 +243,7 @@ class Membership:
         if job is None:
             self.generations[job_id] = self.generations.get(job_id, 0) + 1
             job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.generations[job_id])
-        others = [member for other, member in job.members.items() if other != rank and not member.leaving]
+        others = [member for other, member in job.members.items() if other != rank]
         if (
             others
             and job.gathered

@@ -14,6 +14,7 @@ from ...proto.schema_message import message_of_schema, schema_of_message
 from .cluster import Cluster
 from .fleet import Fleet
 from .membership import JobTerms, Ticket
+from .operations import Operations
 from .status import status_message
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class CoordinatorService:
         self._cluster = cluster
         self._fleet = fleet
         self._save = save
+        self._operations = Operations(cluster, fleet, save)
         self._clock = clock
         self._tables_lock = asyncio.Lock()
         self._membership_changed = asyncio.Condition()
@@ -174,13 +176,12 @@ class CoordinatorService:
         try:
             self._save()
             await self._notify()
-            await self._fleet.tell_job(ticket.job_id)
+            await self._operations.settle(ticket.job_id)
             await self._gather(ticket, wait_sec)
-            await self._fleet.tell_job(ticket.job_id)
-            reached = -1
-            if self._cluster.jobs.joins_running(ticket):
-                reached = await self._fleet.highest_step(ticket.job_id)
-            first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=reached)
+            await self._operations.settle(ticket.job_id)
+            self._cluster.jobs.check(ticket)
+            span = self._cluster.rosters[ticket.job_id].spans[ticket.worker_id, ticket.epoch]
+            first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=span.first_step - 1)
             self._save()
         except BaseException:  # the caller's departure too
             self._withdraw(ticket)
@@ -215,7 +216,7 @@ class CoordinatorService:
         try:
             self._save()
             await self._notify()
-            await self._fleet.tell_job(job_id)
+            await self._operations.settle(job_id)
         except SparserowError as error:  # the shard is behind now, or the disk is full: both are seen elsewhere
             log.warning("job %d: %s", job_id, error)
 
@@ -258,8 +259,11 @@ class CoordinatorService:
         ended = self._cluster.jobs.expire(now)
         for ticket in ended:
             log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
-        for job_id in {ticket.job_id for ticket in ended}:
-            await self._after_leaving(job_id)
+        if ended:
+            await self._notify()
+        if not self._cluster.shards.problem():
+            for job_id in self._operations.unsettled():
+                self._in_background(self._after_leaving(job_id))
 
     async def _notify(self) -> None:
         async with self._membership_changed:

@@ -54,7 +54,7 @@ class ShardEngine:
             shard_index=options.shard,
         )
         self.host = options.host
-        self._generations: dict[int, int] = {}  # job id -> the one that the native job is of
+        self._jobs: set[int] = set()
 
     @property
     def port(self) -> int:
@@ -89,27 +89,53 @@ class ShardEngine:
         self._server.set_route(route.epoch, owners)
 
     def set_job(self, request: pb.SetJobRequest) -> None:
-        """Takes a job's members over; another generation than before starts its clock anew."""
-        known = self._generations.get(request.job_id)
-        if known is not None and known != request.generation:
-            self._server.drop_job(request.job_id)
-            del self._generations[request.job_id]
+        """Takes a job's members over; another generation than before starts its clock anew.
+
+        Raises:
+            FailedPrecondition: the operation is older than the last one, or an epoch would go down.
+        """
         self._server.set_job(
             request.job_id,
             request.name,
             request.staleness if request.HasField("staleness") else None,
-            members=[(member.worker_id, member.epoch, member.rank) for member in request.members],
+            members=[
+                (
+                    member.worker_id,
+                    member.epoch,
+                    member.rank,
+                    member.first_step,
+                    member.until_step if member.HasField("until_step") else None,
+                    member.final_sequence,
+                )
+                for member in request.members
+            ],
+            generation=request.generation,
+            operation=request.operation,
         )
-        self._generations[request.job_id] = request.generation
+        self._jobs.add(request.job_id)
 
-    def drop_job(self, job_id: int) -> None:
+    def hold_job(self, request: pb.HoldJobRequest) -> pb.HoldJobReply:
+        """Takes no new commit of a job until it is set, and says what each worker has committed.
+
+        Raises:
+            FailedPrecondition: the operation is not newer than the last one.
+        """
+        fence = [(worker.worker_id, worker.epoch) for worker in request.fence]
+        windows = [
+            pb.WorkerWindow(worker_id=worker_id, epoch=epoch, committed_sequence=sequence, committed_step=step)
+            for worker_id, epoch, sequence, step, _ in self._server.hold_job(request.job_id, request.operation, fence)
+        ]
+        return pb.HoldJobReply(windows=windows)
+
+    def drop_job(self, job_id: int, operation: int) -> None:
         """Forgets a job.
 
         Raises:
             NotFound: there is no such job.
+            FailedPrecondition: the operation is older than the last one.
         """
-        self._generations.pop(job_id, None)
-        self._server.drop_job(job_id)
+        self._server.drop_job(job_id, operation)
+        self._jobs.discard(job_id)
 
     def stats(self) -> dict[str, Any]:
         """The data plane's counters (``ServerStats`` of rpc/server.h) by name."""
@@ -131,7 +157,7 @@ class ShardEngine:
         ]
         return pb.ShardStatsReply(
             tables=tables,
-            job_ids=sorted(self._generations),
+            job_ids=sorted(self._jobs),
             used_bytes=self.used_bytes,
             memory_budget_bytes=self._memory_budget_bytes,
             requests=stats["frames_received"],

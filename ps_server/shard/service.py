@@ -38,6 +38,10 @@ class ShardService:
         self._engine().set_route(request.route)
         return pb.SetRouteReply()
 
+    async def HoldJob(self, request: pb.HoldJobRequest, context: Any) -> pb.HoldJobReply:
+        """Takes no new commit of a job, fences whom it is told, and reports."""
+        return await asyncio.to_thread(self._engine().hold_job, request)
+
     async def SetJob(self, request: pb.SetJobRequest, context: Any) -> pb.SetJobReply:
         """Takes a job's members over; steps that only waited for a member that left are applied meanwhile."""
         await asyncio.to_thread(self._engine().set_job, request)
@@ -45,7 +49,7 @@ class ShardService:
 
     async def DropJob(self, request: pb.DropJobRequest, context: Any) -> pb.DropJobReply:
         """Forgets a job."""
-        await asyncio.to_thread(self._engine().drop_job, request.job_id)
+        await asyncio.to_thread(self._engine().drop_job, request.job_id, request.operation)
         return pb.DropJobReply()
 
     async def Stats(self, request: pb.ShardStatsRequest, context: Any) -> pb.ShardStatsReply:

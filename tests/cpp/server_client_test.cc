@@ -33,6 +33,35 @@ std::vector<std::uint64_t> iota_keys(std::size_t n, std::uint64_t first = 0) {
 
 }  // namespace
 
+TEST_CASE("who is ahead of the coordinator's word waits for it: a newer route, a newer epoch") {
+  const auto table = sgd_table("t/a", 4);
+  Cluster cluster(2, {table});
+  auto options = cluster.client_options();
+  options.route_epoch = 2;
+  options.worker_epoch = 2;
+  const auto early = take(Client::connect(options));
+  const Grouped grouped(*early, table.id, {1, 2, 3, 4, 5, 6, 7, 8});
+  std::vector<float> grads(32, 1.0f);
+  const auto push = grouped.push(table, grads.data(), 1.0f);
+  const auto refused = early->commit(std::span(&push, 1), {.deadline = std::chrono::milliseconds(150), .sequence = 1});
+  CHECK(refused.code() == Code::kUnavailable);
+  CHECK(refused.message().find("route epoch 2 is not known yet to this shard") != std::string::npos);
+
+  std::thread coordinator([&] {
+    const auto wait_for_retry = [&] {
+      for (const auto seen = early->stats().retries; early->stats().retries == seen;) std::this_thread::yield();
+    };
+    wait_for_retry();
+    for (auto& server : cluster.servers) static_cast<void>(server->set_route(2, cluster.slot_owner));
+    wait_for_retry();
+    cluster.set_job(0u, 1, 2);
+  });
+  const Status status = early->commit(std::span(&push, 1), {.sequence = 1, .step = 0});
+  coordinator.join();
+  CHECK_MESSAGE(status.is_ok(), status.message());
+  for (const auto& server : cluster.servers) CHECK(server->stats().commits.commits_accepted == 1);
+}
+
 TEST_CASE("rows pushed on several shards are pulled back, small and large") {
   for (const std::uint32_t shards : {1u, 3u}) {
     for (const std::size_t n : {1ul, 100ul, 20'000ul}) {
@@ -128,7 +157,7 @@ TEST_CASE("what cannot be served is refused by name, and the connection goes on"
   refused(sgd_table("t/unknown", 4), "is not known to this shard", Code::kNotFound);
 
   auto stale = cluster.client_options();
-  stale.route_epoch = 9;
+  stale.route_epoch = 0;
   const auto old = take(Client::connect(stale));
   const auto pull = grouped.pull(table, rows.data());
   CHECK(old->pull(std::span(&pull, 1), {}).code() == Code::kStaleRoute);

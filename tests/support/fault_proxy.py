@@ -1,4 +1,4 @@
-"""A proxy between a client and a shard that knows frames and mistreats them: cuts, duplicates, swallows, delays."""
+"""A proxy between a client and a shard that knows frames and mistreats them: cuts, copies, swallows, holds back."""
 
 from __future__ import annotations
 
@@ -6,29 +6,45 @@ import asyncio
 import random
 import struct
 import threading
+from collections import Counter
 from dataclasses import dataclass
 
 HEADER_BYTES = 64
-COMMIT = 6
+PULL, PREPARE, COMMIT, ABORT, ACK = 3, 5, 6, 7, 8
+# How long a frame that is to be overtaken waits for another one.
+_OVERTAKE_SEC = 0.02
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances in [0, 1], drawn per frame of the client or reply of the shard.
+    """Chances in [0, 1], drawn per frame of the client (of ``kinds``) or reply of the shard.
 
     Args:
         cut_before: close both sides instead of passing a frame on.
         cut_inside: pass half of a frame on, then close both sides.
         cut_after: pass a frame on, then close both sides before its reply can pass.
-        duplicate: pass a COMMIT on twice; its second reply is swallowed.
+        duplicate: pass a frame on twice; its second reply is swallowed.
+        late_copy: pass a frame on, and once more after the next one; the second reply is swallowed.
+        delay: hold a frame, and all behind it, for ``delay_sec``.
+        reorder: let the next frame overtake; one that nothing overtakes goes on alone.
         swallow_reply: close both sides instead of passing a reply on (a lost acknowledgement).
+        delay_sec: seconds.
+        kinds: types of frames that are mistreated.
     """
 
     cut_before: float = 0.0
     cut_inside: float = 0.0
     cut_after: float = 0.0
     duplicate: float = 0.0
+    late_copy: float = 0.0
+    delay: float = 0.0
+    reorder: float = 0.0
     swallow_reply: float = 0.0
+    delay_sec: float = 0.02
+    kinds: frozenset[int] = frozenset({COMMIT})
+
+
+CHANCES = tuple(name for name, value in vars(Faults()).items() if name not in ("delay_sec", "kinds"))
 
 
 class FaultProxy:
@@ -36,7 +52,8 @@ class FaultProxy:
 
     def __init__(self, target_port: int, faults: Faults, seed: int) -> None:
         self.faults = faults
-        self.counts = dict.fromkeys(("cut_before", "cut_inside", "cut_after", "duplicate", "swallow_reply"), 0)
+        self.counts = dict.fromkeys(CHANCES, 0)
+        self.replies: Counter[int] = Counter()  # passed on to the client, by type
         self._target_port = target_port
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
@@ -99,30 +116,62 @@ class FaultProxy:
             return None
 
     async def _to_shard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallowed: set[int]) -> None:
-        while (frame := await self._frame(reader)) is not None:
-            kind, request_id, data = frame
-            if kind != COMMIT:
-                writer.write(data)
-            elif self._draw("cut_before"):
-                return
-            elif self._draw("cut_inside"):
-                writer.write(data[: len(data) // 2])
-                await writer.drain()
-                return
-            else:
-                writer.write(data)
-                if self._draw("duplicate"):
-                    swallowed.add(request_id)
-                    writer.write(data)
-                if self._draw("cut_after"):
-                    await writer.drain()
+        behind: list[bytes] = []  # goes after the next frame
+        reading = asyncio.ensure_future(self._frame(reader))
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=_OVERTAKE_SEC if behind else None)
+                frame = reading.result() if done else None
+                if done and frame is None:
                     return
+                if frame is not None:
+                    reading = asyncio.ensure_future(self._frame(reader))
+                    overtaken, behind = behind, []
+                    if not await self._pass(frame, writer, swallowed, behind):
+                        return
+                else:
+                    overtaken, behind = behind, []
+                for data in overtaken:
+                    writer.write(data)
+                await writer.drain()
+        finally:
+            reading.cancel()
+
+    async def _pass(
+        self, frame: tuple[int, int, bytes], writer: asyncio.StreamWriter, swallowed: set[int], behind: list[bytes]
+    ) -> bool:
+        """Passes one frame on, or what is left of it; False when the connection must end."""
+        kind, request_id, data = frame
+        if kind not in self.faults.kinds:
+            writer.write(data)
+            return True
+        if self._draw("cut_before"):
+            return False
+        if self._draw("cut_inside"):
+            writer.write(data[: len(data) // 2])
             await writer.drain()
+            return False
+        if self._draw("delay"):
+            await asyncio.sleep(self.faults.delay_sec)
+        if self._draw("reorder"):
+            behind.append(data)
+            return True
+        writer.write(data)
+        if self._draw("duplicate"):
+            swallowed.add(request_id)
+            writer.write(data)
+        if self._draw("late_copy"):
+            swallowed.add(request_id)
+            behind.append(data)
+        if self._draw("cut_after"):
+            await writer.drain()
+            return False
+        return True
 
     async def _to_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallowed: set[int]) -> None:
         seen: set[int] = set()
         while (frame := await self._frame(reader)) is not None:
-            _, request_id, data = frame
+            kind, request_id, data = frame
             if request_id in swallowed and request_id in seen:
                 continue
             seen.add(request_id)
@@ -130,3 +179,4 @@ class FaultProxy:
                 return
             writer.write(data)
             await writer.drain()
+            self.replies[kind] += 1

@@ -11,6 +11,7 @@ from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.schema import Adam, TableSchema
 from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.membership import JobTerms
+from sparserow.ps_server.coordinator.roster import Roster, Span
 from sparserow.ps_server.coordinator.state_file import StateFile
 
 OPTIONS = ClusterOptions(shards=3, slot_count=64)
@@ -24,6 +25,10 @@ def filled() -> Cluster:
     ticket = cluster.jobs.register("ads", "ctr", 0, terms)
     cluster.jobs.admit(ticket, 0.0)
     cluster.jobs.heartbeat(ticket, 12, 0.0)
+    roster = cluster.rosters[ticket.job_id] = Roster("ads/ctr", None, 1)
+    roster.decide(7, [], [{}], [ticket])
+    roster.spans[99, 1] = Span(99, 1, 1, 0, until_step=4, final_sequence=5)
+    cluster.operations = 7
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     return cluster
 
@@ -42,6 +47,8 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert job.members[0].expires_at == 50.0 + OPTIONS.worker_lease_sec
     assert job.members[0].step == 12
     assert job.terms == JobTerms(1, None, "sum")
+    assert after.operations == 7
+    assert after.rosters == before.rosters
 
 
 def test_clusters_have_ids_of_their_own() -> None:
@@ -71,8 +78,8 @@ def test_a_document_without_a_part_is_damaged(key: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(FailedPrecondition, match="format 2, this program reads format 1"):
-        Cluster.from_document({**filled().to_document(), "format": 2}, OPTIONS, now=0.0)
+    with pytest.raises(FailedPrecondition, match="format 3, this program reads format 2"):
+        Cluster.from_document({**filled().to_document(), "format": 3}, OPTIONS, now=0.0)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -164,20 +164,8 @@ def test_jobs_of_other_names_and_namespaces_are_apart(jobs: Membership) -> None:
         jobs.register("ads", "a/b", 0, SYNC)
 
 
-def test_in_a_synchronous_job_who_leaves_in_order_counts_until_the_lease_ends(jobs: Membership) -> None:
-    zero, one = gathered(jobs, now=0.0)
-    revision = jobs.check(one).revision
-    jobs.heartbeat(one, 5, now=9.0)
-    jobs.leave_in_order(zero)
-    assert jobs.check(one).revision == revision  # nothing to tell the shards yet
-    with pytest.raises(Fenced):
-        jobs.heartbeat(zero, 5, now=9.0)
-    assert jobs.expire(10.0) == [zero]
-    assert jobs.check(one).revision > revision
-
-
-@pytest.mark.parametrize("staleness", [None, 3])
-def test_in_other_jobs_who_leaves_is_gone_at_once(jobs: Membership, staleness: int | None) -> None:
+@pytest.mark.parametrize("staleness", [None, 3, 0])
+def test_who_leaves_is_gone_at_once(jobs: Membership, staleness: int | None) -> None:
     zero, one = gathered(jobs, JobTerms(2, staleness, "mean"))
     revision = jobs.check(one).revision
     jobs.leave_in_order(zero)
