@@ -171,6 +171,7 @@ def test_the_budget_of_the_cluster_is_the_stores(control: ControlClient) -> None
 
     def push_all() -> None:
         for sequence, part in parts:
+            control.heartbeat_worker(worker.identity)
             worker._client.push(table.id, part, grads, dim=4096, lr=1.0, sequence=sequence)
 
     with pytest.raises(ResourceExhausted):
