@@ -179,7 +179,8 @@ def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, stale
         numbers = [step for step, _ in crew.steps(0)]
         assert numbers == list(range(len(numbers)))  # rank 0 never went back
         crew.stop()
-        assert crew.steps(0)[-1][1] < 0.5 * crew.steps(0)[0][1]
+        losses = [loss for _, loss in crew.steps(0)]
+        assert sum(losses[-10:]) / 10 < 0.7 * losses[0]
 
 
 if __name__ == "__main__":
