@@ -20,20 +20,22 @@ void CommitApplier::apply_block(const GradBlock& block, float scale, Store::Rese
   // A batch of a few rows is not worth another thread's wake-up.
   constexpr std::size_t kRowsWorthAThread = 2048;
   const std::uint32_t parts = block.keys.size() >= kRowsWorthAThread && parallel_for_ ? parts_ : 1;
-  const auto schema = store_.schema(block.table_id);
-  if (!schema || schema->dim != block.dim) return;  // dropped meanwhile: its gradients go with it
   std::vector<Status> outcome(parts);
   const auto work = [&](std::uint32_t part) {
-    outcome[part] =
-        store_.apply(block.table_id, block.keys, block.grads,
-                     {.lr = block.lr, .grad_scale = scale, .part = part, .parts = parts, .reservation = &reservation});
+    outcome[part] = store_.apply(block.table_id, block.keys, block.grads,
+                                 {.lr = block.lr,
+                                  .grad_scale = scale,
+                                  .part = part,
+                                  .parts = parts,
+                                  .dim = block.dim,
+                                  .reservation = &reservation});
   };
   if (parts > 1) {
     parallel_for_(parts, work);
   } else {
     work(0);
   }
-  for (Status& part : outcome) {
+  for (Status& part : outcome) {  // NotFound: the table was dropped meanwhile, and its gradients go with it
     if (!part.is_ok() && part.code() != Code::kNotFound && status.is_ok()) status = std::move(part);
   }
 }

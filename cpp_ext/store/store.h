@@ -135,6 +135,7 @@ struct ApplyOptions {
   // Only stripes with stripe % parts == part are touched, so threads can share a batch.
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
+  std::uint32_t dim = 0;  // columns of grads; NotFound when the table, made anew meanwhile, has others; 0 = not checked
   Store::Reservation* reservation = nullptr;  // what reserve() gave for the same keys, or null
 };
 

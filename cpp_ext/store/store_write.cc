@@ -69,6 +69,11 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                     const ApplyOptions& options) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
+  if (options.dim != 0 && options.dim != table->schema.dim) {
+    return {Code::kNotFound, "apply: table " + table->schema.name + " was made anew with dim " +
+                                 std::to_string(table->schema.dim) + "; the gradients have dim " +
+                                 std::to_string(options.dim)};
+  }
   if (options.parts == 0 || options.part >= options.parts) {
     return {Code::kInvalidArgument, "apply: part: " + std::to_string(options.part) +
                                         " is not allowed; allowed: [0, parts = " + std::to_string(options.parts) + ")"};

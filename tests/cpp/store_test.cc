@@ -187,6 +187,16 @@ TEST_CASE("part and parts split a batch without overlap") {
   CHECK(store->apply(1, keys, grads.data(), {.part = 3, .parts = 3}).code() == Code::kInvalidArgument);
 }
 
+TEST_CASE("gradients of another width than the table's are refused whole") {
+  const TableSchema schema = schema_of(1);
+  const auto store = store_with(schema);
+  const std::vector<std::uint64_t> keys = range(0, 10);
+  const std::vector<float> grads(keys.size() * (schema.dim + 1), 1.0f);
+  CHECK(store->apply(1, keys, grads.data(), {.lr = 1.0f, .dim = schema.dim + 1}).code() == Code::kNotFound);
+  CHECK(store->stats()[0].rows == 0);
+  CHECK(store->apply(1, keys, grads.data(), {.lr = 1.0f, .dim = schema.dim}).is_ok());
+}
+
 TEST_CASE("over budget nothing changes and the message says what to do") {
   const TableSchema schema = schema_of(1, OptimizerKind::kAdagrad, 64);
   const auto store = store_with(schema, {.memory_budget_bytes = 4 << 20});
