@@ -70,7 +70,7 @@ std::uint32_t RowSlab::take_from(std::uint32_t chunk) noexcept {
   std::uint32_t place = info.bumped;
   if (info.first_free != kNoFree) {
     place = info.first_free;
-    std::memcpy(&info.first_free, bases_[chunk] + place * data_bytes_, sizeof info.first_free);
+    std::memcpy(&info.first_free, bases_[chunk] + place * place_bytes(), sizeof info.first_free);
   } else {
     ++info.bumped;
   }

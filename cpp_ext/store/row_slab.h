@@ -1,7 +1,7 @@
 // The rows of one (table, stripe): chunks of equal rows, cut from the shared arenas.
 //
-// A row id is chunk << 12 | row in chunk, stable for the row's life. A chunk is [data of its rows][heads of its
-// rows] (row.h). Chunks grow with the slab, in the end to a hundred-and-twenty-eighth of it, so that a small table
+// A row id is chunk << 12 | row in chunk, stable for the row's life. A place is [data of a row][its head] (row.h).
+// Chunks grow with the slab, in the end to a hundred-and-twenty-eighth of it, so that a small table
 // stays small and so does slack; where an arena's rest is shorter than a chunk, the chunk is as long as the rest. A
 // chunk without rows gives its memory back at once.
 //
@@ -29,13 +29,9 @@ class RowSlab {
   ~RowSlab();
 
   [[nodiscard]] std::byte* data(std::uint32_t row) const noexcept {
-    return bases_[row >> kRowBits] + (row & kRowMask) * data_bytes_;
+    return bases_[row >> kRowBits] + (row & kRowMask) * place_bytes();
   }
-  [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), head(row)}; }
-  [[nodiscard]] std::byte* head(std::uint32_t row) const noexcept {
-    const std::uint32_t chunk = row >> kRowBits;
-    return bases_[chunk] + chunks_[chunk].capacity * data_bytes_ + (row & kRowMask) * RowLayout::kHeadBytes;
-  }
+  [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), data(row) + data_bytes_}; }
 
   // A place for one row, its content unspecified; kNone when the system has no memory or the slab is full.
   [[nodiscard]] std::uint32_t allocate();

@@ -89,7 +89,8 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
   const TableStripe* held = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
   const auto paths = order.paths(stripe);
-  const std::size_t used = kFetch == Fetch::kWeights ? table.layout.state_offset : table.layout.data_bytes;
+  const std::size_t used =
+      kFetch == Fetch::kWeights ? table.layout.state_offset : table.layout.data_bytes + RowLayout::kHeadBytes;
   const std::size_t fetched = std::min(used, kMaxFetched);
   std::array<std::uint32_t, kGroup> ids;
   for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
@@ -102,7 +103,6 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
         ids[i] = held->index.find(paths[begin + i]);
         if (kFetch == Fetch::kNothing || ids[i] == RowIndex::kNone) continue;
         fetch_lines(held->slab.data(ids[i]), fetched);
-        if (kFetch == Fetch::kRow) __builtin_prefetch(held->slab.head(ids[i]), 1);
       }
     }
     for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], paths[begin + i], ids[i]);

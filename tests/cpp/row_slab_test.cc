@@ -58,14 +58,6 @@ TEST_CASE("random births and deaths leave the living rows as they were") {
   }
 }
 
-TEST_CASE("rows that fill cache lines begin on one") {
-  ArenaPool pool;
-  RowSlab slab(pool, 512);
-  for (std::uint32_t mark = 0; mark < 1000; ++mark) {
-    REQUIRE(reinterpret_cast<std::uintptr_t>(slab.data(add(slab, 512, mark))) % 64 == 0);
-  }
-}
-
 TEST_CASE("slack is small beyond the first rows, and bytes_for is an upper bound, also where rests are filled") {
   for (const std::size_t data_bytes : {20, 512, 3000}) {
     CAPTURE(data_bytes);
