@@ -85,8 +85,10 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
   if (arena->taken_granules == 0) {
     ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
-    ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
-    arena->is_huge = false;
+    if (can_collapse_ && held_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
+      ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
+      arena->is_huge = false;
+    }
     unopened_.push_back(arena);
     held_arenas_.fetch_sub(1, std::memory_order_relaxed);
   } else {
@@ -122,7 +124,8 @@ ArenaPool::Arena* ArenaPool::open_arena() {
   if (unopened_.empty() && !add_region()) return nullptr;
   Arena* arena = unopened_.back();
   if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-  if (!can_collapse_ || held_arenas_.load(std::memory_order_relaxed) >= kSmallPool) make_huge(*arena);
+  const bool is_small_pool = held_arenas_.load(std::memory_order_relaxed) < kSmallPool;
+  if (!arena->is_huge && !(can_collapse_ && is_small_pool)) make_huge(*arena);
   unopened_.pop_back();
   held_arenas_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);

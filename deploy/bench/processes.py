@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -53,7 +53,8 @@ def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int) -> No
     server.set_route(1, np.zeros(SLOT_COUNT, np.uint16))
     server.set_job(1, "bench", None, [(0, 1, 0)])
     port.send(server.port)
-    port.recv()  # until the benchmark is done
+    with suppress(EOFError):
+        port.recv()  # until the benchmark is done
     server.stop()
 
 

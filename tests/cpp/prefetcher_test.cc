@@ -132,7 +132,7 @@ TEST_CASE("ids that were named in another tensor are known by their values") {
   const Lookup same = f.binding()->lookup(ref(computed), true).value();
   Ids late = named;  // differs in its last id alone
   late.back() = 98;
-  const Lookup other = f.binding()->lookup(ref(late), true).value();
+  const Lookup other = f.binding()->lookup(sparserow::ref(late), true).value();
   CHECK(f.shards->pulls == before + 1);
   CHECK(f.session->stats().lookups_missed == 1);
   CHECK(same.indexes()[698] == other.indexes()[698]);
