@@ -42,8 +42,9 @@ demo: setup
 
 test: lint test-cpp test-py
 
+# Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup
-	@$(PYTEST) $(ARGS) tests
+	@$(PYTEST) -n 3 --dist loadfile $(ARGS) tests
 
 # C++ tests under the address and undefined-behaviour sanitizers.
 test-cpp: setup
