@@ -33,8 +33,14 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
   }
   if (status.is_ok()) {
     JobWorker& worker = job.value()->workers[{worker_id, epoch}];
-    if (!worker.named_a_step) {
-      worker.name_step(step);
+    if (!worker.named_a_step && job.value()->staleness) {
+      // Within a bound a pull may be made ahead; then the first commit says which step is the first.
+      const auto ahead = static_cast<std::int64_t>(*job.value()->staleness);
+      if (ahead == 0) {
+        worker.name_step(step);
+      } else {
+        worker.window.start_at(step - ahead);
+      }
       advance(lock, job.value());
       collect_readable(*job.value(), outcomes);
     }

@@ -382,6 +382,30 @@ TEST_CASE("a commit that names its first step before the other pulled does not h
   CHECK(f.row(1) == -2.0f);
 }
 
+TEST_CASE("a pull made ahead within the bound does not name the first step") {
+  Fixture f(2u, 2);
+  CHECK(is_ok(f.pull(1, 0)));
+  CHECK(is_ok(f.pull(0, 2)));  // rows for step 2, before step 0 is committed
+  for (std::int64_t step = 0; step < 2; ++step) {
+    REQUIRE(f.commit(0, static_cast<std::uint64_t>(step) + 1, step, {1}, 2.0f).is_ok());
+  }
+  CHECK(f.row(1) == -2.0f);
+  const auto waits = f.pull(0, 3);  // needs step 0 of the other
+  CHECK(!waits->has_value());
+  REQUIRE(f.commit(1, 1, 0, {2}, 2.0f).is_ok());
+  CHECK(is_ok(waits));
+}
+
+TEST_CASE("a job resumed at a later step may pull ahead at once") {
+  Fixture f(2u, 2);
+  CHECK(!f.pull(0, 102)->has_value());  // until the other worker is known to be there as well
+  CHECK(is_ok(f.pull(1, 102)));
+  REQUIRE(f.commit(0, 1, 100, {1}, 2.0f).is_ok());
+  REQUIRE(f.commit(1, 1, 100, {1}, 2.0f).is_ok());
+  CHECK(f.row(1) == -2.0f);
+  CHECK(is_ok(f.pull(1, 103)));
+}
+
 TEST_CASE("a step comes once per worker") {
   Fixture f(0u, 2);
   REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
