@@ -44,7 +44,7 @@ test: lint test-cpp test-py
 
 # Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup
-	@$(PYTEST) -n 3 --dist loadfile $(ARGS) tests
+	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) tests
 
 # C++ tests under the address and undefined-behaviour sanitizers.
 test-cpp: setup

@@ -11,10 +11,6 @@ namespace {
 
 namespace py = pybind11;
 
-void check(const Status& status) {
-  if (!status.is_ok()) raise_error(status);
-}
-
 // LocalShards with the stores it owns, so that tables can be made on all of them.
 class LocalCluster {
  public:
@@ -24,19 +20,19 @@ class LocalCluster {
       options.slot_count = slot_count;
       options.memory_budget_bytes = memory_budget_bytes;
       auto store = Store::create(options);
-      check(store.status());
+      raise_if_error(store.status());
       stores_.push_back(std::move(store).value());
     }
     auto shards_over_stores = rpc::LocalShards::create(stores_);
-    check(shards_over_stores.status());
+    raise_if_error(shards_over_stores.status());
     shards_ = std::move(shards_over_stores).value();
   }
 
   void create_table(const TableSchema& schema) {
-    for (const auto& store : stores_) check(store->create_table(schema));
+    for (const auto& store : stores_) raise_if_error(store->create_table(schema));
   }
   void drop_table(std::uint32_t table_id) {
-    for (const auto& store : stores_) check(store->drop_table(table_id));
+    for (const auto& store : stores_) raise_if_error(store->drop_table(table_id));
   }
   [[nodiscard]] std::uint64_t rows(std::uint32_t table_id) const {
     std::uint64_t rows = 0;

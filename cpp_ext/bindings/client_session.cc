@@ -24,27 +24,16 @@ using Keys = py::array_t<std::uint64_t, py::array::c_style>;
 using Rows = py::array_t<float, py::array::c_style>;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-void check(const Status& status) {
-  if (status.is_ok()) return;
-  const py::gil_scoped_acquire gil;
-  raise_error(status);
-}
-
-template <class T>
-T check(Result<T> result) {
-  check(result.status());
-  return std::move(result).value();
-}
-
 // (n) keys and their (n, dim) values, or InvalidArgument naming the one of the wrong shape.
 void check_rows(const Keys& keys, const Rows& rows, std::uint32_t dim, const char* name) {
   if (keys.ndim() == 1 && rows.ndim() == 2 && rows.shape(0) == keys.shape(0) && rows.shape(1) == dim) return;
-  check(Status(Code::kInvalidArgument, std::string(name) + ": the shape must be (" + std::to_string(keys.size()) +
-                                           ", " + std::to_string(dim) + ") for keys of shape (n)"));
+  raise_if_error(Status(Code::kInvalidArgument, std::string(name) + ": the shape must be (" +
+                                                    std::to_string(keys.size()) + ", " + std::to_string(dim) +
+                                                    ") for keys of shape (n)"));
 }
 
 std::span<const std::uint64_t> span_of(const Keys& keys) {
-  if (keys.ndim() != 1) check(Status(Code::kInvalidArgument, "keys: must have one dimension"));
+  if (keys.ndim() != 1) raise_if_error(Status(Code::kInvalidArgument, "keys: must have one dimension"));
   return {keys.data(), static_cast<std::size_t>(keys.size())};
 }
 
@@ -101,7 +90,7 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::
   options.clocked = clocked;
   options.grad_sum = grad_sum;
   options.deadline = std::chrono::milliseconds(deadline_ms);
-  return check(Session::create(std::move(shards), options));
+  return value_or_raise(Session::create(std::move(shards), options));
 }
 
 // Every binding's ids are a tensor of their own: what a batch's author names himself.
@@ -119,7 +108,7 @@ struct PrefetchedBox {
 };
 
 PrefetchedBatch& open(PrefetchedBox& box) {
-  if (!box.batch) check(Status(Code::kFailedPrecondition, "prefetch: this batch was handed over already"));
+  if (!box.batch) raise_if_error(Status(Code::kFailedPrecondition, "prefetch: this batch was handed over already"));
   return *box.batch;
 }
 
@@ -139,7 +128,7 @@ void bind_prefetcher(py::module_& module) {
              {
                const py::gil_scoped_release unlocked;
                const MergedIds ids = ids_of(plan, tensors.span());
-               box.batch = check(self.index(ids.lookups));
+               box.batch = value_or_raise(self.index(ids.lookups));
              }
              return box;
            })
@@ -147,13 +136,13 @@ void bind_prefetcher(py::module_& module) {
            [](Prefetcher& self, PrefetchedBox& box, std::int64_t step) {
              PrefetchedBatch& batch = open(box);
              const py::gil_scoped_release unlocked;
-             check(self.pull(batch, step));
+             raise_if_error(self.pull(batch, step));
            })
       .def("hand_over", [](Prefetcher& self, PrefetchedBox& box) {
         open(box);
         auto batch = std::move(box.batch);
         const py::gil_scoped_release unlocked;
-        check(self.hand_over(std::move(batch)));
+        raise_if_error(self.hand_over(std::move(batch)));
       });
 }
 
@@ -182,7 +171,7 @@ void bind_table(py::module_& module) {
              float* to = rows.mutable_data();
              {
                const py::gil_scoped_release unlocked;
-               check(self.pull(span, to));
+               raise_if_error(self.pull(span, to));
              }
              return rows;
            })
@@ -191,26 +180,26 @@ void bind_table(py::module_& module) {
              check_rows(keys, grads, self.table().dim, "grads");
              const auto span = span_of(keys);
              const py::gil_scoped_release unlocked;
-             check(self.push(span, grads.data(), lr));
+             raise_if_error(self.push(span, grads.data(), lr));
            })
       .def("assign",
            [](TableAccess& self, const Keys& keys, const Rows& rows) {
              check_rows(keys, rows, self.table().dim, "rows");
              const auto span = span_of(keys);
              const py::gil_scoped_release unlocked;
-             check(self.assign(span, rows.data()));
+             raise_if_error(self.assign(span, rows.data()));
            })
       .def("erase",
            [](TableAccess& self, const Keys& keys) {
              const auto span = span_of(keys);
              const py::gil_scoped_release unlocked;
-             return check(self.erase(span));
+             return value_or_raise(self.erase(span));
            })
       .def("scan", [](TableAccess& self, std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {
         ScanPage page;
         {
           const py::gil_scoped_release unlocked;
-          page = check(self.scan(shard, cursor, max_rows));
+          page = value_or_raise(self.scan(shard, cursor, max_rows));
         }
         const auto n = static_cast<py::ssize_t>(page.keys.size());
         return py::make_tuple(Keys(n, page.keys.data()),
@@ -230,10 +219,10 @@ void bind_session(py::module_& module) {
           "bind",
           [](Session& self, std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
              std::uint64_t num_rows,
-             float lr) { check(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr})); },
+             float lr) { raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr})); },
           py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"))
-      .def("set_lr", [](Session& self, const std::string& name, float lr) { check(self.set_lr(name, lr)); })
+      .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("record_pulls", [](Session& self) { self.state().record_pulls(); })
       .def("take_pull_spans",
@@ -248,7 +237,7 @@ void bind_session(py::module_& module) {
            [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train) {
              const BatchTensors tensors(roots);
              const py::gil_scoped_release unlocked;
-             check(pull_merged(self, plan, tensors.span(), train));
+             raise_if_error(pull_merged(self, plan, tensors.span(), train));
            })
       .def("end_evaluation", &Session::end_evaluation, Unlocked())
       .def(
@@ -257,28 +246,28 @@ void bind_session(py::module_& module) {
             SealReport report;
             {
               const py::gil_scoped_release unlocked;
-              report = check(self.seal(scale, clip_row_norm));
+              report = value_or_raise(self.seal(scale, clip_row_norm));
             }
             return py::make_tuple(report.rows, report.nonfinite_rows, report.nonfinite_table, report.nonfinite_key);
           },
           py::arg("scale"), py::kw_only(), py::arg("clip_row_norm") = std::numeric_limits<float>::infinity())
       .def(
-          "prepare", [](Session& self) { check(self.prepare()); }, Unlocked())
+          "prepare", [](Session& self) { raise_if_error(self.prepare()); }, Unlocked())
       .def(
-          "commit_prepared", [](Session& self) { check(self.commit_prepared()); }, Unlocked())
+          "commit_prepared", [](Session& self) { raise_if_error(self.commit_prepared()); }, Unlocked())
       .def(
-          "begin_commit", [](Session& self) { check(self.begin_commit()); }, Unlocked())
+          "begin_commit", [](Session& self) { raise_if_error(self.begin_commit()); }, Unlocked())
       .def(
-          "finish_commit", [](Session& self) { check(self.finish_commit()); }, Unlocked())
+          "finish_commit", [](Session& self) { raise_if_error(self.finish_commit()); }, Unlocked())
       .def(
-          "commit", [](Session& self) { check(self.commit()); }, Unlocked())
+          "commit", [](Session& self) { raise_if_error(self.commit()); }, Unlocked())
       .def(
-          "abort", [](Session& self) { check(self.abort()); }, Unlocked())
+          "abort", [](Session& self) { raise_if_error(self.abort()); }, Unlocked())
       .def("reopen", &Session::reopen, Unlocked())
       .def("close", &Session::close, Unlocked())
-      .def("check_usable", [](Session& self) { check(self.state().check_usable()); })
+      .def("check_usable", [](Session& self) { raise_if_error(self.state().check_usable()); })
       .def_property_readonly("shard_count", [](Session& self) { return self.state().shards().shard_count(); })
-      .def("skip_to", [](Session& self, std::int64_t step) { check(self.skip_to(step)); })
+      .def("skip_to", [](Session& self, std::int64_t step) { raise_if_error(self.skip_to(step)); })
       .def_property_readonly("step", &Session::step)
       .def_property_readonly("staged_calls", [](Session& self) { return self.state().staged_calls.load(); })
       .def_property_readonly("lookups_missed",

@@ -2,7 +2,7 @@
 //
 // The native core imports nothing of the package, so the package registers how a code becomes an exception:
 // set_error_factory(error_of), with error_of(number, message) -> Exception. Each extension module has a
-// factory of its own. All functions need the GIL.
+// factory of its own. All functions but raise_if_error and value_or_raise need the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,8 +19,11 @@ void bind_errors(pybind11::module_& module);
 // Raises what the factory gives for `status`; RuntimeError before a factory is registered.
 [[noreturn]] void raise_error(const Status& status);
 
+// May be called without the GIL.
 inline void raise_if_error(const Status& status) {
-  if (!status.is_ok()) raise_error(status);
+  if (status.is_ok()) return;
+  const pybind11::gil_scoped_acquire gil;
+  raise_error(status);
 }
 
 template <class T>

@@ -1,5 +1,4 @@
 // Conversions of stored and wire dtypes against the compiler's own half precision type.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "util/dtype.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,4 @@
 // Golden values: the hash decides where stored rows live, so it can never change under stored data.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "util/hash.h"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,5 @@
 // Kernels: equal bits on every instruction set, stochastic rounding without bias, order within a group.
 // Their arithmetic is compared with torch.optim in tests/contract/test_optimizers.py.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "optim/optimizer.h"
 
 #include <doctest/doctest.h>

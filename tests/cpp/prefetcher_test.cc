@@ -1,5 +1,4 @@
 // Rows pulled ahead and handed over, and the commit whose last phase is sent later.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "session/prefetcher.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,4 @@
 // The session's native half over stores of this process: the step cache, sums, commits and the merged pull.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "session/session.h"
 
 #include <doctest/doctest.h>

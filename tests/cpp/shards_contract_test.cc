@@ -1,5 +1,4 @@
 // One body over every implementation of rpc::Shards. To add one, add its maker below.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <functional>

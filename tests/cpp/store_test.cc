@@ -1,10 +1,10 @@
 // The store's contract: initial rows, versions, budget, scans under change, threads.
 // Random operations against a plain dict model are in tests/property/test_store_model.py.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "store/store.h"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>

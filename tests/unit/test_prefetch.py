@@ -103,9 +103,22 @@ def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> No
         for rows, wanted in zip(rows_of(session), expected, strict=True):
             np.testing.assert_array_equal(rows, wanted)
     assert stats.lookups_missed == 0
-    assert 0 < stats.rows_refreshed < stats.rows_revalidated == stats.rows_prefetched
+    assert stats.rows_refreshed < stats.rows_revalidated == stats.rows_prefetched
     assert stats.bytes_refreshed == 4 * DIM * stats.rows_refreshed
     wait_for_no_threads()
+
+
+def test_rows_that_change_after_they_were_pulled_are_pulled_again(session: sr.Session) -> None:
+    model = distributed(session)
+    rows = sum(len(torch.unique(matrix(0)[:, i])) for i in range(TABLES))
+    for number, batch in enumerate(sr.prefetch([matrix(0)] * 4, session, depth=2)):
+        (model(batch) ** 2).sum().backward()
+        until = time.monotonic() + DEADLINE_SEC
+        while session.stats().rows_prefetched < (0, 2, 3, 3)[number] * rows:  # the next batch has its rows
+            assert time.monotonic() < until, session.stats()
+            time.sleep(0.001)
+        session.step()
+    assert 2 * rows <= session.stats().rows_refreshed <= 3 * rows
 
 
 def test_only_the_first_forward_pulls_for_itself(session: sr.Session) -> None:
