@@ -115,6 +115,8 @@ class Channel {
   void fail_all(const Status& status);
   void finish(Request& request, Status status);
   [[nodiscard]] Status named(const Status& status) const;
+  // How long to wait after `attempts_` failures in a row.
+  [[nodiscard]] Clock::duration backoff() const noexcept;
   [[nodiscard]] bool wants_write() const noexcept;
 
   void receive();
