@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         XavierNormal,
         XavierUniform,
     )
+    from .worker.cache.settings import RowCache
     from .worker.connect import connect
     from .worker.deferred import deferred
     from .worker.dense_rows import DenseRows, dense_on_servers
@@ -77,6 +78,7 @@ _HOMES = {
         "XavierNormal",
         "XavierUniform",
     ),
+    "worker.cache.settings": ("RowCache",),
     "worker.connect": ("connect",),
     "worker.deferred": ("deferred",),
     "worker.dense_rows": ("DenseRows", "dense_on_servers"),
@@ -115,6 +117,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "XavierUniform",
     "LocalCluster",
     "local_cluster",
+    "RowCache",
     "connect",
     "deferred",
     "DenseRows",

@@ -233,6 +233,9 @@ class NativeSession:
         clocked: bool,
         grad_sum: bool,
         deadline_ms: int,
+        cache_bytes: int = 0,
+        cache_staleness: int = 0,
+        cache_exact: bool = True,
     ) -> None: ...
     @property
     def shard_count(self) -> int: ...
@@ -244,7 +247,17 @@ class NativeSession:
     def lookups_missed(self) -> int: ...
     @property
     def is_prepared(self) -> bool: ...
-    def bind(self, name: str, *, table_id: int, schema_version: int, dim: int, num_rows: int, lr: float) -> None: ...
+    def bind(
+        self,
+        name: str,
+        *,
+        table_id: int,
+        schema_version: int,
+        dim: int,
+        num_rows: int,
+        lr: float,
+        cached: bool = True,
+    ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
     def start_trace(self) -> LookupTrace: ...
     def record_pulls(self) -> None: ...
@@ -267,6 +280,29 @@ class NativeSession:
     def skip_to(self, step: int) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
+
+class NativeRowCache:
+    """cpp_ext/session/row_cache.h for one dim."""
+
+    def __init__(self, *, capacity_bytes: int, dim: int) -> None: ...
+    @property
+    def sets(self) -> int: ...
+    @staticmethod
+    def bytes_per_row(dim: int) -> int: ...
+    def probe(
+        self, table_id: int, keys: NDArray[np.uint64], oldest: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.float32]]:
+        """(n) found: 0 miss, 1 stale, 2 hit; (n) versions; (n, dim) rows, those of misses unspecified."""
+
+    def put(
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        versions: NDArray[np.uint64],
+        rows: NDArray[np.float32],
+        validated: int,
+    ) -> None: ...
+    def expire(self, table_id: int, keys: NDArray[np.uint64]) -> None: ...
 
 class PrefetchedBatch:
     """Unique rows of one batch, of all tables."""

@@ -102,6 +102,8 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     ]
     if result.staleness:
         rows.append(("steps that pulls were stale", _staleness(result)))
+    if result.cache:
+        rows.append(("row cache", cache_line(result.cache)))
     if result.refused_steps:
         rows.append(("steps refused (NaN or Inf)", f"{result.refused_steps:,}"))
     for name, value in rows:
@@ -109,6 +111,14 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.first_bad_line is not None:
         table.caption = f"first bad line: {result.first_bad_line}"
     return table
+
+
+def cache_line(cache: dict[str, int]) -> str:
+    """``81% hits, 12% asked about (3% sent again), 7% misses; 1.2 MB saved``."""
+    total = max(1, cache["hits"] + cache["revalidated"] + cache["misses"])
+    hits, asked, again, misses = (cache[name] / total for name in ("hits", "revalidated", "refreshed", "misses"))
+    saved = f"{cache['bytes_saved'] / 1e6:,.1f} MB saved"
+    return f"{hits:.0%} hits, {asked:.0%} asked about ({again:.0%} sent again), {misses:.0%} misses; {saved}"
 
 
 def _staleness(result: TrainResult) -> str:

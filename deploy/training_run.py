@@ -69,10 +69,13 @@ def run_worker(
         return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
+    from ..worker.cache.settings import RowCache, check_cache
     from ..worker.connect import connect
     from ..worker.ps_backend import PsBackend
 
     train = job.train
+    cache = None if train.cache is None else RowCache(**train.cache.model_dump())
+    check_cache(cache, train.staleness, "train.cache")
     with connect(
         coordinator,
         namespace=job.name,
@@ -81,6 +84,7 @@ def run_worker(
         rank=group.rank,
         world_size=group.world,
         deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
+        cache=cache,
     ) as session:
         if isinstance(trace, RecordedTrace):
             session.record(trace)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from . import schema
-from .config import ClusterConfig, FromList, StrictModel
+from .config import Bytes, ClusterConfig, FromList, StrictModel
 from .errors import InvalidArgument
 from .schedule import ConstantSchedule, ScheduleConfig
 from .schema import MAX_DIM
@@ -219,6 +219,24 @@ RowOptimizerConfig: TypeAlias = Annotated[
 ]
 
 
+class CacheConfig(StrictModel):
+    """Rows kept in each worker for later steps."""
+
+    bytes: Bytes = Field(ge=1, description="Of rows with their bookkeeping, in each worker.")
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="Steps that a row is used for without asking the servers; part of train.staleness. 0: each use "
+        "asks whether the row has changed.",
+    )
+    own_commits: Literal["exact", "bounded"] = Field(
+        "exact",
+        description="exact: a row that the worker's own step changed is asked for before its next use. bounded: it is "
+        "seen within staleness, as others' steps are.",
+    )
+
+
 class TrainConfig(StrictModel):
     """How it is trained."""
 
@@ -243,6 +261,11 @@ class TrainConfig(StrictModel):
     prefetch_exact: bool | None = Field(
         None,
         description="Whether rows fetched ahead are as fresh as without; null: where staleness is 0, which needs it.",
+    )
+    cache: CacheConfig | None = Field(
+        None,
+        description="Row cache of each worker; null: none.",
+        json_schema_extra={"allowed": "a section with bytes"},
     )
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
@@ -314,6 +337,26 @@ class JobConfig(StrictModel):
             raise InvalidArgument(
                 f"train.prefetch: {train.prefetch} is not allowed with train.staleness {train.staleness} unless "
                 f"train.prefetch_exact is true; allowed: 0 to {train.staleness}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_is_within_the_staleness(self) -> JobConfig:
+        train, cache = self.train, self.train.cache
+        if cache is None:
+            return self
+        if self.model.backend == "local":
+            raise InvalidArgument("train.cache: needs model.backend ps; allowed with local: null")
+        if train.prefetch > 0 and (train.prefetch_exact or train.staleness == 0):
+            raise InvalidArgument(
+                "train.cache: is not possible with exact prefetch; allowed: null, or train.prefetch 0"
+            )
+        used = cache.staleness + train.prefetch
+        if train.staleness is not None and used > train.staleness:
+            most = max(0, train.staleness - train.prefetch)
+            raise InvalidArgument(
+                f"train.cache.staleness: {cache.staleness} is not allowed with train.staleness {train.staleness} and "
+                f"train.prefetch {train.prefetch}; allowed: 0 to {most}"
             )
         return self
 

@@ -14,6 +14,7 @@ from ..cpp_ext import _client
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import InvalidArgument, SparserowError
 from ..proto.schema import DTYPES, Dtype
+from .cache.settings import RowCache, cache_arguments, check_cache
 from .session import NonFinitePolicy, Placement, Session
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def connect(
     rank: int | None = None,
     world_size: int | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
+    cache: RowCache | None = None,
 ) -> Session:
     """Joins a job on a cluster; every rank calls it, and it returns when all have come.
 
@@ -44,6 +46,7 @@ def connect(
         deadline_sec: of each call to the servers, waiting for slower workers included.
         rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
+        cache: keeps rows here for later steps; None: none.
 
     Raises:
         Unavailable: the coordinator or a shard cannot be reached, or the cluster is not complete yet.
@@ -52,7 +55,8 @@ def connect(
         InvalidArgument: an argument is out of its range.
     """
     _check(staleness, wire_dtype, deadline_sec, on_nonfinite)
-    placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite)
+    check_cache(cache, staleness)
+    placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
     control = ControlClient(address, deadline_sec=deadline_sec)
     try:
         identity = control.register_worker(
@@ -101,6 +105,7 @@ def _placement(
     staleness: int | None,
     grad_scale: Literal["mean", "sum"],
     on_nonfinite: NonFinitePolicy,
+    cache: RowCache | None,
 ) -> Placement:
     is_group = dist.is_available() and dist.is_initialized()
     return Placement(
@@ -110,6 +115,7 @@ def _placement(
         staleness=staleness,
         grad_scale=grad_scale,
         on_nonfinite=on_nonfinite,
+        cache=cache,
     )
 
 
@@ -135,6 +141,7 @@ def _native_session(
         clocked=placement.staleness is not None,
         grad_sum=placement.grad_scale == "sum",
         deadline_ms=round(deadline_sec * 1000),
+        **cache_arguments(placement.cache),
     )
 
 

@@ -105,7 +105,7 @@ class DenseRows:
         self._schema = session.catalog.create_table(
             TableSchema(session.namespace, table, ROW_WIDTH, optimizer, init=Constant(0.0))
         )
-        self._binding = session.bind(self._schema, num_rows=rows, anchor=self._anchor)
+        self._binding = session.bind(self._schema, num_rows=rows, anchor=self._anchor, cached=False)
 
     @property
     def ids(self) -> Tensor:

@@ -11,6 +11,7 @@ from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, NotFound
 from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters
 from ..proto.schema import DTYPES, TableSchema
+from .cache.settings import RowCache, cache_arguments, check_cache
 from .session import NonFinitePolicy, Placement, Session
 
 
@@ -30,11 +31,17 @@ class InProcessCluster:
         self._schemas: dict[str, TableSchema] = {}
 
     def connect(
-        self, namespace: str = "default", *, staleness: int | None = 0, on_nonfinite: NonFinitePolicy = "raise"
+        self,
+        namespace: str = "default",
+        *,
+        staleness: int | None = 0,
+        on_nonfinite: NonFinitePolicy = "raise",
+        cache: RowCache | None = None,
     ) -> Session:
         """A session over these shards. Its worker is the only one, so no pull waits for another, whatever
         ``staleness`` is; unless it is 0, commits are finished in the background.
         """
+        check_cache(cache, staleness)
         native = _client.NativeSession(
             self._native.shards,
             first_step=0,
@@ -42,8 +49,10 @@ class InProcessCluster:
             clocked=staleness is not None,
             grad_sum=False,
             deadline_ms=30_000,
+            **cache_arguments(cache),
         )
-        return Session(native, self, Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite))
+        placement = Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite, cache=cache)
+        return Session(native, self, placement)
 
     def create_table(self, schema: TableSchema) -> TableSchema:
         """Creates a table on every store, or finds it.

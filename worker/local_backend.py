@@ -90,6 +90,10 @@ class LocalBackend:
         """Nothing is pulled."""
         return {}
 
+    def cache(self) -> dict[str, int]:
+        """There is none."""
+        return {}
+
     def rows(self) -> int:
         """Rows of the tables; torch allocates them all."""
         return sum(table.num_embeddings for table in self._tables)

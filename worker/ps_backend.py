@@ -136,6 +136,10 @@ class PsBackend:
                     raise DeadlineExceeded(f"train: ranks {ranks} did not finish within {_END_DEADLINE_SEC:.0f} s")
                 time.sleep(_POLL_SEC)
 
+    def cache(self) -> dict[str, int]:
+        """The session's figures."""
+        return {} if self._job.train.cache is None else self._session.stats().cache()
+
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""
         with ControlClient(self._coordinator) as client:

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
 from .background_push import BackgroundPush
+from .cache.settings import RowCache
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
@@ -65,6 +66,9 @@ class SessionStats:
         rows_prefetched: unique rows that were pulled before their step began.
         rows_revalidated: of them, asked about again at their step (exact prefetch).
         rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
+        cache_hits: unique rows that steps took from the row cache without asking; ``cache_misses`` were not there.
+        cache_revalidated: rows that were there and were asked about; ``cache_refreshed`` of them had changed.
+        cache_bytes_saved: float32 weights of hits, and of rows asked about that had not changed.
     """
 
     steps_committed: int
@@ -80,6 +84,15 @@ class SessionStats:
     rows_revalidated: int
     rows_refreshed: int
     bytes_refreshed: int
+    cache_hits: int
+    cache_misses: int
+    cache_revalidated: int
+    cache_refreshed: int
+    cache_bytes_saved: int
+
+    def cache(self) -> dict[str, int]:
+        """The row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
+        return {name[6:]: value for name, value in asdict(self).items() if name.startswith("cache_")}
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ class Placement:
     staleness: int | None = 0
     grad_scale: Literal["mean", "sum"] = "mean"
     on_nonfinite: NonFinitePolicy = "raise"
+    cache: RowCache | None = None
 
 
 class Session(Joinable):
@@ -375,19 +389,21 @@ class Session(Joinable):
             raise NotFound(f"table {name!r} is not in namespace {self.namespace!r}; tables there: {known}")
         return self._rows_of(self._schemas[name])
 
-    def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor) -> str:
+    def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
         """Makes a registered table known to the ops of this process; what ``distribute`` calls.
 
         Args:
             schema: as the catalog returned it.
             num_rows: ids must be below.
             anchor: of the twin; its parameter group carries the learning rate.
+            cached: whether the session's row cache, where it has one, keeps its rows.
 
         Returns:
             The binding's name, ``namespace/table``.
 
         Raises:
             FailedPrecondition: the table is bound in this process already.
+            InvalidArgument: ``cache.bytes`` is too small for one more table (says the least).
         """
         if schema.namespace != self.namespace:
             raise InvalidArgument(f"table {schema.full_name!r}: the session's namespace is {self.namespace!r}")
@@ -399,6 +415,7 @@ class Session(Joinable):
             dim=schema.dim,
             num_rows=num_rows,
             lr=rate,
+            cached=cached,
         )
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate

@@ -131,6 +131,7 @@ class Trainer:
             backend=self._job.model.backend,
             refused_steps=self._step.refused,
             staleness=self._backend.staleness(),
+            cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
             history=tuple(history),
         )
 

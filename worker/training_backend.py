@@ -97,6 +97,10 @@ class TrainingBackend(Protocol):
         """How stale the pulls of each table were, as ``TrainResult`` says."""
         ...
 
+    def cache(self) -> dict[str, int]:
+        """What this worker's row cache did (``TrainResult.cache``); {} without one."""
+        ...
+
     def rows(self) -> int:
         """Rows of all tables that were ever updated; on every rank the same."""
         ...

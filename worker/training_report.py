@@ -43,6 +43,8 @@ class TrainResult:
         backend: ps or local.
         staleness: of pulls in train mode, by table: how many were at most so many steps stale, and staler than the
             bucket before ("inf" is the last); {} with backend local.
+        cache: of all workers' row caches: unique rows that were hits, misses, revalidated (asked about by version) and
+            refreshed (of those: sent again), and bytes_saved, of float32 weights; {} without a cache.
         refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
     """
@@ -60,6 +62,7 @@ class TrainResult:
     backend: str
     refused_steps: int
     staleness: dict[str, dict[str, int]]
+    cache: dict[str, int]
     history: tuple[EpochResult, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,6 +88,7 @@ def merged(results: Sequence[TrainResult]) -> TrainResult:
         bad_lines=sum(result.bad_lines for result in results),
         first_bad_line=next((result.first_bad_line for result in results if result.first_bad_line), None),
         refused_steps=sum(result.refused_steps for result in results),
+        cache={name: sum(result.cache[name] for result in results) for name in first.cache},
         history=tuple(history),
     )
 

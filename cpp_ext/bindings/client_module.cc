@@ -1,6 +1,7 @@
 // The extension module `_client`: the data-plane client, and what a worker builds on it.
 #include <pybind11/pybind11.h>
 
+#include "bindings/client_cache.h"
 #include "bindings/client_local.h"
 #include "bindings/client_session.h"
 #include "bindings/shared_errors.h"
@@ -17,4 +18,5 @@ PYBIND11_MODULE(_client, module) {
   sparserow::bindings::bind_shards(module);
   sparserow::bindings::bind_local_shards(module);
   sparserow::bindings::bind_session(module);
+  sparserow::bindings::bind_cache(module);
 }

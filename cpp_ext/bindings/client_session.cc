@@ -78,18 +78,25 @@ py::dict stats_of(const Session& session) {
   out["rows_revalidated"] = stats.rows_revalidated;
   out["rows_refreshed"] = stats.rows_refreshed;
   out["bytes_refreshed"] = stats.bytes_refreshed;
+  out["cache_hits"] = stats.cache_hits;
+  out["cache_misses"] = stats.cache_misses;
+  out["cache_revalidated"] = stats.cache_revalidated;
+  out["cache_refreshed"] = stats.cache_refreshed;
+  out["cache_bytes_saved"] = stats.cache_bytes_saved;
   return out;
 }
 
 std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::int64_t first_step,
                                       std::uint64_t first_sequence, bool clocked, bool grad_sum,
-                                      std::int64_t deadline_ms) {
+                                      std::int64_t deadline_ms, std::uint64_t cache_bytes, std::int64_t cache_staleness,
+                                      bool cache_exact) {
   SessionOptions options;
   options.first_step = first_step;
   options.first_sequence = first_sequence;
   options.clocked = clocked;
   options.grad_sum = grad_sum;
   options.deadline = std::chrono::milliseconds(deadline_ms);
+  options.cache = {cache_bytes, cache_staleness, cache_exact ? OwnCommits::kExact : OwnCommits::kBounded};
   return value_or_raise(Session::create(std::move(shards), options));
 }
 
@@ -214,14 +221,16 @@ void bind_session(py::module_& module) {
   bind_merge(module);
   py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
       .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),
-           py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"))
+           py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"), py::arg("cache_bytes") = 0,
+           py::arg("cache_staleness") = 0, py::arg("cache_exact") = true)
       .def(
           "bind",
           [](Session& self, std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
-             std::uint64_t num_rows,
-             float lr) { raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr})); },
+             std::uint64_t num_rows, float lr, bool cached) {
+            raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr, cached}));
+          },
           py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
-          py::arg("num_rows"), py::arg("lr"))
+          py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("record_pulls", [](Session& self) { self.state().record_pulls(); })

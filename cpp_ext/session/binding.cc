@@ -51,16 +51,12 @@ Result<Lookup> Binding::read(const IdsRef& ids) {
 Status Binding::pull_pending(TableStep& step, bool train) {
   std::vector<rpc::TablePull> pulls;
   step.pending(pulls);
-  const std::size_t keys = step.pending_keys();
-  Status status = state_->wait_for_commit();
-  if (status.is_ok()) status = state_->pull(pulls, state_->pull_options(train));
+  const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
   if (!status.is_ok()) {
     step.rollback();
     return status;
   }
   step.confirm();
-  ++state_->counters.pulls;
-  state_->counters.rows_pulled += keys;
   return Status::ok();
 }
 

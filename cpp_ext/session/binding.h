@@ -27,6 +27,7 @@ struct BindingSpec {
   std::uint32_t dim = 0;
   std::uint64_t num_rows = 0;  // ids must be below; 0 = below 2^63
   float lr = 0.0f;             // goes with every commit; Session::set_lr changes it
+  bool cached = true;          // by the session's row cache, where it has one
 };
 
 // Thread-safe. Lock order: Binding mutexes in order of Session::bind, then the partitioner's.

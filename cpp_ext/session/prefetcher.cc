@@ -76,12 +76,9 @@ Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   if (pulls.empty()) return Status::ok();
   rpc::CallOptions options = state.pull_options(/*train=*/true);
   if (options.step != rpc::kNoStep) options.step = step;
-  SR_RETURN_IF_ERROR(state.pull(pulls, options));
+  SR_RETURN_IF_ERROR(state.pull_step(pulls, options, /*before_asking=*/false));
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
-  const std::size_t rows = batch.rows();
-  ++state.counters.pulls;
-  state.counters.rows_pulled += rows;
-  state.counters.rows_prefetched += rows;
+  state.counters.rows_prefetched += batch.rows();
   return Status::ok();
 }
 

@@ -21,6 +21,9 @@ Session::~Session() { close(); }
 Status Session::bind(const BindingSpec& spec) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   auto binding = std::make_shared<Binding>(spec, state_);
+  if (SessionCache* cache = state_->cache(); cache != nullptr && spec.cached) {
+    SR_RETURN_IF_ERROR(cache->add_table(spec.name, spec.table_id, spec.dim));
+  }
   SR_RETURN_IF_ERROR(register_binding(binding));
   bindings_.push_back(std::move(binding));
   return Status::ok();
@@ -40,7 +43,6 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<TableStep*> tables;
   std::vector<rpc::TablePull> pulls;
-  std::size_t keys = 0;
   std::unordered_map<std::string_view, std::vector<IdsRef>> by_name;
   for (const AheadLookup& lookup : lookups) by_name[lookup.binding].push_back(lookup.ids);
   for (const auto& binding : bindings_) {
@@ -54,17 +56,13 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
     const auto locked = state_->partitioner();
     table.add(wanted, locked.partitioner);
     table.pending(pulls);
-    keys += table.pending_keys();
     tables.push_back(&table);
   }
   if (!pulls.empty()) {
-    Status status = state_->wait_for_commit();
-    if (status.is_ok()) status = state_->pull(pulls, state_->pull_options(train));
+    const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
     for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
     SR_RETURN_IF_ERROR(status);
-    ++state_->counters.pulls;
     ++state_->counters.pulls_merged;
-    state_->counters.rows_pulled += keys;
   }
   if (train) state_->merged_this_step.store(true);
   return Status::ok();
@@ -150,6 +148,7 @@ Status Session::commit() {
 Status Session::end_commit(const Status& status) {
   const bool prepared = state_->phase.load() == Phase::kPrepared;
   ++state_->sequence;
+  if (SessionCache* cache = state_->cache()) cache->committed(pushes_);
   forget_step();
   if (!status.is_ok()) {
     ++state_->counters.steps_aborted;
@@ -183,6 +182,12 @@ Status Session::push_now(const rpc::TablePush& push) {
   SR_RETURN_IF_ERROR(state_->wait_for_commit());
   const rpc::CommitOptions options = commit_options(rpc::kNoStep);
   ++state_->sequence;
+  const Status status = send_now(push, options);
+  state_->forget_cached(push.table_id, push.keys);
+  return status;
+}
+
+Status Session::send_now(const rpc::TablePush& push, const rpc::CommitOptions& options) {
   if (state_->shards().shard_count() == 1) return state_->shards().commit({&push, 1}, options);
   if (Status status = state_->shards().prepare({&push, 1}, options); !status.is_ok()) {
     static_cast<void>(state_->shards().abort(options));
@@ -218,6 +223,11 @@ SessionStats Session::stats() const noexcept {
   out.rows_revalidated = now.rows_revalidated.load();
   out.rows_refreshed = now.rows_refreshed.load();
   out.bytes_refreshed = now.bytes_refreshed.load();
+  out.cache_hits = now.cache_hits.load();
+  out.cache_misses = now.cache_misses.load();
+  out.cache_revalidated = now.cache_revalidated.load();
+  out.cache_refreshed = now.cache_refreshed.load();
+  out.cache_bytes_saved = now.cache_bytes_saved.load();
   return out;
 }
 

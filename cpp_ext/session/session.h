@@ -97,6 +97,7 @@ class Session {
   [[nodiscard]] Binding* find(std::string_view name) const noexcept;
   Status expect(Phase phase, const char* call) const;
   rpc::CommitOptions commit_options(std::int64_t step);
+  Status send_now(const rpc::TablePush& push, const rpc::CommitOptions& options);
   Status end_commit(const Status& status);
   void forget_step();
 

@@ -28,6 +28,7 @@ SessionState::SessionState(std::shared_ptr<rpc::Shards> shards, const SessionOpt
       sequence(options.first_sequence),
       shards_(std::move(shards)),
       options_(options),
+      cache_(options.cache.bytes == 0 ? nullptr : std::make_unique<SessionCache>(options.cache)),
       fork_generation_(fork_generation()),
       partitioner_(shards_->slot_owner(), shards_->shard_count()) {}
 
@@ -81,6 +82,16 @@ std::shared_ptr<LookupTrace> SessionState::start_trace() {
   traces_.push_back(trace);
   tracing_.store(true);
   return trace;
+}
+
+Status SessionState::pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options,
+                               bool before_asking) {
+  if (cache_ && options.step != rpc::kNoStep) return cache_->pull(*this, tables, options, before_asking);
+  if (before_asking) SR_RETURN_IF_ERROR(wait_for_commit());
+  SR_RETURN_IF_ERROR(pull(tables, options));
+  ++counters.pulls;
+  for (const rpc::TablePull& table : tables) counters.rows_pulled += table.keys.size();
+  return Status::ok();
 }
 
 Status SessionState::pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {

@@ -14,6 +14,7 @@
 #include "rpc/partition.h"
 #include "rpc/shards.h"
 #include "session/lookup.h"
+#include "session/session_cache.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -26,6 +27,7 @@ struct SessionOptions {
   bool clocked = true;    // false: async, pulls wait for nobody
   bool grad_sum = false;  // true: the shards do not scale gradients by 1/N
   std::chrono::milliseconds deadline{30'000};
+  CacheOptions cache;
 };
 
 struct SessionStats {
@@ -37,11 +39,16 @@ struct SessionStats {
   std::uint64_t pulls_merged = 0;    // of them: made for several lookups ahead of a forward
   std::uint64_t lookups_missed = 0;  // lookups that had to pull although a merged pull went before
   std::uint64_t nonfinite_rows = 0;
-  std::uint64_t clipped_rows = 0;      // summed gradients that were shortened
-  std::uint64_t rows_prefetched = 0;   // pulled before their step began
-  std::uint64_t rows_revalidated = 0;  // of them: asked about again when their step began
-  std::uint64_t rows_refreshed = 0;    // of those: had changed and were sent again
-  std::uint64_t bytes_refreshed = 0;   // of their float32 weights
+  std::uint64_t clipped_rows = 0;       // summed gradients that were shortened
+  std::uint64_t rows_prefetched = 0;    // pulled before their step began
+  std::uint64_t rows_revalidated = 0;   // of them: asked about again when their step began
+  std::uint64_t rows_refreshed = 0;     // of those: had changed and were sent again
+  std::uint64_t bytes_refreshed = 0;    // of their float32 weights
+  std::uint64_t cache_hits = 0;         // rows that a step took from the cache without asking
+  std::uint64_t cache_misses = 0;       // rows that were not there
+  std::uint64_t cache_revalidated = 0;  // rows that were there and were asked about
+  std::uint64_t cache_refreshed = 0;    // of those: had changed and were sent again
+  std::uint64_t cache_bytes_saved = 0;  // float32 weights of hits and of rows that had not changed
 };
 
 // A lookup as it happened, for a merge plan to be learnt from.
@@ -105,7 +112,16 @@ class SessionState {
   void trace(const std::string& binding, const TensorView& view);
   std::shared_ptr<LookupTrace> start_trace();
 
-  // Every pull of rows goes through here. From record_pulls() on each leaves a span.
+  // What a step's lookups need: from the cache where there is one, else from the shards. Counts pulls and rows.
+  // before_asking: waits for the commit in flight before the shards are asked.
+  Status pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options, bool before_asking);
+  [[nodiscard]] SessionCache* cache() const noexcept { return cache_.get(); }
+  // After rows were changed by key.
+  void forget_cached(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+    if (cache_) cache_->changed(table_id, keys);
+  }
+
+  // Every pull of rows from the shards goes through here. From record_pulls() on each leaves a span.
   Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
   void record_pulls() noexcept { recording_pulls_.store(true); }
   std::vector<PullSpan> take_pull_spans();  // those since the last call
@@ -126,12 +142,14 @@ class SessionState {
   struct Counters {
     std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
         pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0}, rows_prefetched{0}, rows_revalidated{0},
-        rows_refreshed{0}, bytes_refreshed{0};
+        rows_refreshed{0}, bytes_refreshed{0}, cache_hits{0}, cache_misses{0}, cache_revalidated{0}, cache_refreshed{0},
+        cache_bytes_saved{0};
   } counters;
 
  private:
   std::shared_ptr<rpc::Shards> shards_;
   SessionOptions options_;
+  std::unique_ptr<SessionCache> cache_;  // null: none
   std::uint64_t fork_generation_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> broken_{false};

@@ -65,15 +65,19 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
                 table_.dim * sizeof(float));
   }
   const rpc::TablePush push = push_of(partition, last, 0.0f);
-  return state().shards().assign({&push, 1}, state().pull_options(/*train=*/false));
+  const Status status = state().shards().assign({&push, 1}, state().pull_options(/*train=*/false));
+  state().forget_cached(table_.id, partition.keys);
+  return status;
 }
 
 Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return std::uint64_t{0};
   const rpc::Partition partition = this->partition(keys);
-  return state().shards().erase(table_.id, partition.keys, partition.shard_begin,
-                                state().pull_options(/*train=*/false));
+  auto erased =
+      state().shards().erase(table_.id, partition.keys, partition.shard_begin, state().pull_options(/*train=*/false));
+  state().forget_cached(table_.id, partition.keys);
+  return erased;
 }
 
 Result<ScanPage> TableAccess::scan(std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {

@@ -54,7 +54,8 @@ def prefetch(
         An iterable; each ``iter()`` is one pass over the loader, with threads of its own.
 
     Raises:
-        InvalidArgument: depth is not positive, or ``exact=False`` with a staleness below depth.
+        InvalidArgument: depth is not positive, or ``exact=False`` with a staleness below depth, or below the sum of
+            depth and the row cache's; or ``exact`` with a row cache.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, what the loader or a background thread raised, with its traceback; by ``ids``, a
             table that the model does not have.
@@ -70,6 +71,14 @@ def prefetch(
         raise InvalidArgument(
             f"prefetch.depth: {depth} is not allowed at staleness {staleness} with exact=False; allowed: 1 to "
             f"{staleness}, or exact=True"
+        )
+    cache = session.placement.cache
+    if cache is not None and exact:
+        raise InvalidArgument("prefetch.exact: True is not allowed for a session with a row cache; allowed: False")
+    if cache is not None and staleness is not None and depth + cache.staleness > staleness:
+        raise InvalidArgument(
+            f"prefetch.depth: {depth} is not allowed at staleness {staleness} with cache.staleness {cache.staleness}; "
+            f"allowed: their sum at most {staleness}"
         )
     session.native.check_usable()
     if not session.bound_tables():

@@ -1,0 +1,100 @@
+// A session's row cache on the pull route: what a step asks for comes from here where it may, and goes in here.
+//
+// pull() takes the requests of a step's lookups. Rows that are fresh enough are copied into place; the others are asked
+// for in one call: those that are here but old by their version (a conditional pull brings only what differs), the rest
+// as ever. A step that finds all its rows asks nobody.
+//
+// Staleness. A row validated at step v serves the steps v to v + staleness, so the pull at v is made by the clock of
+// step v + staleness: what it brings is good enough for the last of them. That keeps every use within the job's own
+// bound, as long as `staleness` is at most that bound. At 0 every use is validated: rows are what they are without a
+// cache, to the bit.
+//
+// Own commits. kExact: rows that this session commits, pushes, assigns or erases are validated before their next use,
+// so it always sees its own work. kBounded: a step's commit leaves them, and is seen when they are validated next;
+// calls by key expire them as above. A pull that was under way while rows expired brings rows that count as expired.
+//
+// Thread-safe; its mutex is a leaf and is not held while the shards are asked.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rpc/shards.h"
+#include "session/row_cache.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+class SessionState;
+
+enum class OwnCommits : std::uint8_t { kExact, kBounded };
+
+struct CacheOptions {
+  std::uint64_t bytes = 0;  // of all tables; 0: no cache
+  std::int64_t staleness = 0;
+  OwnCommits own_commits = OwnCommits::kExact;
+};
+
+class SessionCache {
+ public:
+  explicit SessionCache(const CacheOptions& options) : options_(options) {}
+
+  [[nodiscard]] const CacheOptions& options() const noexcept { return options_; }
+
+  // Tables share the bytes so that each has room for as many rows; those of one width share one RowCache. What was
+  // cached before is dropped. InvalidArgument names the least that `bytes` must be.
+  Status add_table(const std::string& name, std::uint32_t table_id, std::uint32_t dim);
+
+  // For lookups of step options.step, which must not be kNoStep. Rows of tables that were not added are pulled as they
+  // are asked for. before_asking: waits for the commit in flight. Counts pulls and rows in the state's counters.
+  Status pull(SessionState& state, std::span<const rpc::TablePull> tables, rpc::CallOptions options,
+              bool before_asking);
+
+  // Keys of a step that this session commits, or changed by key.
+  void committed(std::span<const rpc::TablePush> tables);
+  void changed(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+
+ private:
+  struct Table {
+    std::uint32_t id = 0;
+    std::uint32_t dim = 0;
+  };
+  struct Pool {
+    std::uint32_t dim = 0;
+    RowCache rows;
+  };
+  // One table of one call: what was found, and the request for the rest.
+  struct Part {
+    std::uint32_t dim = 0;
+    std::size_t hits = 0;
+    std::size_t stale = 0;
+    std::vector<Cached> found;            // (n)
+    std::vector<std::uint64_t> versions;  // (n), then of the keys asked for
+    std::vector<std::uint64_t> keys;      // asked for, where some were hits
+    std::vector<std::uint32_t> shard_begin;
+    std::vector<std::uint32_t> positions;  // of the keys asked for, in the request
+    std::vector<float> rows;
+    std::vector<std::uint8_t> changed;
+  };
+
+  [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
+  void make_pools();
+  RowCache* pool_of(std::uint32_t dim) noexcept;
+  std::uint64_t probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts);
+  void take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts, std::int64_t validated,
+            std::uint64_t expiries);
+
+  const CacheOptions options_;
+  std::mutex mutex_;
+  std::vector<Table> tables_;                 // guarded by mutex_
+  std::vector<std::unique_ptr<Pool>> pools_;  // guarded by mutex_; made by the first pull
+  std::vector<std::vector<Part>> spare_;      // guarded by mutex_
+  std::uint64_t expiries_ = 0;                // guarded by mutex_; calls of committed() and changed()
+};
+
+}  // namespace sparserow

@@ -1,0 +1,173 @@
+"""``sr.RowCache``: what it saves, what a step may see, and which settings are refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.proto.config import load_config
+from sparserow.proto.job import JobConfig
+from torch import Tensor, nn
+
+ROWS, DIM, STEPS = 60, 3, 12
+MIB = 1 << 20
+
+
+def connect(cache: sr.RowCache | None, staleness: int | None = 0) -> sr.Session:
+    return sr.InProcessCluster(shards=2).connect("cached", staleness=staleness, cache=cache)
+
+
+def model_of(session: sr.Session) -> nn.Module:
+    torch.manual_seed(1)
+    layers = nn.ModuleDict({"one": nn.Embedding(ROWS, DIM), "bag": nn.EmbeddingBag(ROWS, 2 * DIM, mode="sum")})
+    return sr.distribute(layers, session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+
+
+def batch(seed: int) -> Tensor:
+    return torch.randint(0, ROWS, (9, 2), generator=torch.Generator().manual_seed(seed))
+
+
+def train(session: sr.Session, model: Any, batches: Any) -> list[Tensor]:
+    seen = []
+    for ids in batches:
+        out = torch.cat([model["one"](ids[:, 0]), model["bag"](ids)], dim=1)
+        seen.append(out.detach().clone())
+        (out**2).sum().backward()
+        session.step()
+    session.flush()
+    return seen
+
+
+def rows_of(session: sr.Session) -> list[np.ndarray[Any, Any]]:
+    return [session.table(name).pull(np.arange(ROWS)) for name in ("one", "bag")]
+
+
+@pytest.mark.parametrize("staleness", [0, 3, None])
+@pytest.mark.parametrize("size", ["all", "few"])
+def test_a_cache_that_validates_every_use_is_bit_equal_to_none(staleness: int | None, size: str) -> None:
+    bytes_ = MIB if size == "all" else 2000
+    runs = []
+    for cache in (None, sr.RowCache(bytes_)):
+        with connect(cache, staleness) as session:
+            forwards = train(session, model_of(session), map(batch, range(STEPS)))
+            runs.append((forwards, rows_of(session), session.stats()))
+    for one, other in zip(*(run[0] for run in runs), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(*(run[1] for run in runs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    plain, cached = (run[2] for run in runs)
+    assert (plain.cache_hits, plain.cache_misses, plain.cache_revalidated) == (0, 0, 0)
+    assert cached.cache_hits == 0
+    assert cached.cache_revalidated > 0
+    assert cached.rows_pulled == cached.cache_misses + cached.cache_refreshed
+
+
+def test_own_steps_are_seen_to_the_bit_when_they_are_exact() -> None:
+    """One worker: what it sees are its own steps, so a cache of any staleness changes nothing."""
+    runs = []
+    for cache in (None, sr.RowCache(MIB, staleness=8)):
+        with connect(cache, staleness=8) as session:
+            model = model_of(session)
+            runs.append(train(session, model, map(batch, range(STEPS))))
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_bounded_own_steps_save_rows() -> None:
+    with connect(sr.RowCache(MIB, staleness=4, own_commits="bounded"), staleness=4) as session:
+        model = model_of(session)
+        train(session, model, [batch(0)] * 10)
+        unique = len(batch(0)[:, 0].unique()) + len(batch(0).unique())
+        stats = session.stats()
+        assert stats.cache_hits == 8 * unique  # steps 0 and 5 ask
+        assert stats.rows_pulled == 2 * unique
+        assert stats.cache_bytes_saved == 8 * 4 * (
+            DIM * len(batch(0)[:, 0].unique()) + 2 * DIM * len(batch(0).unique())
+        )
+
+
+def test_evaluation_sees_the_newest_rows() -> None:
+    with connect(sr.RowCache(MIB, staleness=50, own_commits="bounded"), staleness=None) as session:
+        model = model_of(session)
+        train(session, model, [batch(0)] * 3)
+        model.eval()
+        ids = batch(0)[:, 0]
+        np.testing.assert_array_equal(model["one"](ids).numpy(), session.table("one").pull(ids.numpy()))
+
+
+def test_inexact_prefetch_goes_through_the_cache() -> None:
+    with connect(sr.RowCache(MIB, staleness=3, own_commits="bounded"), staleness=5) as session:
+        model = model_of(session)
+        train(session, model, sr.prefetch([batch(0) for _ in range(9)], session, depth=2))
+        stats = session.stats()
+        assert stats.cache_hits > 0
+        assert stats.lookups_missed == 0
+        assert stats.rows_pulled == stats.cache_misses + stats.cache_refreshed
+
+
+GOOD = sr.RowCache(MIB)
+
+
+@pytest.mark.parametrize(
+    ("cache", "staleness", "message"),
+    [
+        (replace(GOOD, bytes=0), 0, "connect.cache.bytes: 0 is not allowed; allowed: 1 to "),
+        (replace(GOOD, bytes=1 << 60), 0, f"connect.cache.bytes: {1 << 60} is not allowed; allowed: 1 to "),
+        (replace(GOOD, staleness=-1), 0, r"connect.cache.staleness: -1 is not allowed; allowed: \[0, 2"),
+        (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed at staleness 2; allowed: 0 to 2"),
+        (replace(GOOD, own_commits="no"), 0, "connect.cache.own_commits: 'no' is not allowed; allowed: exact, bounded"),
+    ],
+)
+def test_settings_out_of_range_are_named(cache: sr.RowCache, staleness: int | None, message: str) -> None:
+    with pytest.raises(sr.InvalidArgument, match=message):
+        connect(cache, staleness)
+
+
+def test_a_cache_beyond_the_machine_names_its_memory() -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with pytest.raises(sr.InvalidArgument, match=f"allowed: 1 to {memory}, the memory of this machine"):
+        connect(sr.RowCache(memory + 1))
+
+
+def test_too_few_bytes_for_a_table_are_refused_by_distribute() -> None:
+    with (
+        connect(sr.RowCache(300)) as session,
+        pytest.raises(sr.InvalidArgument, match=r"cache.bytes: 300 is not allowed; allowed with table 'cached/"),
+    ):
+        model_of(session)
+
+
+def test_prefetch_must_leave_room_for_the_cache() -> None:
+    with connect(sr.RowCache(MIB, staleness=3), staleness=4) as session:
+        model_of(session)
+        with pytest.raises(sr.InvalidArgument, match=r"prefetch.exact: True is not allowed for a session with a row"):
+            sr.prefetch([batch(0)], session, exact=True)
+        with pytest.raises(sr.InvalidArgument, match=r"prefetch.depth: 2 is not allowed .* their sum at most 4"):
+            sr.prefetch([batch(0)], session, depth=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "train.cache.bytes"),
+        (["train.cache.bytes=4096", "train.cache.staleness=1"], "train.cache.staleness: 1 is not allowed .* 0 to 0"),
+        (["train.cache.bytes=4096", "train.cache.own_commits=late"], "train.cache.own_commits"),
+        (["train.cache.bytes=1 MiB", "model.backend=local"], "train.cache: needs model.backend ps"),
+        (["train.cache.bytes=1 MiB", "train.prefetch=2"], "train.cache: is not possible with exact prefetch"),
+        (
+            ["train.cache.bytes=1 MiB", "train.cache.staleness=3", "train.prefetch=2", "train.staleness=4"],
+            "train.cache.staleness: 3 is not allowed with train.staleness 4 and train.prefetch 2; allowed: 0 to 2",
+        ),
+    ],
+)
+def test_wrong_jobs_are_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(sr.InvalidArgument, match=message):
+        load_config(
+            JobConfig,
+            None,
+            ["data.train=a.tsv", "data.test=b.tsv", "model.kind=dlrm", *(settings or ["train.cache={}"])],
+        )
