@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import sparserow as sr
 import torch
 from torch import nn
+
+pytest.importorskip("sparserow.cpp_ext._client", reason="the native libraries are not built", exc_type=ImportError)
+import sparserow as sr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

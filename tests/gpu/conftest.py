@@ -1,0 +1,46 @@
+"""These tests need torch, triton and pytest alone: ``pytest -c tests/pytest.ini --rootdir tests tests/gpu``.
+
+Without a CUDA device the kernels run under Triton's interpreter, which must be chosen before triton is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+CACHE = Path(__file__).resolve().parents[2] / "worker" / "cache"
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _load(name: str, path: Path, folder: Path | None = None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        name, path, submodule_search_locations=None if folder is None else [str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def device_rows() -> ModuleType:
+    """``worker/cache/device_rows.py``, from this checkout by its path: the package need not be built or installed."""
+    if "row_cache" not in sys.modules:
+        _load("row_cache", CACHE / "__init__.py", CACHE)
+    return importlib.import_module("row_cache.device_rows")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
