@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .worker.in_process import InProcessCluster
     from .worker.keys import hash_key
     from .worker.prefetch import prefetch
+    from .worker.row_files import export_table, import_table, import_weights
     from .worker.session import Session, SessionStats
     from .worker.table import TableRows
     from .worker.transaction import NonFiniteGradient
@@ -86,6 +87,7 @@ _HOMES = {
     "worker.in_process": ("InProcessCluster",),
     "worker.keys": ("hash_key",),
     "worker.prefetch": ("prefetch",),
+    "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session": ("Session", "SessionStats"),
     "worker.table": ("TableRows",),
     "worker.transaction": ("NonFiniteGradient",),
@@ -126,6 +128,9 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "InProcessCluster",
     "hash_key",
     "prefetch",
+    "export_table",
+    "import_table",
+    "import_weights",
     "Session",
     "SessionStats",
     "TableRows",

@@ -1,8 +1,9 @@
 """The command ``sparserow``: finds the asked command's file, and turns errors into one line.
 
 Three steps to add a command: a file ``commands/NAME.py`` with a function ``NAME`` (options by typer, the first
-line of its docstring is the help); a line in ``COMMANDS``; its test. A command's file is imported only when it is
-asked for, so ``sparserow ps`` never imports torch; heavy imports belong inside the function all the same.
+line of its docstring is the help), or with subcommands in a typer app named ``app``; a line in ``COMMANDS``; its
+test. A command's file is imported only when it is asked for, so ``sparserow ps`` never imports torch; heavy imports
+belong inside the function all the same.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typer.core import TyperGroup
 from ..proto.errors import SparserowError
 
 # In the order of the help text.
-COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "bench", "coordinator", "ps")
+COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "table", "bench", "coordinator", "ps")
 
 
 def _command(name: str) -> Any:
     module = import_module(f".commands.{name}", __package__)
+    if hasattr(module, "app"):
+        group = typer.main.get_command(module.app)
+        group.name = name
+        return group
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     app.command(name)(getattr(module, name))
     return typer.main.get_command(app)

@@ -22,8 +22,10 @@ def test_every_command_and_option_has_a_help_text(name: str) -> None:
     function = getattr(import_module(f"{commands_package.__name__}.{name}"), name)
     assert function.__doc__
     command = cli._command(name)
-    for parameter in command.params:
-        assert getattr(parameter, "help", None) or getattr(parameter, "hidden", False), f"{name} {parameter.name}"
+    for each in (command, *getattr(command, "commands", {}).values()):
+        assert each.help, f"{name} {each.name}"
+        for parameter in each.params:
+            assert getattr(parameter, "help", None) or getattr(parameter, "hidden", False), f"{name} {parameter.name}"
 
 
 def test_an_error_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,130 @@
+"""``sparserow table``: rows of a running cluster's tables to files and back."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...worker.session import Session
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+TableName = Annotated[str, typer.Argument(help="NAMESPACE/NAME of the table.")]
+Url = Annotated[str, typer.Argument(help="A path, or a URL such as s3://bucket/rows.parquet.")]
+Coordinator = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
+BatchRows = Annotated[int, typer.Option(help="How many rows are moved at a time.")]
+
+
+@app.callback()
+def table() -> None:
+    """Export and import rows of a table, or the weights of a model trained elsewhere."""
+
+
+@app.command("export")
+def export_(
+    table: TableName,
+    url: Url,
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    batch_rows: BatchRows = 65536,
+) -> None:
+    """Write keys and weights of all rows to a .parquet or .safetensors file."""
+    from ...worker.row_files import export_table
+
+    namespace, name = _parts(table)
+    with _session(coordinator, namespace) as session, _progress(f"export {table}", "rows") as progress:
+        rows = export_table(session, name, url, batch_rows=batch_rows, progress=progress)
+    typer.echo(f"wrote {rows:,} rows of {table} to {url}")
+
+
+@app.command("import")
+def import_(
+    table: TableName,
+    url: Url,
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    key_column: Annotated[str, typer.Option(help="Column or tensor of the keys.")] = "key",
+    vector_column: Annotated[str, typer.Option(help="Column or tensor of the vectors.")] = "vector",
+    batch_rows: BatchRows = 65536,
+) -> None:
+    """Assign the rows of a .parquet or .safetensors file of keys and vectors."""
+    from ...worker.row_files import import_table
+
+    namespace, name = _parts(table)
+    with _session(coordinator, namespace) as session, _progress(f"import {table}", "rows") as progress:
+        rows = import_table(
+            session,
+            name,
+            url,
+            key_column=key_column,
+            vector_column=vector_column,
+            batch_rows=batch_rows,
+            progress=progress,
+        )
+    typer.echo(f"assigned {rows:,} rows of {url} to {table}")
+
+
+@app.command("import-weights")
+def import_weights_(
+    namespace: Annotated[str, typer.Argument(help="The namespace of the tables.")],
+    url: Url,
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option("--entry", help="ENTRY=TABLE; may be repeated. Default: every entry called as a table is."),
+    ] = None,
+    batch_rows: BatchRows = 65536,
+) -> None:
+    """Assign the embedding matrices of a state dict (.pt, .safetensors, .npz): row i becomes key i."""
+    from ...proto.errors import InvalidArgument
+    from ...worker.row_files import import_weights
+
+    for pair in pairs or ():
+        if not all(pair.partition("=")):
+            raise InvalidArgument(f"--entry {pair!r} is not allowed; allowed: ENTRY=TABLE")
+    tables = {entry: name for entry, _, name in (pair.partition("=") for pair in pairs)} if pairs else None
+    with _session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
+        rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
+    for name, count in rows.items():
+        typer.echo(f"assigned {count:,} rows to {namespace}/{name}")
+
+
+def _parts(table: str) -> tuple[str, str]:
+    from ...proto.errors import InvalidArgument
+
+    namespace, slash, name = table.partition("/")
+    if not (namespace and slash and name):
+        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+    return namespace, name
+
+
+@contextmanager
+def _session(coordinator: str, namespace: str) -> Iterator[Session]:
+    """A session that is alone in a job of its own, so that it waits for nobody and nobody for it."""
+    from ...worker.connect import connect
+
+    job = f"table-{os.getpid()}-{secrets.token_hex(4)}"
+    with connect(coordinator, namespace, job=job, staleness=None, rank=0, world_size=1) as session:
+        yield session
+
+
+@contextmanager
+def _progress(title: str, unit: str) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed:,} " + unit))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(title, total=None)
+        yield lambda done: display.update(task, completed=done)

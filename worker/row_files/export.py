@@ -1,0 +1,114 @@
+"""A table's rows into one file, as they are read."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...proto.schema import TableSchema
+from ..keys import KeyArray
+from ..session import Session
+from ..table import Rows
+from .storage import format_of, new_file, scratch_folder
+
+Progress = Callable[[int], None]
+METADATA_PREFIX = "sparserow."
+_COPY_BYTES = 4 << 20
+
+
+def export_table(
+    session: Session, table: str, url: str, *, batch_rows: int = 65536, progress: Progress | None = None
+) -> int:
+    """Writes the keys and weights of all rows of a table; optimizer state is not written.
+
+    A file has two columns (Parquet) or tensors (safetensors): ``key``, uint64 (n), and ``vector``, float32 (n, dim).
+    The table's namespace, name, dim, dtype and optimizer are in its metadata, each name with "sparserow." before it.
+    The order is unspecified. Rows that change meanwhile are written as they are when they are read; rows born or
+    deleted meanwhile may or may not be there.
+
+    Args:
+        table: its name in the session's namespace.
+        url: of fsspec, or a path; ends in ``.parquet`` or ``.safetensors``. An existing file is replaced, at the end.
+        batch_rows: how many rows are read at a time; a batch is a row group of Parquet.
+        progress: called with the number of rows written so far.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        NotFound: no such table, or no such folder.
+        InvalidArgument: another ending, or an unknown kind of URL.
+        FailedPrecondition, ResourceExhausted: the file cannot be written (permission, space). Nothing is left behind.
+    """
+    rows = session.table(table)
+    batches = rows.scan(batch_rows=batch_rows)
+    kind = format_of(url, ("parquet", "safetensors"))
+    told = progress or (lambda _: None)
+    with new_file(url) as file:
+        if kind == "parquet":
+            return _write_parquet(file, rows.schema, batches, told)
+        return _write_safetensors(file, rows.schema, batches, told, scratch_folder(url))
+
+
+def _metadata(schema: TableSchema) -> dict[str, str]:
+    facts = {
+        "namespace": schema.namespace,
+        "table": schema.name,
+        "dim": str(schema.dim),
+        "dtype": schema.dtype,
+        "optimizer": type(schema.optimizer).__name__,
+    }
+    return {METADATA_PREFIX + name: value for name, value in facts.items()}
+
+
+def _write_parquet(
+    file: IO[bytes], schema: TableSchema, batches: Iterator[tuple[KeyArray, Rows]], progress: Progress
+) -> int:
+    vector = pa.list_(pa.float32(), schema.dim)
+    columns = pa.schema([pa.field("key", pa.uint64()), pa.field("vector", vector)], metadata=_metadata(schema))
+    written = 0
+    # Floats of trained rows do not repeat: a dictionary of them is larger than they are.
+    with pq.ParquetWriter(file, columns, use_dictionary=False) as writer:
+        for keys, rows in batches:
+            values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=vector)
+            writer.write_batch(pa.record_batch([pa.array(keys), values], schema=columns), row_group_size=len(keys))
+            written += len(keys)
+            progress(written)
+    return written
+
+
+def _write_safetensors(
+    file: IO[bytes],
+    schema: TableSchema,
+    batches: Iterator[tuple[KeyArray, Rows]],
+    progress: Progress,
+    scratch: str | None,
+) -> int:
+    """The header comes first and names lengths, which are known last: the tensors wait in temporary files."""
+    written = 0
+    with tempfile.TemporaryFile(dir=scratch) as key_bytes, tempfile.TemporaryFile(dir=scratch) as row_bytes:
+        for keys, rows in batches:
+            key_bytes.write(np.ascontiguousarray(keys).data)
+            row_bytes.write(np.ascontiguousarray(rows).data)
+            written += len(keys)
+            progress(written)
+        row_end = written * schema.dim * 4
+        header: dict[str, Any] = {
+            "__metadata__": _metadata(schema),
+            "vector": {"dtype": "F32", "shape": [written, schema.dim], "data_offsets": [0, row_end]},
+            "key": {"dtype": "U64", "shape": [written], "data_offsets": [row_end, row_end + 8 * written]},
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in (row_bytes, key_bytes):
+            tensor.seek(0)
+            while block := tensor.read(_COPY_BYTES):
+                file.write(block)
+    return written

@@ -1,0 +1,165 @@
+"""Weights of a model trained elsewhere, as the first rows of tables: row i of a matrix is the row of key i."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ..session import Session
+from ..table import Rows
+from .export import Progress
+from .storage import format_of, local_copy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# TorchRec's modules hold one weight per table: "...embedding_bags.NAME.weight" in an EmbeddingBagCollection,
+# "...embeddings.NAME.weight" in an EmbeddingCollection (torchrec/modules/embedding_modules.py).
+_TORCHREC = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.(?P<table>[^.]+)$")
+
+
+def import_weights(
+    session: Session,
+    source: str | Mapping[str, Tensor | Rows],
+    *,
+    tables: Mapping[str, str] | None = None,
+    batch_rows: int = 65536,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Assigns the embedding matrices of a state dict to tables: what a model learnt elsewhere is where it goes on.
+
+    All matrices are checked before the first row is assigned. Weights are set; optimizer state of existing rows stays.
+
+    Args:
+        source: a state dict, or a URL of fsspec or a path of one: ``.pt``/``.pth``/``.bin`` (``torch.save``, read with
+            ``weights_only``), ``.safetensors`` or ``.npz``. Other entries of it, such as dense weights, are left alone.
+        tables: entry of the source -> table in the session's namespace. None takes every entry that is called as a
+            table of the namespace is, "NAME" or "NAME.weight", the name after "module." (DDP) or
+            "embedding_bags."/"embeddings." (TorchRec) included.
+        batch_rows: how many rows are assigned at a time.
+        progress: called with the number of rows assigned so far.
+
+    Returns:
+        Rows assigned, by table.
+
+    Raises:
+        NotFound: no such file or table, or an entry of ``tables`` that the source does not have.
+        InvalidArgument: no entry fits a table, two fit one, a matrix is not (n, dim) floats, or a value is not finite
+            (names the row). Nothing was assigned.
+        FailedPrecondition: an entry is sharded over processes; gather it first.
+        DataLoss: the file is damaged.
+    """
+    if batch_rows < 1:
+        raise InvalidArgument(f"import_weights: batch_rows {batch_rows!r} is not allowed; allowed: >= 1")
+    with ExitStack() as open_files:
+        entries = _read(source, open_files) if isinstance(source, str) else source
+        chosen = _match(session, entries, tables)
+        matrices = {table: _matrix(session, entries[entry], entry, table) for entry, table in chosen.items()}
+        for entry, table in chosen.items():
+            _check_finite(matrices[table], entry, batch_rows)
+        done = 0
+        for table, matrix in matrices.items():
+            target = session.table(table)
+            for begin in range(0, len(matrix), batch_rows):
+                rows = _floats(matrix[begin : begin + batch_rows])
+                target.assign(np.arange(begin, begin + len(rows), dtype=np.uint64), rows)
+                done += len(rows)
+                if progress is not None:
+                    progress(done)
+        return {table: len(matrix) for table, matrix in matrices.items()}
+
+
+def _read(url: str, open_files: ExitStack) -> Mapping[str, Any]:
+    kind = format_of(url, ("torch", "safetensors", "npz"))
+    path = open_files.enter_context(local_copy(url))
+    try:
+        if kind == "npz":
+            loaded: Any = open_files.enter_context(np.load(path, allow_pickle=False))
+        elif kind == "safetensors":
+            from safetensors.torch import load_file
+
+            loaded = load_file(path)
+        else:
+            import torch
+
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # each library has errors of its own for a damaged file
+        raise DataLoss(f"{url}: this is no whole {kind} file ({' '.join(str(error).split())[:200]})") from error
+    if not isinstance(loaded, Mapping):
+        raise InvalidArgument(f"{url}: holds a {type(loaded).__name__}; allowed: a state dict (name -> tensor)")
+    return loaded
+
+
+def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
+    """Entry of the source -> table."""
+    known = {schema.name for schema in session.catalog.list_tables(session.namespace)}
+    if tables is not None:
+        for entry, table in tables.items():
+            if entry not in entries:
+                raise NotFound(f"tables: the source has no entry {entry!r}; it has: {_some(entries)}")
+            if table not in known:
+                raise NotFound(f"tables[{entry!r}]: no table {table!r}; there are: {_some(known)}")
+        chosen = dict(tables)
+    else:
+        fitting = ((str(entry), _table_of(str(entry), known)) for entry in entries)
+        chosen = {entry: name for entry, name in fitting if name is not None}
+    if not chosen:
+        raise InvalidArgument(
+            f"source: no entry is called as a table is; entries: {_some(entries)}; tables: {_some(known)}; "
+            "name pairs by tables={entry: table}"
+        )
+    by_table: dict[str, str] = {}
+    for entry, table in chosen.items():
+        if table in by_table:
+            raise InvalidArgument(
+                f"source: entries {by_table[table]!r} and {entry!r} are both for table {table!r}; choose by tables="
+            )
+        by_table[table] = entry
+    return chosen
+
+
+def _some(names: Any) -> str:
+    listed = sorted(map(str, names))
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "") if listed else "none"
+
+
+def _table_of(entry: str, known: set[str]) -> str | None:
+    name = entry.removesuffix(".weight")
+    candidates = [name, name.removeprefix("module.")]
+    found = _TORCHREC.search(name)
+    if found is not None:
+        candidates.append(found["table"])
+    return next((candidate for candidate in candidates if candidate in known), None)
+
+
+def _matrix(session: Session, entry: Any, name: str, table: str) -> Any:
+    """The entry as it is, an array or a tensor, when it fits the table."""
+    dim = session.table(table).schema.dim
+    if hasattr(entry, "local_shards") or hasattr(entry, "placements"):
+        raise FailedPrecondition(f"source: {name!r} is sharded over processes; gather it into one tensor first")
+    shape, dtype = tuple(getattr(entry, "shape", ())), getattr(entry, "dtype", None)
+    is_float = getattr(dtype, "is_floating_point", getattr(dtype, "kind", "") == "f")
+    if len(shape) != 2 or shape[1] != dim or not is_float:
+        raise InvalidArgument(
+            f"source: {name!r} has shape {shape} of {dtype}; allowed for table {table!r}: (n, {dim}) floats"
+        )
+    return entry
+
+
+def _floats(part: Any) -> Rows:
+    if not isinstance(part, np.ndarray):
+        part = part.detach().cpu().float().numpy()
+    return np.ascontiguousarray(part, dtype=np.float32)
+
+
+def _check_finite(matrix: Any, entry: str, batch_rows: int) -> None:
+    for begin in range(0, len(matrix), batch_rows):
+        bad = ~np.isfinite(_floats(matrix[begin : begin + batch_rows])).all(axis=1)
+        if bool(bad.any()):
+            row = begin + int(np.flatnonzero(bad)[0])
+            raise InvalidArgument(f"source: row {row} of {entry!r} is not finite; nothing was assigned")

@@ -1,0 +1,120 @@
+"""Files by URL through fsspec: a new file is seen under its name when it is whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+
+FileFormat = Literal["parquet", "safetensors", "npz", "torch"]
+SUFFIXES: dict[str, FileFormat] = {
+    ".parquet": "parquet",
+    ".safetensors": "safetensors",
+    ".npz": "npz",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+}
+
+
+def format_of(url: str, allowed: tuple[FileFormat, ...]) -> FileFormat:
+    """The format that the end of a URL names.
+
+    Raises:
+        InvalidArgument: it names none, or one that is not allowed here.
+    """
+    found = next((name for suffix, name in SUFFIXES.items() if url.endswith(suffix)), None)
+    if found is None or found not in allowed:
+        endings = ", ".join(suffix for suffix, name in SUFFIXES.items() if name in allowed)
+        raise InvalidArgument(f"{url}: the end of its name says no format that can be used here; allowed: {endings}")
+    return found
+
+
+@contextmanager
+def _typed(url: str) -> Iterator[None]:
+    """Errors of storage as errors of ours, naming the URL."""
+    try:
+        yield
+    except (SparserowError, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise NotFound(f"{url}: no such file or folder") from error
+    except PermissionError as error:
+        raise FailedPrecondition(f"{url}: {error.strerror or 'permission denied'}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceExhausted(f"{url}: {error.strerror}; make room and try again") from error
+        raise FailedPrecondition(f"{url}: {error.strerror or error}") from error
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:  # an unknown scheme, or one whose package is not installed
+        raise InvalidArgument(f"{url}: {error}") from error
+    return file_system, str(path)
+
+
+@contextmanager
+def new_file(url: str) -> Iterator[IO[bytes]]:
+    """A file to write from its beginning to its end; takes its name when the block ends without an error.
+
+    An object store writes over the network as it goes; a local file is flushed to its disk first.
+
+    Raises:
+        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL; nothing is left behind.
+    """
+    file_system, path = _file_system(url)
+    partial = f"{path}.partial"
+    is_local = isinstance(file_system, LocalFileSystem)
+    with _typed(url):
+        try:
+            with open(partial, "wb") if is_local else file_system.open(partial, "wb") as file:
+                yield file
+                if is_local:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if is_local:
+                os.replace(partial, path)
+            else:
+                file_system.mv(partial, path)
+        except BaseException:
+            with suppress(Exception):
+                file_system.rm(partial)
+            raise
+
+
+def scratch_folder(url: str) -> str | None:
+    """Where temporary files of the size of this one belong: beside it; None (the system's place) for a remote one."""
+    file_system, path = _file_system(url)
+    return str(Path(path).parent) if isinstance(file_system, LocalFileSystem) else None
+
+
+@contextmanager
+def local_copy(url: str) -> Iterator[Path]:
+    """A path at which a file can be mapped: the file itself, or a copy of a remote one, kept for the block.
+
+    Raises:
+        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL.
+    """
+    file_system, path = _file_system(url)
+    with _typed(url):
+        if isinstance(file_system, LocalFileSystem):
+            with open(path, "rb"):  # a folder, or one without permission, is said here
+                pass
+            yield Path(path)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="sparserow-") as folder:
+            copy = Path(folder) / Path(path).name
+            file_system.get_file(path, str(copy))
+            yield copy
