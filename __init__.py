@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .worker.distribute import distribute
     from .worker.in_process import InProcessCluster
     from .worker.keys import hash_key
+    from .worker.lift import lift_embeddings
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session import Session, SessionStats
@@ -86,6 +87,7 @@ _HOMES = {
     "worker.distribute": ("distribute",),
     "worker.in_process": ("InProcessCluster",),
     "worker.keys": ("hash_key",),
+    "worker.lift": ("lift_embeddings",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session": ("Session", "SessionStats"),
@@ -127,6 +129,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "distribute",
     "InProcessCluster",
     "hash_key",
+    "lift_embeddings",
     "prefetch",
     "export_table",
     "import_table",

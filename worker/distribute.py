@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
-import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TypeVar
 
-import numpy as np
-import torch
-import torch.distributed as dist
-from rich.progress import Progress
 from torch import nn
 
-from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ..proto.schema import Normal, RowOptimizer, Table, TableSchema
-from .deferred import deferred_init
-from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.schema import RowOptimizer, Table
+from .lifted_layers import WEIGHT_DTYPES, Layer, Swap, create_on_first_rank, plan_tables, twin_of
 from .merged_pull import MergedPull
 from .session import Session
 
-_log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
-Layer = nn.Embedding | nn.EmbeddingBag
 
-_CARRY_CHUNK_BYTES = 16 << 20
-_PROGRESS_FROM_BYTES = 256 << 20
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-@dataclass(frozen=True)
-class _Swap:
-    """One layer to swap: where it stands and what its table will be."""
-
-    paths: tuple[str, ...]  # every place of the module; the first names the table
-    layer: Layer
-    schema: TableSchema
-    is_carried: bool
 
 
 def distribute(
@@ -75,9 +52,9 @@ def distribute(
             use in this process, or exists with another schema. The model is then unchanged.
     """
     swaps = _plan(model, session, optimizer, min_rows, tables or {}, carry_weights)
-    made = _create_on_first_rank(session, swaps)
+    made = create_on_first_rank(session, swaps)
     for swap, schema in zip(swaps, made, strict=True):
-        twin = _twin_of(swap.layer, schema)
+        twin = twin_of(swap.layer, schema)
         session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twin.anchor)
         for path in swap.paths:
             model.set_submodule(path, twin)
@@ -92,7 +69,7 @@ def _plan(
     min_rows: int,
     tables: Mapping[str, Table],
     carry_weights: bool,
-) -> list[_Swap]:
+) -> list[Swap]:
     """What to swap; raises before anything is changed."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("distribute: call it before DistributedDataParallel wraps the model")
@@ -101,33 +78,12 @@ def _plan(
         raise InvalidArgument(
             f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows"
         )
-    patterns = dict.fromkeys(tables, False)
     owners = _weight_owners(model)
-    bound = set(session.bound_tables())
-    swaps = []
     for layer, paths in layers:
         _refuse_unsupported(paths[0], layer, owners)
-        if paths[0] in bound:
-            raise FailedPrecondition(f"table {paths[0]!r} is in use by this session already; use another namespace")
-        matching = [pattern for pattern in tables if fnmatch.fnmatchcase(paths[0], pattern)]
-        patterns.update(dict.fromkeys(matching, True))
-        table = tables[matching[0]] if matching else Table()
-        schema = TableSchema(
-            namespace=session.namespace,
-            name=paths[0],
-            dim=layer.embedding_dim,
-            optimizer=table.optimizer or optimizer,
-            dtype=table.dtype or "float32",
-            init=table.init or deferred_init(layer) or Normal(0.0, 1.0),
-            seed=table.seed or 0,
-        )
-        is_carried = carry_weights and table.init is None and not layer.weight.is_meta
-        swaps.append(_Swap(tuple(paths), layer, schema, is_carried))
-    for pattern, is_matched in patterns.items():
-        if not is_matched:
-            names = ", ".join(paths[0] for _, paths in layers)
-            raise InvalidArgument(f"distribute: tables[{pattern!r}] matches no layer; layers to distribute: {names}")
-    return swaps
+    return plan_tables(
+        layers, session, what="distribute", optimizer=optimizer, tables=tables, carry_weights=carry_weights
+    )
 
 
 def _layers(model: nn.Module, min_rows: int) -> list[tuple[Layer, list[str]]]:
@@ -157,7 +113,7 @@ def _refuse_unsupported(path: str, layer: Layer, owners: dict[int, set[tuple[int
         (layer.scale_grad_by_freq, "scale_grad_by_freq needs counts over the whole batch of all workers"),
         (len(owners.get(id(layer._parameters.get("weight")), ())) != 1, "its weight is tied or parametrised"),
         (not layer.weight.requires_grad, "its weight is frozen (requires_grad=False): keep it local"),
-        (layer.weight.dtype not in _DTYPES, f"its weight is {layer.weight.dtype}"),
+        (layer.weight.dtype not in WEIGHT_DTYPES, f"its weight is {layer.weight.dtype}"),
         (any(getattr(layer, hooks) for hooks in _HOOKS), "it has hooks, which the twin would not have"),
         (
             type(layer).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward),
@@ -169,84 +125,3 @@ def _refuse_unsupported(path: str, layer: Layer, owners: dict[int, set[tuple[int
             raise FailedPrecondition(
                 f"distribute: layer {path!r} cannot be distributed: {reason}; raise min_rows to leave it local"
             )
-
-
-def _twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | DistributedEmbeddingBag:
-    twin: DistributedEmbedding | DistributedEmbeddingBag
-    if isinstance(layer, nn.EmbeddingBag):
-        assert layer.mode in BAG_MODES
-        twin = DistributedEmbeddingBag(
-            schema.full_name,
-            num_embeddings=layer.num_embeddings,
-            embedding_dim=layer.embedding_dim,
-            padding_idx=layer.padding_idx,
-            dtype=layer.weight.dtype,
-            mode=layer.mode,
-            include_last_offset=bool(layer.include_last_offset),
-        )
-    else:
-        twin = DistributedEmbedding(
-            schema.full_name,
-            num_embeddings=layer.num_embeddings,
-            embedding_dim=layer.embedding_dim,
-            padding_idx=layer.padding_idx,
-            dtype=layer.weight.dtype,
-        )
-    return twin.train(layer.training)
-
-
-def _create_on_first_rank(session: Session, swaps: list[_Swap]) -> list[TableSchema]:
-    """Creates the tables, rank 0 first with their first rows, so that no other rank reads before they are there."""
-    is_group = session.world_size > 1 and dist.is_available() and dist.is_initialized()
-    failure: SparserowError | None = None
-    made: list[TableSchema] = []
-    if session.rank == 0 or not is_group:
-        try:
-            made = _create(session, swaps, has_rows=session.rank == 0)
-        except SparserowError as error:
-            failure = error
-    if is_group:
-        outcome: list[str | None] = [None if failure is None else str(failure)]
-        dist.broadcast_object_list(outcome, src=0)
-        if failure is None and outcome[0] is not None:
-            failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
-    if failure is not None:
-        raise failure
-    return made or [session.catalog.create_table(swap.schema) for swap in swaps]
-
-
-def _create(session: Session, swaps: list[_Swap], *, has_rows: bool) -> list[TableSchema]:
-    existing = {schema.name for schema in session.catalog.list_tables(session.namespace)}
-    made = [session.catalog.create_table(swap.schema) for swap in swaps]
-    for swap, schema in zip(swaps, made, strict=True):
-        if not has_rows:
-            continue
-        if schema.name in existing:
-            _log.info("table %s exists: its rows are kept, the layer's weights are not sent", schema.full_name)
-        elif swap.is_carried:
-            _carry(session, swap)
-        elif isinstance(swap.layer, nn.Embedding) and swap.layer.padding_idx is not None:
-            padding = np.array([swap.layer.padding_idx], dtype=np.uint64)
-            session.table(schema.name).assign(padding, np.zeros((1, schema.dim), dtype=np.float32))
-    return made
-
-
-def _carry(session: Session, swap: _Swap) -> None:
-    rows = session.table(swap.schema.name)
-    weight = swap.layer.weight.detach()
-    step = max(1, _CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
-    for begin in _with_progress(weight.shape[0], step, f"sending {swap.schema.name}", 4 * weight.numel()):
-        part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
-        rows.assign(np.arange(begin, begin + len(part), dtype=np.uint64), part)
-
-
-def _with_progress(total: int, step: int, title: str, total_bytes: int) -> Iterator[int]:
-    """range(0, total, step), with a progress bar when it is long work."""
-    if total_bytes < _PROGRESS_FROM_BYTES:
-        yield from range(0, total, step)
-        return
-    with Progress(transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        for begin in range(0, total, step):
-            yield begin
-            progress.update(task, completed=min(total, begin + step))

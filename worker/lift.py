@@ -1,0 +1,349 @@
+"""``lift_embeddings``: the large weights of a captured graph become tables, its lookups lookups of the servers.
+
+For a model that was never made for Sparserow: an exported program, or a graph captured by ``torch.fx``, ``make_fx`` or
+a compiler. The idea is that of TensorFlow gather swaps such as Meituan's MtGatherV2: what reads one parameter by ids is
+found by its operator, not by its layer, so code that calls ``F.embedding`` on a bare parameter is found as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.schema import RowOptimizer, Table
+from .embedding import BAG_MODES
+from .lifted_layers import WEIGHT_DTYPES, Layer, create_on_first_rank, plan_tables, twin_of
+from .merged_pull import MergedPull
+from .session import Session
+
+_aten = torch.ops.aten
+_MODE_NAMES = {number: name for name, number in BAG_MODES.items()}
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """One lookup of a graph in the layers' terms, whatever operator it was."""
+
+    node: fx.Node  # its value is the rows, or a tuple that begins with the pooled rows
+    weight: str  # path of the parameter or buffer
+    inputs: tuple[fx.Node | None, ...]  # ids; of a bag also offsets and per_sample_weights
+    mode: str | None = None  # of a bag
+    padding_idx: int | None = None
+    include_last_offset: bool = False
+    is_tuple: bool = False
+    refusal: str | None = None  # why it cannot be honoured
+
+
+def lift_embeddings(
+    program: ExportedProgram | fx.GraphModule,
+    session: Session,
+    *,
+    optimizer: RowOptimizer,
+    min_rows: int = 10_000,
+    tables: Mapping[str, Table] | None = None,
+    carry_weights: bool = True,
+    check: Sequence[Any] | None = None,
+) -> fx.GraphModule:
+    """Moves the rows of large weights that a graph reads by ids to the parameter servers.
+
+    Each weight of at least ``min_rows`` rows that only lookups read becomes a table, named after it without a closing
+    ".weight"; several lookups of one weight share it. Lookups are ``aten.embedding`` and ``aten.embedding_bag`` (as
+    decomposed too), their ``torch.nn.functional`` forms, and layers that the tracer left whole. From the second batch
+    on those that depend on the inputs alone are served by one pull, one frame per shard.
+
+    Args:
+        program: is left as it is. A graph module shares its other parameters with the result.
+        session: from :func:`connect`.
+        optimizer, min_rows, tables, carry_weights: as those of :func:`distribute`.
+        check: inputs on which the result must equal the program, both in eval mode, to 1e-6 of the largest value.
+
+    Returns:
+        A module to train or to export again. ``train()`` and ``eval()`` say whether lookups belong to the session's
+        step; what else a capture has fixed, such as dropout, stays fixed.
+
+    Raises:
+        InvalidArgument: no such weight, or a pattern of ``tables`` that matches none.
+        FailedPrecondition: a weight is read otherwise too, or by a lookup that cannot be honoured (names the weight
+            and the reason); a table is in use in this process, or exists with another schema; or ``check`` failed.
+    """
+    source = program.module() if isinstance(program, ExportedProgram) else program
+    if not isinstance(source, fx.GraphModule):
+        raise InvalidArgument(
+            f"lift_embeddings: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
+        )
+    lifted = fx.GraphModule(source, copy.deepcopy(source.graph))
+    by_weight = _lookups_by_weight(lifted, min_rows)
+    if not by_weight:
+        raise InvalidArgument(f"lift_embeddings: no lookup reads a weight of min_rows={min_rows} rows")
+    for weight, lookups in by_weight.items():
+        _refuse_unsupported(lifted, weight, lookups)
+    layers = [(_layer_of(lifted, lookups[0]), [_table_name(weight)]) for weight, lookups in by_weight.items()]
+    swaps = plan_tables(
+        layers,
+        session,
+        what="lift_embeddings",
+        optimizer=optimizer,
+        tables=tables or {},
+        carry_weights=carry_weights,
+    )
+    made = create_on_first_rank(session, swaps)
+    for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
+        twins = [twin_of(_layer_of(lifted, lookup), schema) for lookup in lookups]
+        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twins[0].anchor)
+        for number, (lookup, twin) in enumerate(zip(lookups, twins, strict=True)):
+            twin.anchor = twins[0].anchor
+            _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", twin)
+    # A capture's checks of its inputs are modules without users; they stay.
+    lifted.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
+    lifted.delete_all_unused_submodules()
+    for weight in by_weight:
+        _forget(lifted, weight)
+    lifted.graph.lint()
+    lifted.recompile()
+    MergedPull(session.native).install(lifted)
+    if check is not None:
+        _check(source, lifted, tuple(check))
+    return lifted
+
+
+def _lookups_by_weight(graph_module: fx.GraphModule, min_rows: int) -> dict[str, list[_Lookup]]:
+    """Lookups of large weights, in the order of the graph."""
+    found: dict[str, list[_Lookup]] = {}
+    for node in graph_module.graph.nodes:
+        lookup = _lookup_of(graph_module, node)
+        if lookup is not None and len(graph_module.get_parameter(lookup.weight)) >= min_rows:
+            found.setdefault(lookup.weight, []).append(lookup)
+    return found
+
+
+def _lookup_of(graph_module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
+    """The lookup that a node is; None for any other node, and for one whose weight is computed."""
+    if node.op == "call_module":
+        layer = graph_module.get_submodule(str(node.target))
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and type(layer) in (nn.Embedding, nn.EmbeddingBag):
+            return _layer(node, layer)
+        return None
+    read = _OPERATORS.get(node.target) if node.op == "call_function" else None
+    if read is None:
+        return None
+    names, parse = read
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    weight = arguments.get("weight")
+    if (
+        not isinstance(weight, fx.Node)
+        or weight.op != "get_attr"
+        or not _is_parameter(graph_module, str(weight.target))
+    ):
+        return None
+    return parse(node, str(weight.target), arguments)
+
+
+def _is_parameter(graph_module: fx.GraphModule, path: str) -> bool:
+    return path in dict(graph_module.named_parameters(remove_duplicate=False))
+
+
+def _refusal(max_norm: Any, scale_grad_by_freq: Any) -> str | None:
+    if max_norm is not None:
+        return "max_norm renormalises rows in place at each lookup"
+    if scale_grad_by_freq:
+        return "scale_grad_by_freq needs counts over the whole batch of all workers"
+    return None
+
+
+def _layer(node: fx.Node, layer: Layer) -> _Lookup:
+    names = ["input"] if isinstance(layer, nn.Embedding) else ["input", "offsets", "per_sample_weights"]
+    arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return _Lookup(
+        node,
+        f"{node.target}.weight",
+        tuple(arguments.get(name) for name in names),
+        mode=layer.mode if isinstance(layer, nn.EmbeddingBag) else None,
+        padding_idx=layer.padding_idx,
+        include_last_offset=isinstance(layer, nn.EmbeddingBag) and bool(layer.include_last_offset),
+        refusal=_refusal(layer.max_norm, layer.scale_grad_by_freq),
+    )
+
+
+def _embedding(node: fx.Node, weight: str, arguments: dict[str, Any]) -> _Lookup:
+    padding = arguments.get("padding_idx")
+    return _Lookup(
+        node,
+        weight,
+        (arguments["ids"],),
+        padding_idx=None if padding in (None, -1) else padding,
+        refusal=_refusal(arguments.get("max_norm"), arguments.get("scale_grad_by_freq")),
+    )
+
+
+def _bag(node: fx.Node, weight: str, arguments: dict[str, Any]) -> _Lookup:
+    mode, padding = (
+        arguments.get("mode", "mean" if node.target is functional.embedding_bag else 0),
+        arguments.get("padding_idx"),
+    )
+    is_tuple = node.target is not functional.embedding_bag
+    return _Lookup(
+        node,
+        weight,
+        (arguments["ids"], arguments.get("offsets"), arguments.get("per_sample_weights")),
+        mode=mode if isinstance(mode, str) else _MODE_NAMES[mode],
+        padding_idx=None if padding in (None, -1) else padding,
+        include_last_offset=bool(arguments.get("include_last_offset", False)),
+        is_tuple=is_tuple,
+        refusal=_refusal(arguments.get("max_norm"), arguments.get("scale_grad_by_freq"))
+        or ("its counts or indexes of bags are used" if is_tuple and not _only_pooled_is_used(node) else None),
+    )
+
+
+def _only_pooled_is_used(node: fx.Node) -> bool:
+    return all(user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users)
+
+
+_EMBEDDING_NAMES = ("weight", "ids", "padding_idx", "scale_grad_by_freq", "sparse")
+_BAG_NAMES = (
+    "weight", "ids", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "include_last_offset",
+    "padding_idx",
+)  # fmt: skip
+# How each operator orders its arguments (torch/nn/functional.py and native_functions.yaml of torch).
+_OPERATORS: dict[Any, tuple[tuple[str, ...], Callable[[fx.Node, str, dict[str, Any]], _Lookup]]] = {
+    _aten.embedding.default: (_EMBEDDING_NAMES, _embedding),
+    functional.embedding: (
+        ("ids", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+        _embedding,
+    ),
+    _aten.embedding_bag.default: (_BAG_NAMES, _bag),
+    _aten.embedding_bag.padding_idx: (_BAG_NAMES, _bag),
+    _aten._embedding_bag.default: (_BAG_NAMES, _bag),
+    _aten._embedding_bag_forward_only.default: (_BAG_NAMES, _bag),
+    functional.embedding_bag: (
+        (
+            "ids", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
+            "per_sample_weights", "include_last_offset", "padding_idx",
+        ),
+        _bag,
+    ),
+}  # fmt: skip
+
+
+def _refuse_unsupported(graph_module: fx.GraphModule, weight: str, lookups: list[_Lookup]) -> None:
+    parameter = graph_module.get_parameter(weight)
+    served = {lookup.node for lookup in lookups}
+    readers = {
+        user
+        for node in graph_module.graph.nodes
+        if node.op == "get_attr" and node.target == weight
+        for user in node.users
+    }
+    holders = [path for path, other in graph_module.named_parameters(remove_duplicate=False) if other is parameter]
+    reasons: list[tuple[bool, str]] = [
+        (bool(readers - served), f"{next(iter(readers - served), None)} reads it otherwise than by ids"),
+        (len(holders) > 1, f"it is tied: {', '.join(holders)}"),
+        (not parameter.requires_grad, "it is frozen (requires_grad=False): keep it local"),
+        (parameter.dtype not in WEIGHT_DTYPES, f"it is {parameter.dtype}"),
+        *((lookup.refusal is not None, str(lookup.refusal)) for lookup in lookups),
+    ]
+    for is_refused, reason in reasons:
+        if is_refused:
+            raise FailedPrecondition(
+                f"lift_embeddings: weight {weight!r} cannot be lifted: {reason}; raise min_rows to leave it local"
+            )
+
+
+def _table_name(weight: str) -> str:
+    return weight.removesuffix(".weight")
+
+
+def _layer_of(graph_module: fx.GraphModule, lookup: _Lookup) -> Layer:
+    """A layer that does what the lookup does, over the very weight."""
+    weight, padding = graph_module.get_parameter(lookup.weight), lookup.padding_idx
+    layer: Layer
+    if lookup.mode is None:
+        layer = nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=padding)
+    else:
+        last = lookup.include_last_offset
+        layer = nn.EmbeddingBag.from_pretrained(
+            weight, freeze=False, mode=lookup.mode, padding_idx=padding, include_last_offset=last
+        )
+    return layer
+
+
+def _replace(graph_module: fx.GraphModule, lookup: _Lookup, name: str, twin: nn.Module) -> None:
+    graph_module.add_submodule(name, twin)
+    inputs = lookup.inputs if lookup.mode is None else _whole_bags(lookup.inputs)
+    with graph_module.graph.inserting_before(lookup.node):
+        served = graph_module.graph.call_module(name, tuple(inputs))
+    pooled = (
+        [user for user in lookup.node.users if user.target is operator.getitem] if lookup.is_tuple else [lookup.node]
+    )
+    for node in pooled:
+        if not lookup.is_tuple or node.args[1] == 0:
+            served.meta.setdefault("val", node.meta.get("val"))
+            node.replace_all_uses_with(served)
+        if lookup.is_tuple:
+            graph_module.graph.erase_node(node)
+    graph_module.graph.erase_node(lookup.node)
+
+
+def _whole_bags(inputs: tuple[fx.Node | None, ...]) -> tuple[fx.Node | None, ...]:
+    """(bags, length) ids as the model gave them: a capture flattens them and makes up offsets.
+
+    Then a merged pull finds the batch's own tensor.
+    """
+    ids, offsets, weights = inputs
+    if ids is None or offsets is None or weights is not None:
+        return inputs
+    if ids.target not in (_aten.reshape.default, _aten.view.default) or ids.args[1] != [-1]:
+        return inputs
+    given = ids.args[0]
+    if not isinstance(given, fx.Node):
+        return inputs
+    value = given.meta.get("val")
+    is_range = offsets.target is _aten.arange.start_step and len(offsets.args) == 3 and offsets.args[0] == 0
+    if not isinstance(value, Tensor) or value.ndim != 2 or not is_range:
+        return inputs
+    length = value.shape[1]  # a number, when the capture knows it; else the step must be this very size
+    step = offsets.args[2]
+    is_length = (isinstance(step, fx.Node) and step.target is _aten.sym_size.int and step.args == (given, 1)) or (
+        isinstance(step, int) and isinstance(length, int) and step == length
+    )
+    return (given, None, None) if is_length else inputs
+
+
+def _forget(graph_module: fx.GraphModule, weight: str) -> None:
+    """Deletes what is left of the weight here; its memory is free once the program is."""
+    path, _, name = weight.rpartition(".")
+    try:
+        holder = graph_module.get_submodule(path)
+    except AttributeError:  # the whole layer is gone
+        return
+    if name in holder._parameters:
+        delattr(holder, name)
+
+
+def _check(source: fx.GraphModule, lifted: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
+    was_training = lifted.training
+    lifted.eval()
+    try:
+        with torch.no_grad():
+            wanted, found = pytree.tree_leaves(source(*inputs)), pytree.tree_leaves(lifted(*inputs))
+    finally:
+        lifted.train(was_training)
+    for number, (want, have) in enumerate(zip(wanted, found, strict=True)):
+        if not isinstance(want, Tensor):
+            continue
+        gap = float((want.double() - have.double()).abs().max()) if want.numel() else 0.0
+        if gap > _TOLERANCE * max(1.0, float(want.abs().max()) if want.numel() else 0.0):
+            raise FailedPrecondition(
+                f"lift_embeddings: output {number} differs from the program's by {gap:.3g} on the inputs of check; "
+                "a table that existed keeps its own rows"
+            )

@@ -1,0 +1,160 @@
+"""What becomes of an embedding whose rows move to the parameter servers: its table, its first rows, its twin."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.progress import Progress
+from torch import nn
+
+from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ..proto.schema import Normal, RowOptimizer, Table, TableSchema
+from .deferred import deferred_init
+from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from .session import Session
+
+_log = logging.getLogger(__name__)
+Layer = nn.Embedding | nn.EmbeddingBag
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_CARRY_CHUNK_BYTES = 16 << 20
+_PROGRESS_FROM_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One layer to swap: where it stands and what its table will be."""
+
+    paths: tuple[str, ...]  # every place of the module; the first names the table
+    layer: Layer
+    schema: TableSchema
+    is_carried: bool
+
+
+def plan_tables(
+    layers: Sequence[tuple[Layer, list[str]]],
+    session: Session,
+    *,
+    what: str,
+    optimizer: RowOptimizer,
+    tables: Mapping[str, Table],
+    carry_weights: bool,
+) -> list[Swap]:
+    """The table of each layer, named after its first path; ``what`` is the caller's name, for errors.
+
+    Raises:
+        InvalidArgument: a pattern of ``tables`` matches no path.
+        FailedPrecondition: the session has bound a table of that name already.
+    """
+    is_used = dict.fromkeys(tables, False)
+    bound = set(session.bound_tables())
+    swaps = []
+    for layer, paths in layers:
+        if paths[0] in bound:
+            raise FailedPrecondition(f"table {paths[0]!r} is in use by this session already; use another namespace")
+        matching = [pattern for pattern in tables if fnmatch.fnmatchcase(paths[0], pattern)]
+        is_used.update(dict.fromkeys(matching, True))
+        table = tables[matching[0]] if matching else Table()
+        schema = TableSchema(
+            namespace=session.namespace,
+            name=paths[0],
+            dim=layer.embedding_dim,
+            optimizer=table.optimizer or optimizer,
+            dtype=table.dtype or "float32",
+            init=table.init or deferred_init(layer) or Normal(0.0, 1.0),
+            seed=table.seed or 0,
+        )
+        is_carried = carry_weights and table.init is None and not layer.weight.is_meta
+        swaps.append(Swap(tuple(paths), layer, schema, is_carried))
+    for pattern, is_matched in is_used.items():
+        if not is_matched:
+            names = ", ".join(paths[0] for _, paths in layers)
+            raise InvalidArgument(f"{what}: tables[{pattern!r}] matches no layer; layers to distribute: {names}")
+    return swaps
+
+
+def twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | DistributedEmbeddingBag:
+    twin: DistributedEmbedding | DistributedEmbeddingBag
+    if isinstance(layer, nn.EmbeddingBag):
+        assert layer.mode in BAG_MODES
+        twin = DistributedEmbeddingBag(
+            schema.full_name,
+            num_embeddings=layer.num_embeddings,
+            embedding_dim=layer.embedding_dim,
+            padding_idx=layer.padding_idx,
+            dtype=layer.weight.dtype,
+            mode=layer.mode,
+            include_last_offset=bool(layer.include_last_offset),
+        )
+    else:
+        twin = DistributedEmbedding(
+            schema.full_name,
+            num_embeddings=layer.num_embeddings,
+            embedding_dim=layer.embedding_dim,
+            padding_idx=layer.padding_idx,
+            dtype=layer.weight.dtype,
+        )
+    return twin.train(layer.training)
+
+
+def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:
+    """Creates the tables, rank 0 first with their first rows, so that no other rank reads before they are there."""
+    is_group = session.world_size > 1 and dist.is_available() and dist.is_initialized()
+    failure: SparserowError | None = None
+    made: list[TableSchema] = []
+    if session.rank == 0 or not is_group:
+        try:
+            made = _create(session, swaps, has_rows=session.rank == 0)
+        except SparserowError as error:
+            failure = error
+    if is_group:
+        outcome: list[str | None] = [None if failure is None else str(failure)]
+        dist.broadcast_object_list(outcome, src=0)
+        if failure is None and outcome[0] is not None:
+            failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
+    if failure is not None:
+        raise failure
+    return made or [session.catalog.create_table(swap.schema) for swap in swaps]
+
+
+def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
+    existing = {schema.name for schema in session.catalog.list_tables(session.namespace)}
+    made = [session.catalog.create_table(swap.schema) for swap in swaps]
+    for swap, schema in zip(swaps, made, strict=True):
+        if not has_rows:
+            continue
+        if schema.name in existing:
+            _log.info("table %s exists: its rows are kept, the layer's weights are not sent", schema.full_name)
+        elif swap.is_carried:
+            _carry(session, swap)
+        elif isinstance(swap.layer, nn.Embedding) and swap.layer.padding_idx is not None:
+            padding = np.array([swap.layer.padding_idx], dtype=np.uint64)
+            session.table(schema.name).assign(padding, np.zeros((1, schema.dim), dtype=np.float32))
+    return made
+
+
+def _carry(session: Session, swap: Swap) -> None:
+    rows = session.table(swap.schema.name)
+    weight = swap.layer.weight.detach()
+    step = max(1, _CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
+    for begin in _with_progress(weight.shape[0], step, f"sending {swap.schema.name}", 4 * weight.numel()):
+        part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
+        rows.assign(np.arange(begin, begin + len(part), dtype=np.uint64), part)
+
+
+def _with_progress(total: int, step: int, title: str, total_bytes: int) -> Iterator[int]:
+    """range(0, total, step), with a progress bar when it is long work."""
+    if total_bytes < _PROGRESS_FROM_BYTES:
+        yield from range(0, total, step)
+        return
+    with Progress(transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        for begin in range(0, total, step):
+            yield begin
+            progress.update(task, completed=min(total, begin + step))
