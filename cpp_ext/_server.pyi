@@ -279,6 +279,9 @@ class Server:
     def drop_job(self, job_id: int, operation: int = 0) -> None:
         """Forgets a job; pulls that wait for it get NotFound. Raises NotFound, FailedPrecondition (older operation)."""
 
+    def count_write(self, table_id: int) -> None:
+        """To be called when rows of a table were changed or dropped without a frame."""
+
     def stats(self) -> dict[str, Any]:
         """Counters by name: connections, frames, bytes, rows, commits, parked pulls, measured staleness.
 

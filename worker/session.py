@@ -64,7 +64,8 @@ class SessionStats:
         nonfinite_rows: summed gradients with NaN or Inf.
         clipped_rows: summed gradients that ``clip_row_norm`` shortened.
         rows_prefetched: unique rows that were pulled before their step began.
-        rows_revalidated: of them, asked about again at their step (exact prefetch).
+        rows_deferred: rows of exact prefetch that were left for their step, as a step before it was to change them.
+        rows_revalidated: of those prefetched, asked about again at their step, as others may have changed them.
         rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
         cache_hits: unique rows that steps took from the row cache without asking; ``cache_misses`` were not there.
         cache_revalidated: rows that were there and were asked about; ``cache_refreshed`` of them had changed.
@@ -81,6 +82,7 @@ class SessionStats:
     nonfinite_rows: int
     clipped_rows: int
     rows_prefetched: int
+    rows_deferred: int
     rows_revalidated: int
     rows_refreshed: int
     bytes_refreshed: int

@@ -75,6 +75,7 @@ py::dict stats_of(const Session& session) {
   out["nonfinite_rows"] = stats.nonfinite_rows;
   out["clipped_rows"] = stats.clipped_rows;
   out["rows_prefetched"] = stats.rows_prefetched;
+  out["rows_deferred"] = stats.rows_deferred;
   out["rows_revalidated"] = stats.rows_revalidated;
   out["rows_refreshed"] = stats.rows_refreshed;
   out["bytes_refreshed"] = stats.bytes_refreshed;

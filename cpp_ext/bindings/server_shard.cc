@@ -164,6 +164,7 @@ void bind_shard(py::module_& module) {
            py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0)
       .def("hold_job", &hold_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"))
       .def("drop_job", &drop_job, py::arg("job_id"), py::arg("operation") = 0)
+      .def("count_write", &rpc::Server::count_write, py::arg("table_id"))
       .def("stats", &stats)
       .def(
           "drain",

@@ -60,7 +60,7 @@ Status Channel::refusal_of(const Request& request) const {
                                               "; send fewer rows at a time");
   }
   if ((request.needs & ~features_) != 0) {
-    return Status(Code::kFailedPrecondition, "it is of an earlier build and knows no conditional pulls");
+    return Status(Code::kFailedPrecondition, "it is of an earlier build and knows no exact prefetch");
   }
   return Status::ok();
 }

@@ -250,10 +250,15 @@ Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& 
     for (const TablePull& table : tables) {
       const std::uint32_t begin = table.shard_begin[shard];
       const std::uint32_t n = table.shard_begin[shard + 1] - begin;
-      if (n == 0) continue;
+      if (n == 0 && options.writes_of_others == nullptr) continue;
       if (out == nullptr) {
         out = &add(call, shard, FrameType::kPull, FrameType::kRows, options.step);
         out->heads.reserve(tables.size());
+        if (options.writes_of_others != nullptr) {
+          out->request.header.flags |= kFrameWrites;
+          out->request.needs |= kFeatureWriteCounts;
+          out->request.writes_of_others = options.writes_of_others + shard;
+        }
       }
       TableHead& head = out->heads.emplace_back();
       head.descriptor.table_id = table.table_id;

@@ -196,6 +196,7 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   const std::uint32_t workers = std::max(1u, job->counted(step));
   lock.unlock();
   Status status = applier_.apply(kept, workers);
+  count_writes({&kept, 1});
   kept = Kept{};  // gives the reservations back before others look at the budget
   lock.lock();
   if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
@@ -209,6 +210,17 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   if (status.is_ok()) stats_.rows_applied += rows;
   answered_.notify_all();
   return status;
+}
+
+// Commits that were applied together. Of a step of several workers each is told that others wrote.
+void CommitLog::count_writes(std::span<const Kept> commits) {
+  for (const Kept& kept : commits) {
+    const Commit& commit = kept.commit;
+    const WriteCounts::Writer writer{commit.job_id, commit.worker_id, commit.worker_epoch};
+    for (const GradBlock& block : commit.blocks) {
+      writes_.add(block.table_id, commit.step == kNoStep ? nullptr : &writer);
+    }
+  }
 }
 
 // Reduces and applies every step that has all its commits, in order; one thread at a time per job.
@@ -226,6 +238,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
     const std::uint32_t workers = std::max(1u, job->counted(*step));
     lock.unlock();
     const Status status = applier_.apply_step(commits, workers);
+    count_writes(commits);
     commits.clear();
     lock.lock();
     stats_.kept_bytes -= bytes;

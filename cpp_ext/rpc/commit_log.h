@@ -35,12 +35,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "rpc/apply_commits.h"
 #include "rpc/job_clock.h"
+#include "rpc/write_counts.h"
 #include "store/store.h"
 #include "util/status.h"
 
@@ -134,6 +136,8 @@ class CommitLog {
   // Answers every parked pull with `status` (drain, stop).
   void fail_parked(const Status& status);
 
+  // Commits are counted here; other writes to the store are to be added.
+  [[nodiscard]] WriteCounts& writes() noexcept { return writes_; }
   [[nodiscard]] CommitLogStats stats() const;
   // For a pull of `step` that reads now: step - 1 minus the step up to which all commits are applied. 0 for a job
   // that is gone.
@@ -153,6 +157,7 @@ class CommitLog {
   Result<CommitResult> accept_for_step(Lock& lock, const JobPtr& job, Kept kept);
   Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept);
   Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept);
+  void count_writes(std::span<const Kept> commits);
   void end_worker(Lock& lock, const JobPtr& job, const Member& member);
   Status check_operation(std::uint32_t job_id, std::uint64_t operation) const;
   JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes);
@@ -162,6 +167,7 @@ class CommitLog {
 
   const std::uint64_t kept_budget_bytes_;
   const CommitApplier applier_;
+  WriteCounts writes_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
   std::unordered_map<std::uint32_t, JobPtr> jobs_;

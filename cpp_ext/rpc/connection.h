@@ -26,8 +26,9 @@ namespace sparserow::rpc {
 struct PullRequest {
   FrameHeader header;
   std::vector<PullPart> parts;
-  std::uint64_t reply_bytes = 0;  // of the reply's body
-  Buffer body;                    // owns the keys of a pull that is parked
+  std::uint64_t reply_bytes = 0;       // of the reply's body
+  std::uint64_t writes_of_others = 0;  // when asked
+  Buffer body;                         // owns the keys of a pull that is parked
   Charge charge;
 };
 
@@ -84,6 +85,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
   Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
+  void count_writes(PullRequest& request);
+  [[nodiscard]] static FrameHeader rows_header(const PullRequest& request);
   Task<bool> send_rows(PullRequest& request);
   Task<bool> send_rows_whole(PullRequest& request);
   Task<bool> send_rows_chunked(PullRequest& request);

@@ -27,6 +27,10 @@
 // A conditional pull (table flag kTableKnown, a feature of HELLO) sends with each key the version that the
 // client has, or kNoVersion. The reply has the n rows whose version differs, older or newer, their versions,
 // and their positions among the keys asked for, which rise.
+//
+// A PULL flagged kFrameWrites has in its reply's `sequence` how often others than this worker wrote to the tables it
+// names, up to a constant (rpc/write_counts.h), as of before its rows were read. It may name tables without keys.
+//
 // Unknown sections are skipped unless flagged kRequired, then the frame is refused. Lengths are checked
 // before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO). Every length is a
 // multiple of 8, so what follows is aligned in place.
@@ -60,8 +64,9 @@ inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // of a row that the cl
 
 enum Features : std::uint64_t {
   kFeatureConditionalPull = 1,
+  kFeatureWriteCounts = 2,
 };
-inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull;  // of this build
+inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts;  // of this build
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -85,6 +90,7 @@ enum FrameFlags : std::uint8_t {
   kFrameHasCrc = 1,    // header.crc32c covers header (with crc32c = 0) and body
   kFramePrepared = 2,  // COMMIT: applies what PREPARE brought under the same sequence
   kFrameGradSum = 4,   // COMMIT/PREPARE: do not scale gradients by 1/N
+  kFrameWrites = 8,    // PULL: count the writes of others. A feature of HELLO
 };
 
 struct FrameHeader {
@@ -99,7 +105,7 @@ struct FrameHeader {
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
   std::uint32_t route_epoch = 0;
-  std::uint64_t sequence = 0;  // of commits by this worker; 0 where none
+  std::uint64_t sequence = 0;  // of commits by this worker; of a reply to kFrameWrites: the count; 0 where none
   std::int64_t step = kNoStep;
   std::uint32_t section_count = 0;
   std::uint32_t crc32c = 0;

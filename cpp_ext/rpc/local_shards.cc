@@ -61,7 +61,10 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
   return Status::ok();
 }
 
-Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& /*options*/) {
+Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& options) {
+  if (options.writes_of_others != nullptr) {
+    std::fill_n(options.writes_of_others, stores_.size(), writes_without_step_.load());
+  }
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
     if (table.known != nullptr && table.versions == nullptr) {
@@ -143,6 +146,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
             "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
   }
   for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}));
+  if (options.step == kNoStep) ++writes_without_step_;
   last_sequence_ = options.sequence;
   prepared_sequence_ = 0;
   prepared_.clear();
@@ -165,6 +169,7 @@ Status LocalShards::commit(std::span<const TablePush> tables, const CommitOption
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
   SR_RETURN_IF_ERROR(apply(tables));
+  if (options.step == kNoStep) ++writes_without_step_;
   last_sequence_ = options.sequence;
   return Status::ok();
 }
@@ -180,6 +185,7 @@ Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions&
                                             table.grads + begin * table.dim));
     }
   }
+  ++writes_without_step_;
   return Status::ok();
 }
 
@@ -194,6 +200,7 @@ Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const
     if (!one.is_ok()) return one.status();
     erased += one.value();
   }
+  ++writes_without_step_;
   return erased;
 }
 

@@ -1,9 +1,11 @@
 // Shards over stores of this process: no frames, no clock, one worker. For tests of the session, for programs
 // that train on one machine without a server, and as `bench train`'s reference without RPC.
 //
-// Thread-safe. Obeys the contract of rpc/shards.h; deadlines are not needed, nothing waits.
+// Thread-safe. Of writes it knows those that go through it. Obeys the contract of rpc/shards.h; deadlines are not
+// needed, nothing waits.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -50,6 +52,7 @@ class LocalShards final : public Shards {
   std::vector<std::shared_ptr<Store>> stores_;
   std::vector<std::uint16_t> slot_owner_;
 
+  std::atomic<std::uint64_t> writes_without_step_ = 0;
   std::mutex mutex_;  // of what follows
   std::uint64_t last_sequence_ = 0;
   std::uint64_t prepared_sequence_ = 0;  // 0: nothing is prepared

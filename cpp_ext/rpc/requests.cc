@@ -272,11 +272,21 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
   --core_.counters.requests_active;
 }
 
+// Of a reply with every row that was asked for.
+FrameHeader Connection::rows_header(const PullRequest& request) {
+  FrameHeader header = reply_to(request.header, FrameType::kRows);
+  header.section_count = static_cast<std::uint32_t>(request.parts.size());
+  header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
+  header.sequence = request.writes_of_others;
+  return header;
+}
+
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {
   if (request.header.step != kNoStep) {
     const std::uint64_t behind = core_.commits.steps_behind(request.header.job_id, request.header.step);
     for (const PullPart& part : request.parts) core_.staleness.add(part.descriptor.table_id, behind);
   }
+  count_writes(request);
   const bool conditional =
       std::any_of(request.parts.begin(), request.parts.end(), [](const PullPart& part) { return !part.known.empty(); });
   if (conditional) co_return co_await send_changed_rows(request);
@@ -290,10 +300,17 @@ Connection::Task<bool> Connection::send_rows(PullRequest& request) {
   co_return alive;
 }
 
+void Connection::count_writes(PullRequest& request) {
+  const FrameHeader& header = request.header;
+  if ((header.flags & kFrameWrites) == 0) return;
+  std::vector<std::uint32_t> tables;
+  for (const PullPart& part : request.parts) tables.push_back(part.descriptor.table_id);
+  request.writes_of_others =
+      core_.commits.writes().by_others(tables, {header.job_id, header.worker_id, header.worker_epoch});
+}
+
 Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
-  FrameHeader header = reply_to(request.header, FrameType::kRows);
-  header.section_count = static_cast<std::uint32_t>(request.parts.size());
-  header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
+  FrameHeader header = rows_header(request);
   Buffer out = core_.buffers.acquire(sizeof header + request.reply_bytes);
   Packer packer(out.data());
   packer.put(header);
@@ -336,8 +353,7 @@ Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
     const auto refusal = error_frame(reply_to(request.header, FrameType::kError), body.status());
     co_return co_await write_reply(refusal);
   }
-  FrameHeader header = reply_to(request.header, FrameType::kRows);
-  header.section_count = static_cast<std::uint32_t>(request.parts.size());
+  FrameHeader header = rows_header(request);
   header.body_bytes = static_cast<std::uint32_t>(body.value().size());
   if ((header.flags & kFrameHasCrc) != 0) {
     const iovec piece{const_cast<std::byte*>(body.value().data()), body.value().size()};
@@ -353,9 +369,7 @@ Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
 // in between cannot be told any more: the connection ends, and the retry learns it.
 Connection::Task<bool> Connection::send_rows_chunked(PullRequest& request) {
-  FrameHeader header = reply_to(request.header, FrameType::kRows);
-  header.section_count = static_cast<std::uint32_t>(request.parts.size());
-  header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
+  const FrameHeader header = rows_header(request);
   RowChunks chunks(core_, header, request.parts);
   while (true) {
     const auto bytes = chunks.next();
@@ -452,6 +466,7 @@ Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Bo
   for (const TableView& view : views) {
     std::vector<std::shared_ptr<void>> owners;
     Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
+    core_.commits.writes().add(view.descriptor.table_id, nullptr);
     if (!status.is_ok()) return {std::move(status), false, {}};
     rows += view.keys.size();
   }
@@ -473,6 +488,7 @@ Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Bo
   std::uint64_t rows = 0;
   for (const TableView& view : views) {
     auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
+    core_.commits.writes().add(view.descriptor.table_id, nullptr);
     if (!erased.is_ok()) return {erased.status(), false, {}};
     rows += erased.value();
   }

@@ -226,6 +226,7 @@ Result<std::vector<WorkerReport>> Server::hold_job(std::uint32_t job_id, std::ui
 Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   return impl_->core().commits.drop_job(job_id, operation);
 }
+void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes().add(table_id, nullptr); }
 ServerStats Server::stats() const { return impl_->stats(); }
 void Server::drain(std::chrono::milliseconds deadline) { impl_->drain(deadline); }
 void Server::stop() { impl_->stop(); }

@@ -67,6 +67,8 @@ class Server {
   Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
                                              const std::vector<WorkerKey>& fence);
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
+  // To be called when rows of a table were changed or dropped without a frame.
+  void count_write(std::uint32_t table_id);
   [[nodiscard]] ServerStats stats() const;
 
   // Refuses new requests with kUnavailable, answers parked pulls so, and waits for the requests under

@@ -48,6 +48,11 @@ struct TablePush {
 struct CallOptions {
   std::chrono::milliseconds deadline{30'000};
   std::int64_t step = kNoStep;  // the job's clock; kNoStep for eval, admin and key-level calls
+
+  // Of a pull: (shards) or null. Equal numbers of two pulls that name the same tables: from before the first one read
+  // its rows until the second did, nobody wrote to them but this worker by its steps. Servers that cannot:
+  // FailedPrecondition.
+  std::uint64_t* writes_of_others = nullptr;
 };
 
 struct CommitOptions {

@@ -57,7 +57,22 @@ Status Binding::pull_pending(TableStep& step, bool train) {
     return status;
   }
   step.confirm();
+  if (train) note_source(kOutside);
   return Status::ok();
+}
+
+void Binding::note_source(std::uint64_t source) noexcept {
+  source_ = source_ == kNowhere || source_ == source ? source : kOutside;
+}
+
+void Binding::note_commit(std::uint64_t commits) noexcept {
+  if (source_ == kNowhere) return;
+  if (last_commit_.source != source_) last_of_another_ = last_commit_;
+  last_commit_ = {source_, commits};
+}
+
+std::uint64_t Binding::last_commit_but_of(std::uint64_t source) const noexcept {
+  return last_commit_.source == source ? last_of_another_.number : last_commit_.number;
 }
 
 Result<StagedSums> Binding::stage(const IdsRef& ids) {

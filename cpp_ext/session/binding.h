@@ -46,9 +46,17 @@ class Binding {
   // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
   Result<StagedSums> stage(const IdsRef& ids);
 
+  // Where keys of a step come from: a prefetcher's number, or else.
+  static constexpr std::uint64_t kNowhere = 0;
+  static constexpr std::uint64_t kOutside = 1;  // pulled by the op, or from several prefetchers
+
  private:
   friend class Session;
   friend class Prefetcher;
+  void note_source(std::uint64_t source) noexcept;
+  void note_commit(std::uint64_t commits) noexcept;
+  // Number of the last commit (from 1) of a step with keys that did not come from `source`; 0 when there is none.
+  [[nodiscard]] std::uint64_t last_commit_but_of(std::uint64_t source) const noexcept;
   Status check_ids(std::span<const std::int64_t> ids) const;
   Result<Lookup> read(const IdsRef& ids);
   Status pull_pending(TableStep& step, bool train);
@@ -59,6 +67,15 @@ class Binding {
   std::mutex mutex_;
   TableStep step_;   // guarded by mutex_
   TableStep ahead_;  // rows read ahead of an evaluation's forward; guarded by mutex_
+
+  struct SourcedCommit {
+    std::uint64_t source = kNowhere;
+    std::uint64_t number = 0;
+  };
+  // Guarded by mutex_.
+  std::uint64_t source_ = kNowhere;  // of this step's keys
+  SourcedCommit last_commit_;
+  SourcedCommit last_of_another_;  // the last one whose source is not last_commit_'s
 };
 
 // FailedPrecondition when nothing is bound under this name (says what to do).

@@ -1,8 +1,59 @@
 #include "session/prefetcher.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace sparserow {
+namespace {
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last{Binding::kOutside};
+  return ++last;
+}
+
+// Some of the rows of a pull, packed for it and put into their places afterwards.
+class RowSelection {
+ public:
+  // Leaves the keys whose mark is `wanted`; what the marks and the pull point to must outlive the object.
+  void narrow(rpc::TablePull& pull, const std::vector<std::uint8_t>& marks, std::uint8_t wanted) {
+    if (std::all_of(marks.begin(), marks.end(), [wanted](std::uint8_t mark) { return mark == wanted; })) return;
+    whole_ = pull;
+    shard_begin_.assign(1, 0);
+    for (std::size_t shard = 0; shard + 1 < pull.shard_begin.size(); ++shard) {
+      for (std::uint32_t i = pull.shard_begin[shard]; i < pull.shard_begin[shard + 1]; ++i) {
+        if (marks[i] != wanted) continue;
+        keys_.push_back(pull.keys[i]);
+        places_.push_back(i);
+      }
+      shard_begin_.push_back(static_cast<std::uint32_t>(keys_.size()));
+    }
+    rows_.resize(keys_.size() * pull.dim);
+    pull.keys = keys_;
+    pull.shard_begin = shard_begin_;
+    pull.rows = rows_.data();
+    if (pull.versions == nullptr) return;
+    versions_.resize(keys_.size());
+    pull.versions = versions_.data();
+  }
+
+  void deliver() const {
+    const std::size_t dim = whole_.dim;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      std::memcpy(whole_.rows + places_[i] * dim, rows_.data() + i * dim, dim * sizeof(float));
+      if (whole_.versions != nullptr) whole_.versions[places_[i]] = versions_[i];
+    }
+  }
+
+ private:
+  rpc::TablePull whole_;
+  std::vector<std::uint64_t> keys_;
+  std::vector<std::uint32_t> shard_begin_;
+  std::vector<std::uint32_t> places_;
+  std::vector<float> rows_;
+  std::vector<std::uint64_t> versions_;
+};
+
+}  // namespace
 
 std::size_t PrefetchedBatch::rows() const noexcept {
   std::size_t rows = 0;
@@ -14,7 +65,9 @@ Prefetcher::Prefetcher(std::shared_ptr<Session> session, bool exact)
     : session_(std::move(session)),
       bindings_(session_->bindings_),
       exact_(exact),
-      partitioner_(session_->state().shards().slot_owner(), session_->state().shards().shard_count()) {}
+      id_(next_id()),
+      partitioner_(session_->state().shards().slot_owner(), session_->state().shards().shard_count()),
+      ages_(bindings_.size()) {}
 
 Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const AheadLookup> lookups) {
   SR_RETURN_IF_ERROR(session_->state().check_usable());
@@ -31,9 +84,11 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
     for (const auto& binding : bindings_) {
       const BindingSpec& spec = binding->spec_;
       const std::uint32_t shards = session_->state().shards().shard_count();
-      batch->parts_.push_back({TableStep(spec.table_id, spec.schema_version, spec.dim, shards), {}, {}});
+      batch->parts_.push_back({TableStep(spec.table_id, spec.schema_version, spec.dim, shards), {}, {}, {}, {}});
     }
   }
+  const std::lock_guard indexing(index_mutex_);
+  batch->number_ = ++indexed_;
   std::vector<IdsRef> wanted;
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
     wanted.clear();
@@ -42,37 +97,26 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
         wanted.push_back(lookup.ids);
       }
     }
-    if (!wanted.empty()) batch->parts_[b].step.add(wanted, partitioner_);
+    PrefetchedBatch::Part& part = batch->parts_[b];
+    part.latest.clear();
+    if (wanted.empty()) continue;
+    part.step.add(wanted, partitioner_);
+    if (!exact_) continue;
+    for (const std::uint64_t key : part.step.all_keys()) part.latest.push_back(ages_[b].touch(key, batch->number_));
   }
   return batch;
 }
 
-std::vector<rpc::TablePull> Prefetcher::requests(PrefetchedBatch& batch, bool conditional) const {
-  std::vector<rpc::TablePull> pulls;
-  for (PrefetchedBatch::Part& part : batch.parts_) {
-    const std::size_t first = pulls.size();
-    part.step.requests(pulls);
-    if (!exact_ || pulls.size() == first) continue;
-    part.versions.resize(part.step.keys());
-    rpc::TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
-    pull.versions = part.versions.data();
-    if (!conditional) continue;
-    part.changed.resize(part.step.keys());
-    pull.known = part.versions.data();
-    pull.changed = part.changed.data();
-  }
-  return pulls;
-}
-
 Status Prefetcher::pull(PrefetchedBatch& batch, std::int64_t step) {
   SR_RETURN_IF_ERROR(session_->state().check_usable());
-  return pull_rows(batch, exact_ ? rpc::kNoStep : step);
+  return exact_ ? pull_ahead(batch) : pull_rows(batch, step);
 }
 
 Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   SessionState& state = session_->state();
   batch.step_ = step;
-  const std::vector<rpc::TablePull> pulls = requests(batch, /*conditional=*/false);
+  std::vector<rpc::TablePull> pulls;
+  for (PrefetchedBatch::Part& part : batch.parts_) part.step.requests(pulls);
   if (pulls.empty()) return Status::ok();
   rpc::CallOptions options = state.pull_options(/*train=*/true);
   if (options.step != rpc::kNoStep) options.step = step;
@@ -82,15 +126,113 @@ Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   return Status::ok();
 }
 
+// Marks the rows that a step will change that is under way or lies between: of the batches before this one.
+void Prefetcher::defer(PrefetchedBatch& batch) {
+  SessionState& state = session_->state();
+  std::uint64_t open = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t commits = state.counters.steps_committed.load();
+    const bool in_doubt = state.is_committing();  // after the count: the last one counted may not be acknowledged
+    if (commits > open_commits_) {
+      open = in_doubt ? open_ : handed_over_ + 1;
+    } else {
+      open = in_doubt ? open_before_ : open_;
+    }
+    batch.commits_ = in_doubt && commits > 0 ? commits - 1 : commits;
+  }
+  batch.is_tracked_ = batch.number_ < open + KeyAges::kKept;
+  for (PrefetchedBatch::Part& part : batch.parts_) {
+    part.deferred.resize(part.latest.size());
+    for (std::size_t i = 0; i < part.latest.size(); ++i) part.deferred[i] = part.latest[i] >= open ? 1 : 0;
+  }
+}
+
+Status Prefetcher::pull_ahead(PrefetchedBatch& batch) {
+  SessionState& state = session_->state();
+  defer(batch);
+  for (PrefetchedBatch::Part& part : batch.parts_) part.versions.clear();
+  batch.writes_of_others_.assign(state.shards().shard_count(), 0);
+  rpc::CallOptions options = state.pull_options(/*train=*/true);
+  options.step = rpc::kNoStep;
+  options.writes_of_others = batch.writes_of_others_.data();
+  SR_RETURN_IF_ERROR(pull_some(batch, 0, looks_again_.load(), options));
+  for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
+  return Status::ok();
+}
+
+Status Prefetcher::pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions,
+                             const rpc::CallOptions& options) {
+  SessionState& state = session_->state();
+  std::vector<rpc::TablePull> pulls;
+  std::vector<RowSelection> selections(batch.parts_.size());
+  std::size_t rows = 0;
+  for (std::size_t b = 0; b < batch.parts_.size(); ++b) {
+    PrefetchedBatch::Part& part = batch.parts_[b];
+    const std::size_t first = pulls.size();
+    part.step.requests(pulls);
+    if (pulls.size() == first) continue;
+    rpc::TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
+    if (with_versions) {
+      part.versions.resize(pull.keys.size());
+      pull.versions = part.versions.data();
+    }
+    selections[b].narrow(pull, part.deferred, deferred);
+    rows += pull.keys.size();
+  }
+  if (pulls.empty()) return Status::ok();
+  SR_RETURN_IF_ERROR(state.pull(pulls, options));
+  for (const RowSelection& selection : selections) selection.deliver();
+  ++state.counters.pulls;
+  state.counters.rows_pulled += rows;
+  (deferred == 0 ? state.counters.rows_prefetched : state.counters.rows_deferred) += rows;
+  return Status::ok();
+}
+
+// Makes the rows what a pull of this step gives.
+Status Prefetcher::pull_exactly(PrefetchedBatch& batch) {
+  SessionState& state = session_->state();
+  SR_RETURN_IF_ERROR(state.wait_for_commit());
+  std::vector<std::uint64_t> writes_of_others(state.shards().shard_count(), 0);
+  rpc::CallOptions options = state.pull_options(/*train=*/true);
+  options.writes_of_others = writes_of_others.data();
+  const bool knows = knows_what_was_written(batch);
+  if (knows && !looks_again_.load()) {
+    SR_RETURN_IF_ERROR(pull_some(batch, 1, false, options));
+    if (writes_of_others == batch.writes_of_others_) return Status::ok();
+  }
+  SR_RETURN_IF_ERROR(revalidate(batch, options));
+  looks_again_.store(!knows || writes_of_others != batch.writes_of_others_);
+  return Status::ok();
+}
+
+// Whether a batch that was indexed after this one has been handed over.
+bool Prefetcher::is_overtaken(const PrefetchedBatch& batch) {
+  const std::lock_guard lock(mutex_);
+  return handed_over_ > batch.number_;
+}
+
+// Whether the keys of every step committed since the batch was pulled are among those that it deferred.
+bool Prefetcher::knows_what_was_written(const PrefetchedBatch& batch) {
+  if (!batch.is_tracked_ || is_overtaken(batch)) return false;
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    if (binding->last_commit_but_of(id_) > batch.commits_) return false;
+  }
+  return true;
+}
+
 Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
   SessionState& state = session_->state();
   SR_RETURN_IF_ERROR(state.check_usable());
   SR_RETURN_IF_ERROR(session_->expect(Phase::kOpen, "hand_over"));
   if (exact_) {
-    SR_RETURN_IF_ERROR(revalidate(*batch));
+    SR_RETURN_IF_ERROR(pull_exactly(*batch));
   } else if (state.options().clocked && batch->step_ < session_->step()) {
     SR_RETURN_IF_ERROR(pull_rows(*batch, session_->step()));
   }
+  // Batches that were pulled after a later one's step did not reckon with it.
+  const bool is_late = is_overtaken(*batch);
   bool any = false;
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
     PrefetchedBatch::Part& part = batch->parts_[b];
@@ -100,28 +242,64 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
     }
     any = true;
     const std::lock_guard lock(bindings_[b]->mutex_);
+    bindings_[b]->note_source(is_late ? Binding::kOutside : id_);
     const auto locked = state.partitioner();
     bindings_[b]->step_.take(part.step, locked.partitioner);
   }
   if (any) state.merged_this_step.store(true);
   const std::lock_guard lock(mutex_);
+  note_hand_over(batch->number_);
   spare_.push_back(std::move(batch));
   return Status::ok();
 }
 
-Status Prefetcher::revalidate(PrefetchedBatch& batch) {
+// Under mutex_.
+void Prefetcher::note_hand_over(std::uint64_t number) {
+  const std::uint64_t commits = session_->state().counters.steps_committed.load();
+  if (commits != open_commits_) {
+    open_before_ = open_;
+    open_ = number;
+    open_commits_ = commits;
+  }
+  handed_over_ = std::max(handed_over_, number);
+}
+
+// Asks for the rows that differ from those that the batch has; for all when it has no versions.
+Status Prefetcher::revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options) {
   SessionState& state = session_->state();
-  const std::vector<rpc::TablePull> pulls = requests(batch, /*conditional=*/true);
+  std::vector<rpc::TablePull> pulls;
+  for (PrefetchedBatch::Part& part : batch.parts_) {
+    const std::size_t first = pulls.size();
+    part.step.requests(pulls);
+    if (pulls.size() == first) continue;
+    rpc::TablePull& pull = pulls.back();
+    const std::size_t keys = pull.keys.size();
+    const bool has_versions = !part.versions.empty();
+    part.versions.resize(keys, rpc::kNoVersion);
+    for (std::size_t i = 0; has_versions && i < keys; ++i) {
+      if (part.deferred[i] != 0) part.versions[i] = rpc::kNoVersion;
+    }
+    part.changed.resize(keys);
+    pull.versions = part.versions.data();
+    pull.known = part.versions.data();
+    pull.changed = part.changed.data();
+  }
   if (pulls.empty()) return Status::ok();
-  SR_RETURN_IF_ERROR(state.wait_for_commit());
-  SR_RETURN_IF_ERROR(state.pull(pulls, state.pull_options(/*train=*/true)));
+  SR_RETURN_IF_ERROR(state.pull(pulls, options));
   ++state.counters.pulls;
-  for (const rpc::TablePull& pull : pulls) {
-    const auto refreshed = static_cast<std::uint64_t>(std::count(pull.changed, pull.changed + pull.keys.size(), 1));
-    state.counters.rows_revalidated += pull.keys.size();
+  for (const PrefetchedBatch::Part& part : batch.parts_) {
+    std::uint64_t ahead = 0;
+    std::uint64_t refreshed = 0;
+    for (std::size_t i = 0; i < part.step.keys(); ++i) {
+      ahead += part.deferred[i] == 0 ? 1 : 0;
+      refreshed += part.deferred[i] == 0 && part.changed[i] != 0 ? 1 : 0;
+    }
+    const std::uint64_t deferred = part.step.keys() - ahead;
+    state.counters.rows_revalidated += ahead;
     state.counters.rows_refreshed += refreshed;
-    state.counters.rows_pulled += refreshed;
-    state.counters.bytes_refreshed += refreshed * pull.dim * sizeof(float);
+    state.counters.rows_deferred += deferred;
+    state.counters.rows_pulled += refreshed + deferred;
+    state.counters.bytes_refreshed += refreshed * part.step.dim() * sizeof(float);
   }
   return Status::ok();
 }

@@ -7,17 +7,21 @@
 // later batch. How many batches are in flight, and so the memory, is the caller's to bound.
 //
 // Two ways to be right about staleness:
-//   exact    rows are pulled without clock, with their versions. hand_over() asks again by the step's clock, with the
-//            versions, and gets the rows that differ: what a forward sees is what it would have pulled itself.
+//   exact    what a forward sees is what it would have pulled itself. Rows are pulled without clock, but for those
+//            that a batch before this one has as well and whose step is not committed: they would change. hand_over()
+//            pulls these by the step's clock. When the shards say that nobody else wrote meanwhile, and the steps wrote
+//            no other keys than those of batches handed over here, that is all; else it asks again for every row, with
+//            the versions, and gets the rows that differ.
 //   inexact  rows are pulled by the clock of the latest step that can use them. A batch that is used later than that
 //            is pulled again.
 //
 // Nothing depends on the guess which ids a lookup will have: the op compares, and pulls what is missing.
 //
-// Thread-safe as long as each batch is in one call at a time and index() is called by one thread at a time; hand_over()
-// belongs to the thread that trains. Tables bound after the object was made are not prefetched.
+// Thread-safe as long as each batch is in one call at a time; hand_over() belongs to the thread that trains. Tables
+// bound after the object was made are not prefetched.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,6 +29,7 @@
 #include <vector>
 
 #include "rpc/partition.h"
+#include "session/key_ages.h"
 #include "session/session.h"
 #include "session/table_step.h"
 
@@ -38,11 +43,18 @@ class PrefetchedBatch {
   friend class Prefetcher;
   struct Part {
     TableStep step;
-    std::vector<std::uint64_t> versions;  // (keys), when exact
+    // The rest is filled when exact.
+    std::vector<std::uint64_t> latest;    // (keys): number of the latest batch before this one that has it, or 0
+    std::vector<std::uint8_t> deferred;   // (keys): 1 where the row is left for the step
+    std::vector<std::uint64_t> versions;  // (keys), or empty when they were not asked for
     std::vector<std::uint8_t> changed;    // (keys): what the second look brought
   };
-  std::vector<Part> parts_;  // in order of the prefetcher's bindings
-  std::int64_t step_ = 0;    // the latest that may use the rows as they are
+  std::vector<Part> parts_;                      // in order of the prefetcher's bindings
+  std::int64_t step_ = 0;                        // the latest that may use the rows as they are
+  std::uint64_t number_ = 0;                     // from 1, in order of index()
+  std::uint64_t commits_ = 0;                    // that were acknowledged for sure when its rows were pulled
+  bool is_tracked_ = false;                      // deferred is right about batches up to number_
+  std::vector<std::uint64_t> writes_of_others_;  // (shards) when its rows were pulled
 };
 
 class Prefetcher {
@@ -59,17 +71,35 @@ class Prefetcher {
 
  private:
   Status pull_rows(PrefetchedBatch& batch, std::int64_t step);
-  Status revalidate(PrefetchedBatch& batch);
-  // conditional: only for rows that differ from those that the batch has.
-  [[nodiscard]] std::vector<rpc::TablePull> requests(PrefetchedBatch& batch, bool conditional) const;
+  Status pull_ahead(PrefetchedBatch& batch);
+  Status pull_exactly(PrefetchedBatch& batch);
+  void defer(PrefetchedBatch& batch);
+  // The rows whose `deferred` is `deferred`, by these options.
+  Status pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions, const rpc::CallOptions& options);
+  Status revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options);
+  [[nodiscard]] bool is_overtaken(const PrefetchedBatch& batch);
+  [[nodiscard]] bool knows_what_was_written(const PrefetchedBatch& batch);
+  void note_hand_over(std::uint64_t number);
 
   std::shared_ptr<Session> session_;
   std::vector<std::shared_ptr<Binding>> bindings_;
   const bool exact_;
-  rpc::Partitioner partitioner_;  // of index()
+  const std::uint64_t id_;  // of this object in Binding's notes
+  std::mutex index_mutex_;  // guards what follows
+  rpc::Partitioner partitioner_;
+  std::vector<KeyAges> ages_;  // by binding
+  std::uint64_t indexed_ = 0;  // number of the last batch
 
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<PrefetchedBatch>> spare_;  // guarded by mutex_
+  std::atomic<bool> looks_again_ = false;  // the last batch needed it, so versions are asked for
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<std::unique_ptr<PrefetchedBatch>> spare_;
+  std::uint64_t handed_over_ = 0;  // of the last one handed over
+  // Batches from open_ on are of steps that are not committed once `open_commits_` are; from open_before_ on: one
+  // commit earlier.
+  std::uint64_t open_ = 1;
+  std::uint64_t open_before_ = 1;
+  std::uint64_t open_commits_ = 0;
 };
 
 }  // namespace sparserow

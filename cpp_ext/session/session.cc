@@ -42,6 +42,7 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "pull_ahead"));
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<TableStep*> tables;
+  std::vector<Binding*> pulled;  // for the step
   std::vector<rpc::TablePull> pulls;
   std::unordered_map<std::string_view, std::vector<IdsRef>> by_name;
   for (const AheadLookup& lookup : lookups) by_name[lookup.binding].push_back(lookup.ids);
@@ -57,10 +58,12 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
     table.add(wanted, locked.partitioner);
     table.pending(pulls);
     tables.push_back(&table);
+    if (train && table.pending_keys() > 0) pulled.push_back(binding.get());
   }
   if (!pulls.empty()) {
     const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
     for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
+    for (Binding* binding : pulled) binding->note_source(Binding::kOutside);
     SR_RETURN_IF_ERROR(status);
     ++state_->counters.pulls_merged;
   }
@@ -149,6 +152,10 @@ Status Session::end_commit(const Status& status) {
   const bool prepared = state_->phase.load() == Phase::kPrepared;
   ++state_->sequence;
   if (SessionCache* cache = state_->cache()) cache->committed(pushes_);
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    if (status.is_ok()) binding->note_commit(state_->counters.steps_committed.load() + 1);
+  }
   forget_step();
   if (!status.is_ok()) {
     ++state_->counters.steps_aborted;
@@ -221,6 +228,7 @@ SessionStats Session::stats() const noexcept {
   out.clipped_rows = now.clipped_rows.load();
   out.rows_prefetched = now.rows_prefetched.load();
   out.rows_revalidated = now.rows_revalidated.load();
+  out.rows_deferred = now.rows_deferred.load();
   out.rows_refreshed = now.rows_refreshed.load();
   out.bytes_refreshed = now.bytes_refreshed.load();
   out.cache_hits = now.cache_hits.load();
@@ -261,6 +269,7 @@ void Session::forget_step() {
   for (const auto& binding : bindings_) {
     const std::lock_guard lock(binding->mutex_);
     binding->step_.clear();
+    binding->source_ = Binding::kNowhere;
   }
   state_->merged_this_step.store(false);
   state_->staged_calls.store(0);

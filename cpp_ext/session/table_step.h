@@ -43,6 +43,8 @@ class TableStep {
   void rollback();
   [[nodiscard]] std::size_t pending_keys() const noexcept { return keys_.size() - confirmed_; }
   [[nodiscard]] std::size_t keys() const noexcept { return keys_.size(); }
+  [[nodiscard]] std::span<const std::uint64_t> all_keys() const noexcept { return keys_; }
+  [[nodiscard]] std::uint32_t dim() const noexcept { return dim_; }
   [[nodiscard]] bool empty() const noexcept { return keys_.empty(); }
 
   // Requests for every key, rows pointing into this object. Only before a Lookup was given out (invariant 1).

@@ -76,6 +76,7 @@ class ShardEngine:
             NotFound: there is no such table.
         """
         self._store.drop_table(table_id)
+        self._server.count_write(table_id)
 
     def set_route(self, route: pb.Route) -> None:
         """Takes a slot map over.

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <deque>
+#include <random>
 #include <thread>
 
 #include "session_fixture.h"
@@ -71,9 +73,127 @@ TEST_CASE("exact: rows that changed since they were pulled are what a pull at us
   CHECK(weight(f, ids, 1) == 0.5f);
   CHECK(weight(f, ids, 2) == 0.5f);
   const SessionStats stats = f.session->stats();
-  CHECK(stats.rows_revalidated == 3);
-  CHECK(stats.rows_refreshed == 2);
-  CHECK(stats.bytes_refreshed == 2 * kDim * sizeof(float));
+  CHECK(stats.rows_revalidated == 3);  // the step had keys of no batch; the rows came without versions
+  CHECK(stats.rows_refreshed == 3);
+  auto again = prefetcher.index({&lookup, 1}).value();  // from now on with versions; deferred: 1, 2 and 60 are open
+  REQUIRE(prefetcher.pull(*again, 1).is_ok());
+  CHECK(f.session->stats().rows_prefetched == 3);
+  REQUIRE(f.session->abort().is_ok());
+  const Ids more{3, 61};
+  const AheadLookup other = ahead(more);
+  auto third = prefetcher.index({&other, 1}).value();
+  REQUIRE(prefetcher.pull(*third, 1).is_ok());
+  train(f, {3});
+  REQUIRE(prefetcher.hand_over(std::move(third)).is_ok());
+  CHECK(weight(f, more, 0) == 0.5f);
+  CHECK(f.session->stats().rows_revalidated == 5);
+  CHECK(f.session->stats().rows_refreshed == 4);
+  CHECK(f.session->stats().bytes_refreshed == 4 * kDim * sizeof(float));
+}
+
+TEST_CASE("exact: of steps that trained on batches, only the rows that these share are asked for at the step") {
+  Fixture f;
+  Prefetcher prefetcher(f.session, /*exact=*/true);
+  const std::vector<Ids> batches{{1, 2, 60}, {2, 3}, {1, 3, 61}};
+  std::vector<std::unique_ptr<PrefetchedBatch>> ready;
+  for (const Ids& ids : batches) {
+    const AheadLookup lookup = ahead(ids);
+    ready.push_back(prefetcher.index({&lookup, 1}).value());
+    REQUIRE(prefetcher.pull(*ready.back(), 0).is_ok());
+  }
+  for (std::size_t at = 0; at < batches.size(); ++at) {
+    REQUIRE(prefetcher.hand_over(std::move(ready[at])).is_ok());
+    train(f, batches[at]);
+  }
+  const SessionStats stats = f.session->stats();
+  CHECK(stats.rows_prefetched == 3 + 1 + 1);
+  CHECK(stats.rows_deferred == 0 + 1 + 2);
+  CHECK(stats.rows_revalidated == 0);
+  CHECK(stats.rows_pulled == 8);
+  CHECK(first_weight(*f.binding(), 3) == 0.0f);
+}
+
+TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at the step gives") {
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto some_ids = [&random](std::size_t n) {
+    Ids ids(n);
+    for (auto& id : ids) id = static_cast<std::int64_t>(random() % 12);
+    return ids;
+  };
+  for (int round = 0; round < 40; ++round) {
+    Fixture f;
+    Prefetcher one(f.session, /*exact=*/true), two(f.session, /*exact=*/true);
+    struct Ahead {
+      Prefetcher* by;
+      Ids ids;
+      std::unique_ptr<PrefetchedBatch> rows;
+    };
+    std::deque<Ahead> queue;
+    for (int event = 0; event < 120; ++event) {
+      switch (random() % 16) {
+        case 0: {  // a batch that is never used, or two in another order
+          if (queue.size() < 2) break;
+          if (random() % 2 == 0) queue.pop_front();
+          if (queue.size() > 1) std::swap(queue[0], queue[1]);
+          break;
+        }
+        case 1:  // a step of no prefetched batch
+          train(f, some_ids(2));
+          break;
+        case 2: {  // a change outside of steps
+          std::vector<std::uint64_t> keys{random() % 12};
+          rpc::Partition groups;
+          rpc::Partitioner(f.shards->slot_owner(), 2).partition(f.binding()->spec().table_id, keys, groups);
+          const std::vector<float> values(kDim, static_cast<float>(random() % 9));
+          rpc::TablePush push{
+              f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values.data()};
+          const auto kind = random() % 3;
+          if (kind == 0) REQUIRE(f.session->push_now(push).is_ok());
+          if (kind == 1) REQUIRE(f.shards->assign({&push, 1}, {}).is_ok());
+          if (kind == 2) REQUIRE(f.shards->erase(push.table_id, groups.keys, groups.shard_begin, {}).is_ok());
+          break;
+        }
+        case 3:  // the step ends without a commit
+          REQUIRE(f.session->abort().is_ok());
+          break;
+        case 4:
+        case 5:
+        case 6:
+        case 7:
+        case 8: {
+          if (queue.size() > 3) break;
+          Ahead next{random() % 8 == 0 ? &two : &one, some_ids(3), nullptr};
+          const AheadLookup lookup = ahead(next.ids);
+          next.rows = next.by->index({&lookup, 1}).value();
+          queue.push_back(std::move(next));
+          REQUIRE(queue.back().by->pull(*queue.back().rows, 0).is_ok());
+          break;
+        }
+        default: {
+          if (queue.empty()) break;
+          Ahead next = std::move(queue.front());
+          queue.pop_front();
+          std::vector<float> expected;
+          for (const std::int64_t id : next.ids) expected.push_back(first_weight(*f.binding(), id));
+          REQUIRE(next.by->hand_over(std::move(next.rows)).is_ok());
+          for (std::size_t at = 0; at < next.ids.size(); ++at) CHECK(weight(f, next.ids, at) == expected[at]);
+          stage_ones(*f.binding(), next.ids);
+          REQUIRE(f.session->seal(1.0f).is_ok());
+          REQUIRE(f.session->prepare().is_ok());
+          if (random() % 2 == 0) {
+            REQUIRE(f.session->commit_prepared().is_ok());
+          } else {
+            REQUIRE(f.session->begin_commit().is_ok());
+            REQUIRE(f.session->finish_commit().is_ok());
+          }
+          break;
+        }
+      }
+    }
+    CHECK(f.session->stats().rows_deferred > 0);
+  }
 }
 
 TEST_CASE("inexact: rows stay as they were pulled up to their step, and are pulled again after it") {

@@ -122,6 +122,69 @@ TEST_CASE("shards: prepare applies nothing, commit_prepared all of it, abort non
   });
 }
 
+TEST_CASE("shards: a pull says whether anybody but this worker's steps wrote to the tables that it names") {
+  for_each({kTable, kOther}, [](Shards& shards) {
+    const Grouped a(shards, kTable.id, iota_keys(40));
+    const Grouped none(shards, kOther.id, {});
+    std::vector<float> rows(200);
+    const std::vector<TablePull> pulls{a.pull(kTable, rows.data()), none.pull(kOther, rows.data())};
+    const auto count = [&] {
+      std::vector<std::uint64_t> counts(shards.shard_count());
+      CallOptions options;
+      options.writes_of_others = counts.data();
+      REQUIRE(shards.pull(pulls, options).is_ok());
+      return counts;
+    };
+    const std::vector<float> grads(200, 1.0f);
+    const auto push = a.push(kTable, grads.data(), 0.5f);
+    const Grouped b(shards, kOther.id, iota_keys(40));
+    const auto other = b.push(kOther, grads.data(), 0.5f);
+    auto before = count();
+    REQUIRE(shards.commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+    REQUIRE(shards.prepare({&push, 1}, {.sequence = 2, .step = 1}).is_ok());
+    REQUIRE(shards.commit_prepared({.sequence = 2, .step = 1}).is_ok());
+    CHECK(count() == before);
+    const auto differs_everywhere = [&] {
+      const auto now = count();
+      for (std::size_t shard = 0; shard < now.size(); ++shard) CHECK(now[shard] != before[shard]);
+      before = now;
+    };
+    REQUIRE(shards.commit({&push, 1}, {.sequence = 3}).is_ok());
+    differs_everywhere();
+    REQUIRE(shards.commit({&other, 1}, {.sequence = 4}).is_ok());
+    differs_everywhere();
+    REQUIRE(shards.assign({&push, 1}, {}).is_ok());
+    differs_everywhere();
+    REQUIRE(shards.erase(kTable.id, push.keys, push.shard_begin, {}).is_ok());
+    differs_everywhere();
+    CHECK(count() == before);
+  });
+}
+
+TEST_CASE("shards: another worker's step is a write of others") {
+  Cluster cluster(2, {kTable});
+  cluster.set_job(1u, 2);
+  const auto mine = take(Client::connect(cluster.client_options(0)));
+  const auto theirs = take(Client::connect(cluster.client_options(1)));
+  const Grouped grouped(*mine, kTable.id, iota_keys(40));
+  std::vector<float> rows(200);
+  const auto pull = grouped.pull(kTable, rows.data());
+  std::vector<std::uint64_t> before(2), after(2);
+  CallOptions options;
+  options.writes_of_others = before.data();
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  const std::vector<float> grads(200, 1.0f);
+  const auto push = grouped.push(kTable, grads.data(), 0.5f);
+  options.writes_of_others = after.data();
+  REQUIRE(mine->commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  CHECK(before == after);
+  REQUIRE(theirs->commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  CHECK(before[0] != after[0]);
+  CHECK(before[1] != after[1]);
+}
+
 TEST_CASE("shards: a conditional pull brings the rows whose version differs, and leaves the others alone") {
   for_each({kTable, kOther}, [](Shards& shards) {
     const Grouped grouped(shards, kTable.id, iota_keys(40));

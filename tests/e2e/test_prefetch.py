@@ -120,8 +120,8 @@ def test_exact_prefetch_is_bit_equal_to_none(results: list[dict[str, Any]], opti
         assert ahead["rows"] == plain["rows"]
         stats = ahead["stats"]
         assert stats["lookups_missed"] == 0
-        assert stats["rows_prefetched"] == stats["rows_revalidated"] > 0
-        assert 0 < stats["rows_refreshed"] < stats["rows_revalidated"]
+        assert 0 < stats["rows_refreshed"] <= stats["rows_revalidated"] <= stats["rows_prefetched"]  # by the other rank
+        assert stats["rows_deferred"] > 0
 
 
 @pytest.mark.parametrize("run", ["bounded", "bounded-exact", "async"])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -51,7 +52,8 @@ def prefetch(
         device: where batches go; None leaves them where they are.
 
     Returns:
-        An iterable; each ``iter()`` is one pass over the loader, with threads of its own.
+        An iterable; each ``iter()`` is one pass over the loader, with threads of its own. Its position can be saved and
+        resumed where the loader's can (``state_dict``, as torchdata's stateful loaders).
 
     Raises:
         InvalidArgument: depth is not positive, or ``exact=False`` with a staleness below depth, or below the sum of
@@ -90,6 +92,43 @@ def prefetch(
     return Prefetch(loader, session, _Settings(depth, exact, plan, copy))
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A loader whose position can be saved and resumed, as torchdata's."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class _Progress:
+    """How far the training loop is in the last pass.
+
+    Attributes:
+        taken: the loader's state after the batch that was taken last.
+        is_whole: the loader's own state is the one that counts: no pass has begun, or it has come to its end.
+    """
+
+    taken: Any = None
+    is_whole: bool = True
+    is_under_way: bool = False
+
+    def begin(self, state: Any) -> None:
+        self.taken, self.is_whole, self.is_under_way = state, False, True
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One pass of the loader, and who knows its position."""
+
+    batches: Iterator[Any]
+    stateful: Stateful | None
+    progress: _Progress
+
+    def state(self) -> Any:
+        return None if self.stateful is None else deepcopy(self.stateful.state_dict())
+
+
 @dataclass(frozen=True)
 class _Settings:
     depth: int
@@ -103,6 +142,7 @@ class _Item:
     number: int  # from 0 in this pass
     batch: Any
     host: Any  # the same on the host
+    position: Any  # of the loader after this batch; None when it has none
     rows: _client.PrefetchedBatch | None = None
     ready: torch.cuda.Event | None = None
 
@@ -113,9 +153,42 @@ class Prefetch(Generic[Batch]):
     def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
         self._native = _client.Prefetcher(session.native, exact=settings.exact)
+        self._stateful = loader if isinstance(loader, Stateful) else None
+        self._progress = _Progress()
 
     def __iter__(self) -> PrefetchIterator[Batch]:
-        return PrefetchIterator(iter(self._loader), self._session, self._native, self._settings)
+        source = _Source(iter(self._loader), self._stateful, _Progress())
+        batches: PrefetchIterator[Batch] = PrefetchIterator(source, self._session, self._native, self._settings)
+        self._progress = source.progress
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state after the batch that the training loop took last; those that were loaded ahead come again.
+
+        Raises:
+            FailedPrecondition: the loader has no ``state_dict``.
+        """
+        loader = self._check_stateful()
+        return loader.state_dict() if self._progress.is_whole else self._progress.taken
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass continues where ``state`` says.
+
+        Raises:
+            FailedPrecondition: the loader has no ``load_state_dict``, or a pass is under way.
+            Exception: what the loader says of the state.
+        """
+        loader = self._check_stateful()
+        if self._progress.is_under_way:
+            raise FailedPrecondition("prefetch.load_state_dict: a pass is under way; close it, or load before iter()")
+        loader.load_state_dict(state)
+        self._progress = _Progress()
+
+    def _check_stateful(self) -> Stateful:
+        if self._stateful is None:
+            kind = type(self._loader).__name__
+            raise FailedPrecondition(f"prefetch: the loader ({kind}) has no state_dict and load_state_dict")
+        return self._stateful
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # TypeError when it has none, as list() expects
@@ -124,16 +197,16 @@ class Prefetch(Generic[Batch]):
 class PrefetchIterator(Generic[Batch]):
     """One pass. Leaving it early, by ``break``, an error or Ctrl-C, ends its threads; so does ``close``."""
 
-    def __init__(
-        self, source: Iterator[Batch], session: Session, native: _client.Prefetcher, settings: _Settings
-    ) -> None:
+    def __init__(self, source: _Source, session: Session, native: _client.Prefetcher, settings: _Settings) -> None:
         self._session, self._native, self._settings = session, native, settings
+        self._progress = source.progress
+        self._progress.begin(source.state())
         self._work = _Work(session.native, native, settings, session.trace)
         self._pipeline = Pipeline(
             self._work.load(source), [("dedup", self._work.index), ("pull", self._work.pull)], depth=settings.depth
         )
         # Threads hold no reference to this object, so that they end when the loop lets go of it.
-        self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline)
+        self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline, self._progress)
         session.follow(self)
 
     def __iter__(self) -> PrefetchIterator[Batch]:
@@ -144,7 +217,7 @@ class PrefetchIterator(Generic[Batch]):
             self._settings.plan.end()
         try:
             with self._session.trace.span("wait for batch", step=self._session.current_step):
-                item = self._pipeline.take()
+                item = self._take()
             if item.rows is not None:
                 with self._session.trace.span("hand over", step=self._session.current_step):
                     self._native.hand_over(item.rows)
@@ -152,18 +225,28 @@ class PrefetchIterator(Generic[Batch]):
             self.close()
             raise
         self._work.position = (item.number, self._session.current_step)
+        self._progress.taken = item.position
         if self._settings.copy is not None:
             self._settings.copy.wait(item.batch, item.ready)
         self._settings.plan.begin(item.batch)
         batch: Batch = item.batch
         return batch
 
+    def _take(self) -> _Item:
+        was_open = self._finalizer.alive
+        try:
+            return self._pipeline.take()
+        except StopIteration:
+            self._progress.is_whole = self._progress.is_whole or was_open
+            raise
+
     def close(self) -> None:
         """Ends the threads, waiting 5 seconds at most. Idempotent."""
         self._finalizer()
 
 
-def _end(plan: IdPlan, pipeline: Pipeline[_Item]) -> None:
+def _end(plan: IdPlan, pipeline: Pipeline[_Item], progress: _Progress) -> None:
+    progress.is_under_way = False
     plan.end()
     pipeline.close()
 
@@ -178,15 +261,16 @@ class _Work:
         # Number of the batch taken last, and its step; before the first, as if one had been taken already.
         self.position = (-1, session.step)
 
-    def load(self, source: Iterator[Any]) -> Iterator[_Item]:
+    def load(self, source: _Source) -> Iterator[_Item]:
         number = 0
         while True:
             with self._trace.span("load", step=self._latest_step(number)):
                 try:
-                    batch = next(source)
+                    batch = next(source.batches)
                 except StopIteration:
                     return
-            yield _Item(number, batch, batch)
+                position = source.state()
+            yield _Item(number, batch, batch, position)
             number += 1
 
     def index(self, item: _Item) -> _Item:
