@@ -25,7 +25,7 @@ struct NativeRowCache {
   static std::unique_ptr<NativeRowCache> make(std::uint64_t capacity_bytes, std::uint32_t dim);
   py::tuple probe(std::uint32_t table_id, const Keys& keys, std::int64_t oldest);
   void put(std::uint32_t table_id, const Keys& keys, const Keys& versions, const Rows& values, std::int64_t validated);
-  void expire(std::uint32_t table_id, const Keys& keys) { rows.expire(table_id, span_of(keys)); }
+  void drop(std::uint32_t table_id, const Keys& keys) { rows.drop(table_id, span_of(keys)); }
 
  private:
   static std::span<const std::uint64_t> span_of(const Keys& keys) {
@@ -77,7 +77,7 @@ void bind_cache(py::module_& module) {
       .def("probe", &NativeRowCache::probe, py::arg("table_id"), py::arg("keys"), py::arg("oldest"))
       .def("put", &NativeRowCache::put, py::arg("table_id"), py::arg("keys"), py::arg("versions"), py::arg("rows"),
            py::arg("validated"))
-      .def("expire", &NativeRowCache::expire, py::arg("table_id"), py::arg("keys"));
+      .def("drop", &NativeRowCache::drop, py::arg("table_id"), py::arg("keys"));
 }
 
 }  // namespace sparserow::bindings

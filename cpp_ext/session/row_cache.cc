@@ -104,11 +104,11 @@ void RowCache::put(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
   }
 }
 
-void RowCache::expire(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+void RowCache::drop(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
   for (const std::uint64_t key : keys) {
     const std::size_t first = first_of(table_id, key);
     const std::uint32_t way = way_of(first, table_id, key);
-    if (way != kWays) metas_[first + way].validated = kNever;
+    if (way != kWays) metas_[first + way].table_id = 0;
   }
 }
 

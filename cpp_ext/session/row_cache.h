@@ -48,8 +48,8 @@ class RowCache {
   // Puts rows in or in place of what is there, in order. keys: (n) unique; `versions` (n), `rows` (n, dim).
   void put(std::uint32_t table_id, std::span<const std::uint64_t> keys, const std::uint64_t* versions,
            const float* rows, std::int64_t validated);
-  // These rows are validated again before their next use.
-  void expire(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+  // These rows are gone.
+  void drop(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
  private:
   struct Meta {

@@ -11,31 +11,6 @@ namespace {
 
 constexpr std::uint64_t kOutdated = UINT64_MAX;
 
-// The request for what `found` does not say to be here. Keys keep their order, so they stay grouped by shard.
-template <class Part>
-void ask_for_rest(const rpc::TablePull& table, Part& part) {
-  part.keys.clear();
-  part.positions.clear();
-  part.shard_begin.assign(1, 0);
-  std::size_t at = 0;
-  for (std::size_t shard = 0; shard + 1 < table.shard_begin.size(); ++shard) {
-    for (; at < table.shard_begin[shard + 1]; ++at) {
-      if (part.found[at] == Cached::kHit) continue;
-      part.versions[part.keys.size()] = part.versions[at];
-      part.keys.push_back(table.keys[at]);
-      part.positions.push_back(static_cast<std::uint32_t>(at));
-    }
-    part.shard_begin.push_back(static_cast<std::uint32_t>(part.keys.size()));
-  }
-  part.rows.resize(part.keys.size() * table.dim);
-  if (part.stale == 0) return;
-  for (std::size_t i = 0; i < part.positions.size(); ++i) {
-    const std::size_t from = part.positions[i];
-    if (part.found[from] == Cached::kMiss) continue;
-    std::memcpy(part.rows.data() + i * table.dim, table.rows + from * table.dim, table.dim * sizeof(float));
-  }
-}
-
 }  // namespace
 
 Status SessionCache::add_table(const std::string& name, std::uint32_t table_id, std::uint32_t dim) {
@@ -102,86 +77,130 @@ std::uint64_t SessionCache::probe(std::span<const rpc::TablePull> tables, std::i
       part.stale += found == Cached::kStale ? 1 : 0;
     }
   }
-  return expiries_;
+  return drops_;
+}
+
+// Keys keep their order, so they stay grouped by shard.
+void SessionCache::gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask) {
+  ask.keys.clear();
+  ask.positions.clear();
+  ask.versions.clear();
+  ask.shard_begin.assign(1, 0);
+  std::size_t at = 0;
+  for (std::size_t shard = 0; shard + 1 < table.shard_begin.size(); ++shard) {
+    for (; at < table.shard_begin[shard + 1]; ++at) {
+      if (part.found[at] != what) continue;
+      ask.keys.push_back(table.keys[at]);
+      ask.versions.push_back(part.versions[at]);
+      ask.positions.push_back(static_cast<std::uint32_t>(at));
+    }
+    ask.shard_begin.push_back(static_cast<std::uint32_t>(ask.keys.size()));
+  }
+  ask.rows.resize(ask.keys.size() * table.dim);
+  if (what == Cached::kMiss) return;
+  ask.changed.resize(ask.keys.size());
+  for (std::size_t i = 0; i < ask.positions.size(); ++i) {
+    std::memcpy(ask.rows.data() + i * table.dim, table.rows + std::size_t{ask.positions[i]} * table.dim,
+                table.dim * sizeof(float));
+  }
+}
+
+void SessionCache::ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked) {
+  const std::size_t misses = table.keys.size() - part.hits - part.stale;
+  const auto add = [&asked](rpc::TablePull request, std::vector<std::uint64_t>& versions, std::uint8_t* changed) {
+    request.versions = versions.data();
+    request.known = changed == nullptr ? nullptr : versions.data();
+    request.changed = changed;
+    asked.push_back(request);
+  };
+  const auto part_of = [&table](Ask& ask) {
+    rpc::TablePull request = table;
+    request.keys = ask.keys;
+    request.shard_begin = ask.shard_begin;
+    request.rows = ask.rows.data();
+    return request;
+  };
+  if (misses == table.keys.size()) {
+    add(table, part.versions, nullptr);
+  } else if (part.stale == table.keys.size()) {
+    part.changed.resize(table.keys.size());
+    add(table, part.versions, part.changed.data());
+  } else {
+    if (misses > 0) {
+      gather(table, part, Cached::kMiss, part.misses);
+      add(part_of(part.misses), part.misses.versions, nullptr);
+    }
+    if (part.stale > 0) {
+      gather(table, part, Cached::kStale, part.outdated);
+      add(part_of(part.outdated), part.outdated.versions, part.outdated.changed.data());
+    }
+  }
 }
 
 Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> tables, rpc::CallOptions options,
                           bool before_asking) {
   std::vector<Part> parts;
-  std::uint64_t expiries = probe(tables, options.step, parts);
+  std::uint64_t drops = probe(tables, options.step, parts);
   std::vector<rpc::TablePull> asked;
   std::uint64_t plain = 0;
   for (std::size_t p = 0; p < tables.size(); ++p) {
-    Part& part = parts[p];
-    rpc::TablePull table = tables[p];
-    if (part.dim == 0) {
-      plain += table.keys.size();
-      asked.push_back(table);
-      continue;
+    if (parts[p].dim != 0) {
+      ask_for_rest(tables[p], parts[p], asked);
+    } else {
+      plain += tables[p].keys.size();
+      asked.push_back(tables[p]);
     }
-    if (part.hits == table.keys.size()) continue;
-    if (part.hits > 0) {
-      ask_for_rest(table, part);
-      table.keys = part.keys;
-      table.shard_begin = part.shard_begin;
-      table.rows = part.rows.data();
-    }
-    table.versions = part.versions.data();
-    if (part.stale > 0) {
-      part.changed.resize(table.keys.size());
-      table.known = part.versions.data();
-      table.changed = part.changed.data();
-    }
-    asked.push_back(table);
   }
   const std::int64_t step = options.step;
   if (!asked.empty()) {
     if (before_asking) SR_RETURN_IF_ERROR(state.wait_for_commit());
     // A prefetch pulls beside a commit, which its rows may not show.
-    if (state.is_committing()) expiries = kOutdated;
+    if (state.is_committing()) drops = kOutdated;
     options.step += options_.staleness;
     SR_RETURN_IF_ERROR(state.pull(asked, options));
     ++state.counters.pulls;
     state.counters.rows_pulled += plain;
   }
-  take(state, tables, parts, step, expiries);
+  take(state, tables, parts, step, drops);
   const std::lock_guard lock(mutex_);
   spare_.push_back(std::move(parts));
   return Status::ok();
 }
 
+void SessionCache::put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated) {
+  for (std::size_t i = 0; i < ask.positions.size(); ++i) {
+    std::memcpy(table.rows + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
+                table.dim * sizeof(float));
+  }
+  pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
+}
+
 void SessionCache::take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts,
-                        std::int64_t validated, std::uint64_t expiries) {
+                        std::int64_t validated, std::uint64_t drops) {
   const std::lock_guard lock(mutex_);
   make_pools();
-  if (expiries != expiries_) validated = RowCache::kNever;
+  if (drops != drops_) validated = RowCache::kNever;
+  auto& counters = state.counters;
   for (std::size_t p = 0; p < tables.size(); ++p) {
     const rpc::TablePull& table = tables[p];
     const Part& part = parts[p];
     if (part.dim == 0) continue;
+    RowCache& pool = *pool_of(table.dim);
     const std::size_t n = table.keys.size();
-    const std::size_t missed = n - part.hits - part.stale;
-    const std::uint64_t refreshed =
-        part.stale == 0 ? 0
-                        : static_cast<std::uint64_t>(std::count(part.changed.begin(), part.changed.end(), 1)) - missed;
-    auto& counters = state.counters;
+    const std::size_t misses = n - part.hits - part.stale;
+    const bool is_whole = misses == n || part.stale == n;
+    if (is_whole) pool.put(table.table_id, table.keys, part.versions.data(), table.rows, validated);
+    if (!is_whole && misses > 0) put(pool, table, part.misses, validated);
+    if (!is_whole && part.stale > 0) put(pool, table, part.outdated, validated);
+    const auto& changed = is_whole ? part.changed : part.outdated.changed;
+    const auto refreshed =
+        part.stale == 0 ? 0 : static_cast<std::uint64_t>(std::count(changed.begin(), changed.end(), 1));
     counters.cache_hits += part.hits;
-    counters.cache_misses += missed;
+    counters.cache_misses += misses;
     counters.cache_revalidated += part.stale;
     counters.cache_refreshed += refreshed;
     counters.cache_bytes_saved += (part.hits + part.stale - refreshed) * table.dim * sizeof(float);
-    counters.rows_pulled += missed + refreshed;
-    if (part.hits == n) continue;
-    RowCache& pool = *pool_of(table.dim);
-    if (part.hits == 0) {
-      pool.put(table.table_id, table.keys, part.versions.data(), table.rows, validated);
-      continue;
-    }
-    for (std::size_t i = 0; i < part.positions.size(); ++i) {
-      std::memcpy(table.rows + std::size_t{part.positions[i]} * table.dim, part.rows.data() + i * table.dim,
-                  table.dim * sizeof(float));
-    }
-    pool.put(table.table_id, part.keys, part.versions.data(), part.rows.data(), validated);
+    counters.rows_pulled += misses + refreshed;
   }
 }
 
@@ -194,8 +213,8 @@ void SessionCache::changed(std::uint32_t table_id, std::span<const std::uint64_t
   const std::lock_guard lock(mutex_);
   const Table* table = table_of(table_id);
   if (table == nullptr) return;
-  ++expiries_;
-  if (RowCache* pool = pool_of(table->dim)) pool->expire(table_id, keys);
+  ++drops_;
+  if (RowCache* pool = pool_of(table->dim)) pool->drop(table_id, keys);
 }
 
 }  // namespace sparserow

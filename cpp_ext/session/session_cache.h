@@ -9,9 +9,10 @@
 // bound, as long as `staleness` is at most that bound. At 0 every use is validated: rows are what they are without a
 // cache, to the bit.
 //
-// Own commits. kExact: rows that this session commits, pushes, assigns or erases are validated before their next use,
-// so it always sees its own work. kBounded: a step's commit leaves them, and is seen when they are validated next;
-// calls by key expire them as above. A pull that was under way while rows expired brings rows that count as expired.
+// Own commits. kExact: rows that this session commits, pushes, assigns or erases are dropped (they have changed, so
+// their versions are of no use), and it always sees its own work. kBounded: a step's commit leaves them, and is seen
+// when they are validated next; calls by key drop them as above. What a pull brings that was under way while rows were
+// dropped is validated before its next use.
 //
 // Thread-safe; its mutex is a leaf and is not held while the shards are asked.
 #pragma once
@@ -68,33 +69,44 @@ class SessionCache {
     std::uint32_t dim = 0;
     RowCache rows;
   };
-  // One table of one call: what was found, and the request for the rest.
+  // Some keys of a request, with their places in it.
+  struct Ask {
+    std::vector<std::uint64_t> keys;
+    std::vector<std::uint32_t> shard_begin;
+    std::vector<std::uint32_t> positions;
+    std::vector<std::uint64_t> versions;
+    std::vector<float> rows;
+    std::vector<std::uint8_t> changed;  // of a conditional pull
+  };
+  // One table of one call: what was found, and what is asked for. A request that is all misses or all stale is sent as
+  // it is; else misses and stale rows go each by themselves, since a miss needs no version.
   struct Part {
-    std::uint32_t dim = 0;
+    std::uint32_t dim = 0;  // 0: not cached
     std::size_t hits = 0;
     std::size_t stale = 0;
     std::vector<Cached> found;            // (n)
-    std::vector<std::uint64_t> versions;  // (n), then of the keys asked for
-    std::vector<std::uint64_t> keys;      // asked for, where some were hits
-    std::vector<std::uint32_t> shard_begin;
-    std::vector<std::uint32_t> positions;  // of the keys asked for, in the request
-    std::vector<float> rows;
-    std::vector<std::uint8_t> changed;
+    std::vector<std::uint64_t> versions;  // (n)
+    std::vector<std::uint8_t> changed;    // (n) when all are stale
+    Ask misses;
+    Ask outdated;
   };
 
+  static void gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask);
+  static void ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked);
+  void put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated);
   [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
   void make_pools();
   RowCache* pool_of(std::uint32_t dim) noexcept;
   std::uint64_t probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts);
   void take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts, std::int64_t validated,
-            std::uint64_t expiries);
+            std::uint64_t drops);
 
   const CacheOptions options_;
   std::mutex mutex_;
   std::vector<Table> tables_;                 // guarded by mutex_
   std::vector<std::unique_ptr<Pool>> pools_;  // guarded by mutex_; made by the first pull
   std::vector<std::vector<Part>> spare_;      // guarded by mutex_
-  std::uint64_t expiries_ = 0;                // guarded by mutex_; calls of committed() and changed()
+  std::uint64_t drops_ = 0;                   // guarded by mutex_; calls of committed() and changed()
 };
 
 }  // namespace sparserow

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
-WAYS, MOST_USES, HALVE_EVERY, NEVER, NO_VERSION = 8, 255, 64, -(2**63), -1
+WAYS, MOST_USES, HALVE_EVERY, NO_VERSION = 8, 255, 64, -1
 TABLES = (3, 0x9ABCDEF0)  # the second is negative as an int32
 Answer = tuple[list[int], list[int], dict[int, list[float]]]  # found, versions, rows of what is here
 
@@ -32,7 +32,7 @@ class Place:
     table_id: int = 0
     key: int = 0
     version: int = NO_VERSION
-    validated: int = NEVER
+    validated: int = 0
     used: int = 0
     uses: int = 0
     row: tuple[float, ...] = ()
@@ -41,7 +41,7 @@ class Place:
 class Cache(Protocol):
     def probe(self, table_id: int, keys: list[int], oldest: int) -> Answer: ...
     def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None: ...
-    def expire(self, table_id: int, keys: list[int]) -> None: ...
+    def drop(self, table_id: int, keys: list[int]) -> None: ...
 
 
 class PlainRows:
@@ -88,11 +88,11 @@ class PlainRows:
                     place.uses //= 2
         return least
 
-    def expire(self, table_id: int, keys: list[int]) -> None:
+    def drop(self, table_id: int, keys: list[int]) -> None:
         for key in keys:
             _, place = self.find(table_id, key)
             if place is not None:
-                place.validated = NEVER
+                place.table_id = 0
 
 
 class KernelRows:
@@ -113,8 +113,8 @@ class KernelRows:
     def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None:
         self.rows.put(table_id, self.there(keys), self.there(versions), rows.to(self.device), validated)
 
-    def expire(self, table_id: int, keys: list[int]) -> None:
-        self.rows.expire(table_id, self.there(keys))
+    def drop(self, table_id: int, keys: list[int]) -> None:
+        self.rows.drop(table_id, self.there(keys))
 
 
 class NativeRows:
@@ -140,8 +140,8 @@ class NativeRows:
     def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None:
         self.rows.put(table_id, self.there(keys), self.there(versions), rows.numpy(), validated)
 
-    def expire(self, table_id: int, keys: list[int]) -> None:
-        self.rows.expire(table_id, self.there(keys))
+    def drop(self, table_id: int, keys: list[int]) -> None:
+        self.rows.drop(table_id, self.there(keys))
 
 
 def seed() -> int:
@@ -161,7 +161,7 @@ def play(caches: list[Cache], dim: int, calls: int, keys: int, random_: random.R
         wanted = random_.sample(range(keys), random_.choice([0, 1, 5, keys // 3, min(keys, 66)]))
         batch = [key * spread for key in wanted]
         step += random_.choice([0, 0, 1])
-        what = random_.choice(["probe", "probe", "put", "put", "expire"])
+        what = random_.choice(["probe", "probe", "put", "put", "drop"])
         if what == "probe":
             oldest = step - random_.choice([0, 1, 4])
             expected, *others = [cache.probe(table, batch, oldest) for cache in caches]
@@ -173,7 +173,7 @@ def play(caches: list[Cache], dim: int, calls: int, keys: int, random_: random.R
                 cache.put(table, batch, versions, rows, step)
         else:
             for cache in caches:
-                cache.expire(table, batch[:5])
+                cache.drop(table, batch[:5])
     is_any_here = False
     for table in TABLES:
         for spread in (1, 2**33 + 7):

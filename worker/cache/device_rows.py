@@ -127,10 +127,10 @@ class DeviceRows:
             BLOCK_D=_columns(self.dim),
         )
 
-    def expire(self, table_id: int, keys: Tensor) -> None:
-        """Rows of ``keys`` (n) are validated again before their next use."""
+    def drop(self, table_id: int, keys: Tensor) -> None:
+        """Rows of ``keys`` (n) are gone."""
         if len(keys):
-            kernels.expire_kernel[(triton.cdiv(len(keys), _BLOCK),)](
+            kernels.drop_kernel[(triton.cdiv(len(keys), _BLOCK),)](
                 keys,
                 self._salt(table_id),
                 len(keys),
@@ -138,8 +138,6 @@ class DeviceRows:
                 self.sets,
                 self._keys,
                 self._tables,
-                self._validated,
-                self._number(kernels.NEVER),
                 BLOCK=_BLOCK,
             )
 

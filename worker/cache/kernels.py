@@ -11,8 +11,6 @@ import triton.language as tl
 
 MISS, STALE, HIT = 0, 1, 2
 WAYS = 8
-NEVER = -(2**63)
-NO_VERSION = -1
 MOST_USES = 255
 HALVE_EVERY = 64
 TABLE_SALT = 0x9E3779B97F4A7C15  # times the table's id: where its keys begin
@@ -92,13 +90,13 @@ def probe_kernel(
 
 
 @triton.jit(do_not_specialize=["n", "table_id"])
-def expire_kernel(keys_in, salt_in, n, table_id, sets, keys, tables, validated, never_in, BLOCK: tl.constexpr):
-    """keys_in (n) are validated again before their next use."""
+def drop_kernel(keys_in, salt_in, n, table_id, sets, keys, tables, BLOCK: tl.constexpr):
+    """keys_in (n) are gone."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = at < n
     key = tl.load(keys_in + at, mask=here, other=0)
     place, is_there = _place_of(key, here, keys, tables, table_id, sets, tl.load(salt_in))
-    tl.store(validated + place, tl.load(never_in) + tl.zeros_like(place), mask=is_there)
+    tl.store(tables + place, tl.zeros_like(place).to(tl.int32), mask=is_there)
 
 
 @triton.jit(do_not_specialize=["table_id", "call"])
