@@ -33,7 +33,7 @@ def table_id(table: BenchTable) -> int:
     return _server.id_of_name(table.name)
 
 
-def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int) -> None:
+def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs: int) -> None:
     from ...cpp_ext import _server
 
     store = _server.Store(slot_count=SLOT_COUNT)
@@ -51,7 +51,8 @@ def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int) -> No
             store.assign(schema.id, keys, rows)
     server = _server.Server(store, io_threads=io_threads)
     server.set_route(1, np.zeros(SLOT_COUNT, np.uint16))
-    server.set_job(1, "bench", None, [(0, 1, 0)])
+    for job in range(1, jobs + 1):
+        server.set_job(job, f"bench{job}", None, [(0, 1, 0)])
     port.send(server.port)
     with suppress(EOFError):
         port.recv()  # until the benchmark is done
@@ -121,9 +122,11 @@ def _process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
 
 
 @contextmanager
-def shard_process(tables: Sequence[BenchTable], *, io_threads: int = 2) -> Iterator[int]:
-    """Serves ``tables`` from another process, with job 1 (asynchronous) and worker 0 of epoch 1; yields its port."""
-    with _process(_fill, (tuple(tables), io_threads)) as port:
+def shard_process(tables: Sequence[BenchTable], *, io_threads: int = 2, jobs: int = 1) -> Iterator[int]:
+    """Serves ``tables`` from another process, with jobs 1, 2, ... (asynchronous), each with worker 0 of epoch 1; yields
+    its port.
+    """
+    with _process(_fill, (tuple(tables), io_threads, jobs)) as port:
         yield port
 
 

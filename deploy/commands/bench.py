@@ -25,6 +25,7 @@ class Benchmark(str, Enum):
     lookup = "lookup"
     train = "train"
     staleness = "staleness"
+    cache = "cache"
 
 
 def _run(name: str, quick: bool) -> Sequence[Figure]:
@@ -43,7 +44,7 @@ def bench(
         bool, typer.Option("--quick", help="Small sizes, to see that it works; its figures judge nothing.")
     ] = False,
 ) -> None:
-    """Measure engine, wire, lookup, train or staleness against a reference in the same run."""
+    """Measure engine, wire, lookup, train, staleness or cache against a reference in the same run."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json
