@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session import Session, SessionStats
+    from .worker.session_metrics import SessionMetrics
     from .worker.table import TableRows
     from .worker.transaction import NonFiniteGradient
 
@@ -91,6 +92,7 @@ _HOMES = {
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session": ("Session", "SessionStats"),
+    "worker.session_metrics": ("SessionMetrics",),
     "worker.table": ("TableRows",),
     "worker.transaction": ("NonFiniteGradient",),
 }
@@ -136,6 +138,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "import_weights",
     "Session",
     "SessionStats",
+    "SessionMetrics",
     "TableRows",
     "NonFiniteGradient",
 ]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
+from prometheus_client import CollectorRegistry
 from sparserow.proto.config import load_config
 from sparserow.proto.job import JobConfig
 from torch import Tensor, nn
@@ -88,6 +89,18 @@ def test_bounded_own_steps_save_rows() -> None:
         assert stats.cache_bytes_saved == 8 * 4 * (
             DIM * len(batch(0)[:, 0].unique()) + 2 * DIM * len(batch(0).unique())
         )
+
+
+def test_the_figures_are_metrics() -> None:
+    registry = CollectorRegistry()
+    with connect(sr.RowCache(MIB, staleness=4, own_commits="bounded"), staleness=4) as session:
+        registry.register(sr.SessionMetrics(session))
+        train(session, model_of(session), [batch(0)] * 3)
+        stats, labels = session.stats(), {"namespace": "cached", "rank": "0"}
+        assert stats.cache()["hits"] == stats.cache_hits > 0
+        for name, value in stats.cache().items():
+            assert registry.get_sample_value(f"sparserow_session_cache_{name}_total", labels) == value
+        assert registry.get_sample_value("sparserow_session_rows_pulled_total", labels) == stats.rows_pulled
 
 
 def test_evaluation_sees_the_newest_rows() -> None:
