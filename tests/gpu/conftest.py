@@ -1,6 +1,7 @@
 """These tests need torch, triton and pytest alone: ``pytest -c tests/pytest.ini --rootdir tests tests/gpu``.
 
-Without a CUDA device the kernels run under Triton's interpreter, which must be chosen before triton is imported.
+Without a CUDA device the kernels run under Triton's interpreter, which must be chosen before triton is imported, and
+needs numpy.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def _load(name: str, path: Path, folder: Path | None = None) -> ModuleType:
 @pytest.fixture(scope="session")
 def device_rows() -> ModuleType:
     """``worker/cache/device_rows.py``, from this checkout by its path: the package need not be built or installed."""
+    if not torch.cuda.is_available():
+        pytest.importorskip("numpy", reason="Triton's interpreter needs it")
     if "row_cache" not in sys.modules:
         _load("row_cache", CACHE / "__init__.py", CACHE)
     return importlib.import_module("row_cache.device_rows")
