@@ -120,7 +120,7 @@ class TableSchema:
     def optimizer(self) -> OptimizerSpec: ...
 
 class TableStats:
-    """Rows of a table and their memory in bytes: weights and state alone, and all as allocated."""
+    """Rows of a table, their bytes (weights and state alone; memory as allocated), and what is on the SSD alone."""
 
     @property
     def table_id(self) -> int: ...
@@ -132,6 +132,10 @@ class TableStats:
     def row_bytes(self) -> int: ...
     @property
     def total_bytes(self) -> int: ...
+    @property
+    def ssd_rows(self) -> int: ...
+    @property
+    def ssd_bytes(self) -> int: ...
 
 class Store:
     """The row store of one shard. Thread-safe.
@@ -140,9 +144,23 @@ class Store:
         memory_budget_bytes: of rows and indexes; 0 is no budget.
         slot_count: a power of two in [2, 65536], the cluster's.
         lineage: high 16 bits of every version that this store gives.
+        ssd_path: folder for rows beyond the budget, which must not be 0 then; "": memory alone. It is emptied, or
+            refused when it is not this shard's (InvalidArgument) or in use (FailedPrecondition).
+        ssd_bytes: of files in it; 0 is what the disk has.
+        cluster_id, shard: whose the folder is.
     """
 
-    def __init__(self, *, memory_budget_bytes: int = 0, slot_count: int = 16384, lineage: int = 1) -> None: ...
+    def __init__(
+        self,
+        *,
+        memory_budget_bytes: int = 0,
+        slot_count: int = 16384,
+        lineage: int = 1,
+        ssd_path: str = "",
+        ssd_bytes: int = 0,
+        cluster_id: int = 0,
+        shard: int = 0,
+    ) -> None: ...
     @property
     def memory_budget_bytes(self) -> int: ...
     @property
@@ -190,6 +208,25 @@ class Store:
         NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32], int
     ]:
         """A page: keys, versions, update counts, rows (n, dim), state (n, state floats or 0), next cursor (0: end)."""
+
+    def bring(self, table_id: int, keys: NDArray[np.uint64]) -> None:
+        """Brings rows from the SSD to memory, as far as colder rows make room. Raises NotFound, DataLoss."""
+
+    def write_back(self) -> None:
+        """Writes every row that the SSD does not have to it; all stay in memory.
+
+        Raises:
+            FailedPrecondition: there is no SSD.
+            ResourceExhausted: it is full.
+        """
+
+    def tier_stats(self) -> dict[str, int | float] | None:
+        """Counters since the start, None without an SSD.
+
+        hits, misses: keys; rows_evicted; ssd_rows_read, ssd_rows_absent, ssd_rows_written; ssd_bytes_read and
+        ssd_bytes_written of rows; ssd_reads and ssd_writes: batches, with ssd_read_seconds and ssd_write_seconds of all
+        of them; and as they are now ssd_file_bytes on the disk and ssd_memory_bytes of filters, indexes and buffers.
+        """
 
     def stats(self) -> list[TableStats]: ...
 
@@ -294,3 +331,18 @@ class Server:
 
     def stop(self) -> None:
         """Closes all connections and ends the threads."""
+
+def has_ssd_tier() -> bool:
+    """Whether this build can keep rows on an SSD."""
+
+class RawSsd:
+    """The yardstick of ``bench tiers``: the SSD's database without a store above it.
+
+    Args:
+        path: an empty folder.
+        row_bytes: of every value.
+    """
+
+    def __init__(self, path: str, *, row_bytes: int) -> None: ...
+    def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64]) -> int:
+        """Reads rows in one batch, writes rows in another; returns how many of the read ones were there."""

@@ -8,6 +8,7 @@ have() {
     g++) command -v g++ >/dev/null ;;
     libasio-dev) test -e /usr/include/asio.hpp ;;
     libxxhash-dev) test -e /usr/include/xxhash.h ;;
+    librocksdb-dev) test -e /usr/include/rocksdb/db.h ;;
     doctest-dev) test -e /usr/include/doctest/doctest.h ;;
     python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     python3-dev) test -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ;;

@@ -5,8 +5,9 @@
 
 namespace sparserow::bindings {
 
-void bind_store(pybind11::module_& module);  // server_store.cc
-void bind_shard(pybind11::module_& module);  // server_shard.cc
+void bind_store(pybind11::module_& module);    // server_store.cc
+void bind_shard(pybind11::module_& module);    // server_shard.cc
+void bind_raw_ssd(pybind11::module_& module);  // server_raw_ssd.cc
 
 }  // namespace sparserow::bindings
 
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_server, module) {
   sparserow::bindings::bind_errors(module);
   sparserow::bindings::bind_store(module);
   sparserow::bindings::bind_shard(module);
+  sparserow::bindings::bind_raw_ssd(module);
 }

@@ -103,7 +103,9 @@ void bind_results(py::module_& module) {
       .def_readonly("name", &TableStats::name)
       .def_readonly("rows", &TableStats::rows)
       .def_readonly("row_bytes", &TableStats::row_bytes)
-      .def_readonly("total_bytes", &TableStats::total_bytes);
+      .def_readonly("total_bytes", &TableStats::total_bytes)
+      .def_readonly("ssd_rows", &TableStats::ssd_rows)
+      .def_readonly("ssd_bytes", &TableStats::ssd_bytes);
 }
 
 // An array that owns a vector's memory.
@@ -206,13 +208,66 @@ py::tuple scan(const Store& store, std::uint32_t table_id, std::uint64_t cursor,
                         array_of(std::move(page.state), {count, state_floats}), page.next_cursor);
 }
 
+void bring(Store& store, std::uint32_t table_id, const py::array& keys) {
+  const auto wanted = keys_of(keys);
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.bring(table_id, wanted);
+  }
+  raise_if_error(status);
+}
+
+void write_back(Store& store) {
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = store.write_back();
+  }
+  raise_if_error(status);
+}
+
+py::object tier_stats(const Store& store) {
+  const std::optional<TierStats> stats = store.tier_stats();
+  if (!stats) return py::none();
+  py::dict out;
+  out["hits"] = stats->hits;
+  out["misses"] = stats->misses;
+  out["rows_evicted"] = stats->rows_evicted;
+  out["ssd_file_bytes"] = stats->ssd.file_bytes;
+  out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
+  out["ssd_rows_read"] = stats->ssd.rows_read;
+  out["ssd_rows_absent"] = stats->ssd.rows_absent;
+  out["ssd_rows_written"] = stats->ssd.rows_written;
+  out["ssd_bytes_read"] = stats->ssd.bytes_read;
+  out["ssd_bytes_written"] = stats->ssd.bytes_written;
+  out["ssd_reads"] = stats->ssd.reads;
+  out["ssd_read_seconds"] = static_cast<double>(stats->ssd.read_nanoseconds) * 1e-9;
+  out["ssd_writes"] = stats->ssd.writes;
+  out["ssd_write_seconds"] = static_cast<double>(stats->ssd.write_nanoseconds) * 1e-9;
+  return out;
+}
+
+// An error is raised once the GIL is back.
+std::shared_ptr<Store> made(const StoreOptions& options) {
+  std::optional<Result<std::unique_ptr<Store>>> store;
+  {
+    const py::gil_scoped_release released;
+    store.emplace(Store::create(options));
+  }
+  return std::shared_ptr<Store>(value_or_raise(std::move(*store)));
+}
+
 void bind_store_class(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store")
-      .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage) {
-             return std::shared_ptr<Store>(value_or_raise(Store::create({memory_budget_bytes, slot_count, lineage})));
+      .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage,
+                       std::string ssd_path, std::uint64_t ssd_bytes, std::uint64_t cluster_id, std::uint16_t shard) {
+             return made(
+                 {memory_budget_bytes, slot_count, lineage, {std::move(ssd_path), ssd_bytes, cluster_id, shard}});
            }),
            py::kw_only(), py::arg("memory_budget_bytes") = 0, py::arg("slot_count") = kDefaultSlotCount,
-           py::arg("lineage") = 1)
+           py::arg("lineage") = 1, py::arg("ssd_path") = "", py::arg("ssd_bytes") = 0, py::arg("cluster_id") = 0,
+           py::arg("shard") = 0)
       .def(
           "create_table", [](Store& store, const TableSchema& schema) { raise_if_error(store.create_table(schema)); },
           py::arg("schema"))
@@ -228,6 +283,9 @@ void bind_store_class(py::module_& module) {
       .def("erase", &erase, py::arg("table_id"), py::arg("keys"))
       .def("scan", &scan, py::arg("table_id"), py::kw_only(), py::arg("cursor") = 0, py::arg("max_rows") = 65536,
            py::arg("with_state") = false)
+      .def("bring", &bring, py::arg("table_id"), py::arg("keys"))
+      .def("write_back", &write_back)
+      .def("tier_stats", &tier_stats)
       .def("stats", &Store::stats)
       .def_property_readonly("used_bytes", &Store::used_bytes)
       .def_property_readonly("memory_budget_bytes",

@@ -87,6 +87,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
   void count_writes(PullRequest& request);
   [[nodiscard]] static FrameHeader rows_header(const PullRequest& request);
+  // Runs a request that may wait for the SSD where it holds up no other connection.
+  Task<Outcome> serve_on_disk_threads(const FrameHeader& header, Body& body);
+  Outcome serve_write_or_scan(const FrameHeader& header, Body& body);
+  Task<Status> bring_rows(const PullRequest& request);
   Task<bool> send_rows(PullRequest& request);
   Task<bool> send_rows_whole(PullRequest& request);
   Task<bool> send_rows_chunked(PullRequest& request);

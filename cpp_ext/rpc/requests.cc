@@ -130,21 +130,32 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
     co_return Outcome{
         Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
   }
-  switch (type) {
-    case FrameType::kPull:
-      co_return co_await serve_pull(header, body, deadline);
+  if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline);
+  // What was prepared is in memory.
+  const bool may_wait = type != FrameType::kAbort && (header.flags & kFramePrepared) == 0;
+  if (core_.disk != nullptr && may_wait) co_return co_await serve_on_disk_threads(header, body);
+  co_return serve_write_or_scan(header, body);
+}
+
+Connection::Outcome Connection::serve_write_or_scan(const FrameHeader& header, Body& body) {
+  switch (static_cast<FrameType>(header.type)) {
     case FrameType::kPrepare:
     case FrameType::kCommit:
-      co_return serve_commit(header, body);
+      return serve_commit(header, body);
     case FrameType::kAbort:
-      co_return serve_abort(header, body);
+      return serve_abort(header, body);
     case FrameType::kAssign:
-      co_return serve_assign(header, body);
+      return serve_assign(header, body);
     case FrameType::kDelete:
-      co_return serve_delete(header, body);
+      return serve_delete(header, body);
     default:
-      co_return serve_scan(header, body);
+      return serve_scan(header, body);
   }
+}
+
+Connection::Task<Connection::Outcome> Connection::serve_on_disk_threads(const FrameHeader& header, Body& body) {
+  const auto serve = [this, &header, &body]() -> Task<Outcome> { co_return serve_write_or_scan(header, body); };
+  co_return co_await asio::co_spawn(core_.disk->get_executor(), serve, asio::use_awaitable);
 }
 
 Connection::Outcome Connection::parse_tables(const FrameHeader& header, std::span<const std::byte> body,
@@ -246,6 +257,13 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   if (wait->answered) return {wait->status, false, {}};
   wait->is_parked = true;
   parked = true;
+  if (core_.disk != nullptr) {  // its rows come to memory while it waits
+    asio::post(*core_.disk, [&core = core_, request] {
+      for (const PullPart& part : request->parts) {
+        static_cast<void>(core.store->bring(part.descriptor.table_id, part.keys));  // the pull itself will tell
+      }
+    });
+  }
   return {};
 }
 
@@ -281,7 +299,28 @@ FrameHeader Connection::rows_header(const PullRequest& request) {
   return header;
 }
 
+Connection::Task<Status> Connection::bring_rows(const PullRequest& request) {
+  const bool blocks =
+      core_.disk != nullptr && std::any_of(request.parts.begin(), request.parts.end(), [this](const PullPart& part) {
+        return core_.store->would_block(part.descriptor.table_id, part.keys);
+      });
+  if (!blocks) co_return Status::ok();
+  const auto bring = [this, &request]() -> Task<Status> {
+    for (const PullPart& part : request.parts) {
+      Status status = core_.store->bring(part.descriptor.table_id, part.keys);
+      if (!status.is_ok()) co_return status;
+    }
+    co_return Status::ok();
+  };
+  co_return co_await asio::co_spawn(core_.disk->get_executor(), bring, asio::use_awaitable);
+}
+
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {
+  if (const Status brought = co_await bring_rows(request); !brought.is_ok()) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(request.header, FrameType::kError), brought);
+    co_return co_await write_reply(refusal);
+  }
   if (request.header.step != kNoStep) {
     const std::uint64_t behind = core_.commits.steps_behind(request.header.job_id, request.header.step);
     for (const PullPart& part : request.parts) core_.staleness.add(part.descriptor.table_id, behind);

@@ -28,6 +28,7 @@ Status check_range(const char* field, std::uint64_t value, std::uint64_t low, st
 
 Status check(const ServerOptions& options) {
   SR_RETURN_IF_ERROR(check_range("io_threads", options.io_threads, 1, 256));
+  SR_RETURN_IF_ERROR(check_range("disk_threads", options.disk_threads, 1, 256));
   SR_RETURN_IF_ERROR(check_range("max_frame_bytes", options.max_frame_bytes, 64u << 10, 0xfffffff8u));
   SR_RETURN_IF_ERROR(check_range("inflight_budget_bytes", options.inflight_budget_bytes, options.max_frame_bytes,
                                  std::uint64_t{1} << 62));
@@ -175,6 +176,7 @@ void Server::Impl::stop() {
   }
   core_.io.stop();
   for (std::thread& thread : threads_) thread.join();
+  if (core_.disk != nullptr) core_.disk->join();
 }
 
 ServerStats Server::Impl::stats() const {

@@ -4,7 +4,7 @@
 // chunk. A connection works on one request at a time (parked pulls aside), and is not read while the
 // server's in-flight budget is full or its last reply is not taken, so a slow or greedy peer holds a
 // bounded amount of memory. A frame that breaks the grammar gets ERROR and the connection is closed; the
-// process lives. Thread-safe.
+// process lives. With an SSD, requests that may wait for it run on threads of their own. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -25,6 +25,7 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;                            // 0: chosen by the OS
   std::uint32_t io_threads = 2;                      // [1, 256]
+  std::uint32_t disk_threads = 4;                    // that wait for the SSD of a store that has one, [1, 256]
   std::uint32_t max_frame_bytes = 1u << 30;          // of one frame's body, [64 KiB, 2^32 - 8]
   std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies being received or worked on
   std::uint64_t kept_budget_bytes = 4ull << 30;      // of commits, and as much again of pulls, kept for the clock

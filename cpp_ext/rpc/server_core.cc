@@ -68,7 +68,9 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parts = options.io_threads,
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
-      route_(std::make_shared<const Route>()) {}
+      route_(std::make_shared<const Route>()) {
+  if (store->has_ssd()) disk = std::make_unique<asio::thread_pool>(options.disk_threads);
+}
 
 void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work) {
   const auto shared = std::make_shared<ParallelWork>();

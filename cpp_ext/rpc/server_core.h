@@ -98,6 +98,7 @@ struct ServerCore {
   BufferPool buffers;
   asio::io_context io;
   CommitLog commits;
+  std::unique_ptr<asio::thread_pool> disk;  // of requests that may wait for the SSD; null without one
 
  private:
   mutable std::mutex route_mutex_;

@@ -59,6 +59,11 @@ class RowIndex {
 
   // Adds a path that is not there. False when the system has no memory; then nothing has changed.
   [[nodiscard]] bool insert(std::uint64_t path, std::uint32_t row);
+  // Names another row for a path that is there.
+  void replace(std::uint64_t path, std::uint32_t row) noexcept {
+    const Found found = search(path);
+    found.bucket->rows[found.entry] = row;
+  }
   // Removes the entry of `path` and returns its row; kNone when there is none. A segment that is mostly empty is
   // rebuilt smaller.
   std::uint32_t erase(std::uint64_t path);

@@ -16,27 +16,27 @@ constexpr std::uint32_t kMostRows = (1u << RowSlab::kRowBits) - 1;
 
 RowSlab::~RowSlab() {
   for (std::size_t chunk = 0; chunk < bases_.size(); ++chunk) {
-    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * place_bytes());
+    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * unit_bytes());
   }
 }
 
 // About a kShare-th part of the slab: of the counts nearby, the one that wastes least of its last granule.
 RowSlab::Wish RowSlab::wish_at(std::uint64_t places) const noexcept {
-  const std::size_t slab_bytes = places * place_bytes();
+  const std::size_t slab_bytes = places * unit_bytes();
   const std::size_t small = std::clamp<std::size_t>(slab_bytes / kSmallShare, kSmallestChunk, kSmallChunk);
   const std::size_t wanted = std::clamp<std::size_t>(slab_bytes / kShare, small, kLargestChunk);
-  const auto most = static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted / place_bytes(), 1, kMostRows));
+  const auto most = static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted / unit_bytes(), 1, kMostRows));
   std::uint32_t best = most;
   std::size_t best_waste = ~std::size_t{0};
   for (std::uint32_t rows = most; rows > 0 && rows + 16 > most && 4 * rows >= 3 * most; --rows) {
-    const std::size_t bytes = rows * place_bytes();
+    const std::size_t bytes = rows * unit_bytes();
     const std::size_t waste = (ArenaPool::round_up(bytes) - bytes) * 64 / rows;  // per row
     if (waste < best_waste) {
       best = rows;
       best_waste = waste;
     }
   }
-  const auto few = static_cast<std::uint32_t>(kSmallestChunk / place_bytes());
+  const auto few = static_cast<std::uint32_t>(kSmallestChunk / unit_bytes());
   return {best, std::min(best, std::max({best / 16, few, 1u}))};
 }
 
@@ -49,7 +49,7 @@ bool RowSlab::back_chunk() {
     return false;
   }
   const Wish wish = wish_at(places_);
-  const ArenaPool::Run run = pool_->allocate_units(place_bytes(), wish.most, wish.least);
+  const ArenaPool::Run run = pool_->allocate_units(unit_bytes(), wish.most, wish.least);
   if (run.at == nullptr) return false;
   if (is_reused) {
     unbacked_.pop_back();
@@ -61,7 +61,7 @@ bool RowSlab::back_chunk() {
   chunks_[chunk] = {.capacity = static_cast<std::uint16_t>(run.units)};
   open_.push_back(chunk);
   places_ += run.units;
-  bytes_ += ArenaPool::round_up(run.units * place_bytes());
+  bytes_ += ArenaPool::round_up(run.units * unit_bytes());
   return true;
 }
 
@@ -94,17 +94,43 @@ std::uint32_t RowSlab::allocate() {
 void RowSlab::free(std::uint32_t row) {
   const std::uint32_t chunk = row >> kRowBits;
   ChunkInfo& info = chunks_[chunk];
-  if (info.live == info.capacity) open_.push_back(chunk);
+  if (info.live == info.capacity && !info.is_closed) open_.push_back(chunk);
   --rows_;
   if (--info.live == 0) {
-    pool_->free(bases_[chunk], info.capacity * place_bytes());
+    pool_->free(bases_[chunk], info.capacity * unit_bytes());
     bases_[chunk] = nullptr;  // its id leaves open_ when allocate() meets it
+    if (info.is_closed) unbacked_.push_back(chunk);
     places_ -= info.capacity;
-    bytes_ -= ArenaPool::round_up(info.capacity * place_bytes());
+    bytes_ -= ArenaPool::round_up(info.capacity * unit_bytes());
     return;
   }
   std::memcpy(data(row), &info.first_free, sizeof info.first_free);
   info.first_free = static_cast<std::uint16_t>(row & kRowMask);
+}
+
+bool RowSlab::close_chunks(std::uint64_t spare_rows) {
+  std::vector<std::uint32_t> by_rows;
+  for (std::uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (bases_[chunk] != nullptr) by_rows.push_back(chunk);
+  }
+  std::sort(by_rows.begin(), by_rows.end(), [this](std::uint32_t left, std::uint32_t right) {
+    return chunks_[left].live * std::uint64_t{chunks_[right].capacity} <
+           chunks_[right].live * std::uint64_t{chunks_[left].capacity};
+  });
+  std::uint64_t free = free_places();
+  bool any = false;
+  for (const std::uint32_t chunk : by_rows) {
+    ChunkInfo& info = chunks_[chunk];
+    // Its rows move to free places of others, and its own free places go.
+    if (info.live == info.capacity || free < info.capacity + spare_rows) break;
+    free -= info.capacity;
+    info.is_closed = true;
+    any = true;
+  }
+  if (any) {
+    std::erase_if(open_, [this](std::uint32_t chunk) { return bases_[chunk] != nullptr && chunks_[chunk].is_closed; });
+  }
+  return any;
 }
 
 std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
@@ -115,7 +141,7 @@ std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
   const std::uint64_t more = rows - free_places;
   const std::uint64_t chunks = more * 4 / (3 * wish_at(places_).least) + 2;
   const std::uint64_t last = wish_at(places_ + more).most * std::uint64_t{4} / 3 + 1;
-  return (more + last) * place_bytes() + chunks * ArenaPool::kGranuleBytes;
+  return (more + last) * unit_bytes() + chunks * ArenaPool::kGranuleBytes;
 }
 
 }  // namespace sparserow

@@ -5,6 +5,10 @@
 // stays small and so does slack; where an arena's rest is shorter than a chunk, the chunk is as long as the rest. A
 // chunk without rows gives its memory back at once.
 //
+// A slab with meta has two bytes more per row (row_meta.h), together at the end of each chunk, so that eviction reads
+// those of many rows at once. Chunks that are mostly empty can be given up one by one: their rows must move, which
+// the index alone can do (table.cc).
+//
 // Not thread-safe: guarded by its stripe's lock. Owns its chunks.
 #pragma once
 
@@ -14,6 +18,7 @@
 
 #include "store/arena_pool.h"
 #include "store/row.h"
+#include "store/row_meta.h"
 
 namespace sparserow {
 
@@ -23,7 +28,8 @@ class RowSlab {
   static constexpr std::uint32_t kRowBits = 12;
   static constexpr std::uint32_t kMaxChunks = 1u << 20;
 
-  RowSlab(ArenaPool& pool, std::size_t data_bytes) noexcept : pool_(&pool), data_bytes_(data_bytes) {}
+  RowSlab(ArenaPool& pool, std::size_t data_bytes, bool has_meta = false) noexcept
+      : pool_(&pool), data_bytes_(data_bytes), meta_bytes_(has_meta ? sizeof(std::uint16_t) : 0) {}
   RowSlab(const RowSlab&) = delete;
   RowSlab& operator=(const RowSlab&) = delete;
   ~RowSlab();
@@ -33,11 +39,24 @@ class RowSlab {
   }
   [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), data(row) + data_bytes_}; }
 
+  // Of a slab with meta.
+  [[nodiscard]] RowMeta meta(std::uint32_t row) const noexcept {
+    const std::uint32_t chunk = row >> kRowBits;
+    std::byte* metas = bases_[chunk] + chunks_[chunk].capacity * place_bytes();
+    return RowMeta(reinterpret_cast<std::uint16_t*>(metas)[row & kRowMask]);
+  }
+
   // A place for one row, its content unspecified; kNone when the system has no memory or the slab is full.
   [[nodiscard]] std::uint32_t allocate();
   void free(std::uint32_t row);
 
+  // Closes the emptiest chunks, as many as the others have room for beside `spare_rows` free places: allocate() uses
+  // them no more, and each goes when its last row does. Returns whether there are any.
+  bool close_chunks(std::uint64_t spare_rows);
+  [[nodiscard]] bool is_closed(std::uint32_t row) const noexcept { return chunks_[row >> kRowBits].is_closed; }
+
   [[nodiscard]] std::uint64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] std::uint64_t free_places() const noexcept { return places_ - rows_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   // Upper bound of the memory that `rows` more rows take.
   [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept;
@@ -51,6 +70,7 @@ class RowSlab {
     std::uint16_t bumped = 0;    // rows handed out at least once
     std::uint16_t live = 0;
     std::uint16_t first_free = kNoFree;  // list through the first bytes of freed rows
+    bool is_closed = false;
   };
   // Rows that a new chunk should have, and the fewest for which it is made.
   struct Wish {
@@ -59,12 +79,14 @@ class RowSlab {
   };
 
   [[nodiscard]] std::size_t place_bytes() const noexcept { return data_bytes_ + RowLayout::kHeadBytes; }
+  [[nodiscard]] std::size_t unit_bytes() const noexcept { return place_bytes() + meta_bytes_; }
   [[nodiscard]] Wish wish_at(std::uint64_t places) const noexcept;
   [[nodiscard]] bool back_chunk();
   std::uint32_t take_from(std::uint32_t chunk) noexcept;
 
   ArenaPool* pool_;
   std::size_t data_bytes_;
+  std::size_t meta_bytes_;
   std::vector<std::byte*> bases_;        // per chunk; null when its memory is given back
   std::vector<ChunkInfo> chunks_;        // per chunk
   std::vector<std::uint32_t> open_;      // chunks with room (or given back since)

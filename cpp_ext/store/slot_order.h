@@ -36,6 +36,11 @@ class SlotOrder {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     return high_bits == 0 ? 0 : static_cast<std::uint32_t>(path >> (64 - high_bits));
   }
+  // The first path of a slot of a stripe.
+  [[nodiscard]] constexpr std::uint64_t first_path(std::uint32_t slot_in_stripe) const noexcept {
+    const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
+    return high_bits == 0 ? 0 : static_cast<std::uint64_t>(slot_in_stripe) << (64 - high_bits);
+  }
   [[nodiscard]] constexpr std::uint64_t hash(std::uint32_t stripe, std::uint64_t path) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     const std::uint64_t low = (path << high_bits) >> slot_bits_;

@@ -5,11 +5,14 @@
 #include <utility>
 
 #include "store/store_impl.h"
+#include "store/tiering.h"
 
 namespace sparserow {
 namespace {
 
 constexpr std::uint64_t kMiB = 1u << 20;
+
+}  // namespace
 
 Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t used, std::uint64_t needed) {
   std::ostringstream text;
@@ -20,8 +23,6 @@ Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t
        << " MiB needed); nothing was applied; raise memory_budget_bytes, add shards, or drop tables";
   return {Code::kResourceExhausted, text.str()};
 }
-
-}  // namespace
 
 Status unknown_table(std::uint32_t table_id) {
   return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist on this shard; create it first"};
@@ -38,8 +39,10 @@ std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
   return found == tables.end() ? nullptr : found->second;
 }
 
-std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const std::uint64_t> keys) const {
-  std::array<std::uint64_t, kStripes> absent{};
+Store::Impl::~Impl() = default;
+
+Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span<const std::uint64_t> keys) const {
+  StripeCounts absent{};
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
@@ -53,9 +56,13 @@ std::uint64_t Store::Impl::bytes_for_absent(const Table& held, std::span<const s
                                    });
     }
   }
+  return absent;
+}
+
+std::uint64_t Store::Impl::bytes_for(const Table& held, const StripeCounts& absent) const {
   std::uint64_t bytes = 0;
   StorePools no_memory;
-  const TableStripe empty(no_memory, held.layout.data_bytes);
+  const TableStripe empty(no_memory, held.layout.data_bytes, held.is_tiered);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
@@ -76,13 +83,20 @@ Status Store::Impl::promise(const Table& held, std::uint64_t bytes) {
 }
 
 Store::Reservation::Reservation(Reservation&& other) noexcept
-    : store_(std::exchange(other.store_, nullptr)), bytes_(other.bytes_.exchange(0)) {}
+    : store_(std::exchange(other.store_, nullptr)),
+      bytes_(other.bytes_.exchange(0)),
+      table_(std::move(other.table_)),
+      pins_(std::exchange(other.pins_, {})),
+      has_absent_(other.has_absent_) {}
 
 Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept {
   if (this != &other) {
     release();
     store_ = std::exchange(other.store_, nullptr);
     bytes_ = other.bytes_.exchange(0);
+    table_ = std::move(other.table_);
+    pins_ = std::exchange(other.pins_, {});
+    has_absent_ = other.has_absent_;
   }
   return *this;
 }
@@ -91,6 +105,9 @@ Store::Reservation::~Reservation() { release(); }
 
 void Store::Reservation::release() noexcept {
   if (store_ != nullptr) store_->impl_->give_back(bytes_.exchange(0));
+  if (store_ != nullptr && table_ != nullptr) store_->unpin(*table_, pins_);
+  pins_.clear();
+  table_ = nullptr;
   store_ = nullptr;
 }
 
@@ -109,7 +126,17 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
     return Status(Code::kInvalidArgument, "StoreOptions.slot_count: " + std::to_string(options.slot_count) +
                                               " is not allowed; allowed: a power of two in [2, 65536]");
   }
-  return std::unique_ptr<Store>(new Store(options));  // NOLINT: the constructor is private
+  std::unique_ptr<Store> store(new Store(options));
+  if (options.ssd.path.empty()) return store;
+  if (options.memory_budget_bytes == 0) {
+    return Status(Code::kInvalidArgument,
+                  "StoreOptions.memory_budget_bytes: 0 is not allowed with an ssd_path; allowed: >= 1, the memory of "
+                  "rows and indexes");
+  }
+  auto ssd = SsdTier::open(options.ssd);
+  if (!ssd.is_ok()) return ssd.status();
+  store->impl_->tiering = std::make_unique<Tiering>(*store->impl_, std::move(ssd).value());
+  return store;
 }
 
 Status Store::create_table(const TableSchema& schema) {
@@ -117,11 +144,12 @@ Status Store::create_table(const TableSchema& schema) {
   const std::unique_lock lock(impl_->tables_mutex);
   const auto found = impl_->tables.find(schema.id);
   if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
-  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools));
+  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty()));
   return Status::ok();
 }
 
 Status Store::drop_table(std::uint32_t table_id) {
+  if (impl_->tiering != nullptr) return impl_->tiering->drop(table_id);
   std::shared_ptr<Table> dropped;  // freed outside of the lock, when its last reader is done
   const std::unique_lock lock(impl_->tables_mutex);
   const auto found = impl_->tables.find(table_id);
@@ -140,7 +168,8 @@ Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<cons
   const std::shared_ptr<Table> held = impl_->table(table_id);
   if (held == nullptr) return unknown_table(table_id);
   if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
-  const std::uint64_t bytes = impl_->bytes_for_absent(*held, keys);
+  if (impl_->tiering != nullptr) return reserve_tiered(held, keys);
+  const std::uint64_t bytes = impl_->bytes_for(*held, impl_->count_absent(*held, keys));
   SR_RETURN_IF_ERROR(impl_->promise(*held, bytes));
   return Reservation(this, bytes);
 }
@@ -156,10 +185,13 @@ std::vector<TableStats> Store::stats() const {
     TableStats stats{.table_id = held->schema.id, .name = held->schema.name};
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
+      stats.ssd_rows += held->ssd_rows[stripe];
       if (held->stripes[stripe] == nullptr) continue;
       stats.rows += held->stripes[stripe]->slab.rows();
       stats.total_bytes += held->stripes[stripe]->bytes();
     }
+    stats.rows += stats.ssd_rows;
+    stats.ssd_bytes = stats.ssd_rows * held->codec.bytes();
     stats.row_bytes = stats.rows * held->layout.data_bytes;
     all.push_back(std::move(stats));
   }

@@ -1,4 +1,4 @@
-// The row store of one shard: every table's rows, in RAM.
+// The row store of one shard: every table's rows, in memory, and with an SSD also on it.
 //
 // Rows lie in slab chunks cut from huge-page arenas that all tables share (row.h, row_slab.h). Each (table, stripe)
 // has an index of small segments that grow and split one at a time, so no growth step is longer than one segment; it
@@ -9,7 +9,12 @@
 //     (seed, table id, key). Rows are born only by apply() and assign().
 //  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
 //  3. A batch that cannot get its memory is refused before its first row changes.
-//  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill.
+//  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill; 33
+//     with an SSD.
+//  5. Every call gives the same bits with an SSD as without: where a row is shows in time only (tiering.h).
+//
+// With an SSD, pull, reserve, apply, assign, erase and scan may read or write it: they block for as long as it takes.
+// A row that the SSD lost makes its table fail with kDataLoss.
 //
 // Thread-safe. Locks: the table map, one stripe at a time and the arenas', never two of one kind, in this
 // order; nothing is called out under a lock. A table that is dropped lives until its last call returns.
@@ -25,6 +30,7 @@
 #include <vector>
 
 #include "store/schema.h"
+#include "store/ssd_tier.h"
 #include "util/hash.h"
 #include "util/status.h"
 
@@ -34,14 +40,24 @@ struct StoreOptions {
   std::uint64_t memory_budget_bytes = 0;  // of rows and indexes; 0 = no budget
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 1;
+  SsdOptions ssd = {};  // with a path: rows beyond the budget, which must not be 0, go to an SSD
 };
 
 struct TableStats {
   std::uint32_t table_id = 0;
   std::string name;
-  std::uint64_t rows = 0;
+  std::uint64_t rows = 0;         // wherever they are
   std::uint64_t row_bytes = 0;    // weights and state
-  std::uint64_t total_bytes = 0;  // with headers, index and slack, as allocated
+  std::uint64_t total_bytes = 0;  // in memory, with headers, index and slack, as allocated
+  std::uint64_t ssd_rows = 0;     // of the rows: on the SSD alone
+  std::uint64_t ssd_bytes = 0;    // of those, as they are stored
+};
+
+struct TierStats {
+  std::uint64_t hits = 0;          // keys of pulls and commits whose rows were in memory
+  std::uint64_t misses = 0;        // that were looked for on the SSD
+  std::uint64_t rows_evicted = 0;  // from memory
+  SsdStats ssd;
 };
 
 // Optional outputs of a pull; each is null or has n entries.
@@ -66,8 +82,9 @@ struct ApplyOptions;
 
 class Store {
  public:
-  // Memory promised to a batch; consumed by the apply() that names it, the rest given back when destroyed.
-  // Must not outlive the store. Several threads may apply parts of one batch under it.
+  // Memory promised to a batch; consumed by the apply() that names it, the rest given back when destroyed. With an
+  // SSD, the batch's rows that exist are in memory and stay there as long. Must not outlive the store. Several threads
+  // may apply parts of one batch under it.
   class Reservation {
    public:
     Reservation() = default;
@@ -81,11 +98,19 @@ class Store {
     void release() noexcept;
     void consume(std::uint64_t bytes) noexcept;
 
+    struct Pin {
+      std::uint64_t path;
+      std::uint32_t stripe;
+    };
     Store* store_ = nullptr;
     std::atomic<std::uint64_t> bytes_{0};
+    std::shared_ptr<Table> table_;  // of the pins
+    std::vector<Pin> pins_;         // by stripe, block by block
+    bool has_absent_ = true;        // some row may have to be born
   };
 
-  static Result<std::unique_ptr<Store>> create(const StoreOptions& options);  // InvalidArgument
+  // InvalidArgument names the option; with an SSD also as SsdTier::open().
+  static Result<std::unique_ptr<Store>> create(const StoreOptions& options);
   ~Store();
 
   // Idempotent. FailedPrecondition when the id exists with another schema (names the field).
@@ -97,8 +122,8 @@ class Store {
   Status pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, Dtype out_dtype, std::byte* out,
               PullExtras extras = {}) const;
 
-  // Promises memory for the rows of `keys` that do not exist. ResourceExhausted when over budget (the
-  // message says budget, use and need); NotFound.
+  // Promises memory for the rows of `keys` that do not exist, and brings the others to it. ResourceExhausted when over
+  // budget (the message says budget, use and need); NotFound.
   Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
   // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are born from their initial
@@ -112,6 +137,15 @@ class Store {
   // Removes rows; returns how many existed.
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
+  // Brings rows from the SSD to memory, as far as there is room that colder rows can make; for keys that are about to
+  // be used. Changes nothing else, and does nothing without an SSD. NotFound.
+  Status bring(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+  // Whether bring() would look any of them up: cheap, and never blocks for a disk.
+  [[nodiscard]] bool would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
+  // Writes every row that changed to the SSD, and there to the disk; all stay in memory. FailedPrecondition without
+  // one.
+  Status write_back();
+
   // Rows by stripe, then by slot, then by hash. Rows present throughout the scan are returned exactly once; rows
   // born or erased meanwhile may or may not be.
   Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
@@ -119,13 +153,23 @@ class Store {
   [[nodiscard]] std::vector<TableStats> stats() const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;
   [[nodiscard]] const StoreOptions& options() const noexcept;
+  [[nodiscard]] bool has_ssd() const noexcept { return !options().ssd.path.empty(); }
+  [[nodiscard]] std::optional<TierStats> tier_stats() const;  // nullopt without an SSD
 
  private:
+  class Impl;
+  class Tiering;
+  struct Absences;
   explicit Store(const StoreOptions& options);
   template <class Visit>
   std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                            std::span<const std::uint64_t> block, float* scratch, Visit&& visit);
-  class Impl;
+                                            std::span<const std::uint64_t> block, float* scratch, Absences* absences,
+                                            Visit&& visit);
+  Result<Reservation> reserve_tiered(const std::shared_ptr<Table>& table, std::span<const std::uint64_t> keys);
+  Status find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block, std::uint32_t part,
+                     std::uint32_t parts, Absences& absences);
+  void unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept;
+  Result<ScanPage> scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
   std::unique_ptr<Impl> impl_;
 };
 

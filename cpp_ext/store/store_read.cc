@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "store/store_impl.h"
+#include "store/tiering.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -124,30 +125,60 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!is_valid(out_dtype)) return {Code::kInvalidArgument, "pull: unknown output dtype; allowed: 0 to 2"};
+  SR_RETURN_IF_ERROR(table->failure());
   RowWriter writer(*table, out_dtype, out, keys.size());
   BatchOrder order;
+  std::vector<Tiering::Miss> misses;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    const auto give = [&](std::size_t position, const std::byte* weights, std::uint64_t version) {
+      const std::size_t at = begin + position;
+      std::byte* to = out + at * writer.row_bytes();
+      const bool exists = weights != nullptr;
+      if (exists) {
+        writer.write_stored(weights, to);
+      } else {
+        writer.write_initial(block[position], to);
+      }
+      if (extras.versions != nullptr) extras.versions[at] = version;
+      if (extras.found != nullptr) extras.found[at] = exists ? 1 : 0;
+    };
+    const auto give_row = [&](std::size_t position, std::uint32_t stripe, std::uint32_t id) {
+      const std::uint64_t version = extras.versions == nullptr ? 0 : table->row(stripe, id).version();
+      give(position, table->stripes[stripe]->slab.data(id), version);
+    };
     order.group(table_id, impl_->slots, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
+      const bool may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
       walk_stripe<Fetch::kWeights>(*table, order, stripe,
-                                   [&](std::uint16_t position, std::uint64_t /*path*/, std::uint32_t id) {
-                                     const std::size_t at = begin + position;
-                                     std::byte* to = out + at * writer.row_bytes();
-                                     const bool exists = id != RowIndex::kNone;
-                                     if (exists) {
-                                       writer.write_stored(table->stripes[stripe]->slab.data(id), to);
+                                   [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+                                     if (id != RowIndex::kNone) {
+                                       give_row(position, stripe, id);
+                                       if (table->is_tiered) table->stripes[stripe]->slab.meta(id).touch();
+                                     } else if (may_be_on_ssd) {
+                                       misses.push_back({.key = block[position],
+                                                         .path = path,
+                                                         .position = position,
+                                                         .stripe = static_cast<std::uint16_t>(stripe)});
                                      } else {
-                                       writer.write_initial(block[position], to);
+                                       give(position, nullptr, 0);
                                      }
-                                     if (extras.versions != nullptr) {
-                                       extras.versions[at] = exists ? table->row(stripe, id).version() : 0;
-                                     }
-                                     if (extras.found != nullptr) extras.found[at] = exists ? 1 : 0;
                                    });
     }
+    if (table->is_tiered) impl_->count(block.size(), misses.size());
+    if (misses.empty()) continue;
+    SR_RETURN_IF_ERROR(impl_->tiering->resolve(*table, std::exchange(misses, {}), /*must_install=*/false,
+                                               [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* image) {
+                                                 if (id != RowIndex::kNone) {
+                                                   give_row(miss.position, miss.stripe, id);
+                                                 } else if (image != nullptr) {
+                                                   give(miss.position, image->data, image->version);
+                                                 } else {
+                                                   give(miss.position, nullptr, 0);
+                                                 }
+                                               }));
   }
   return Status::ok();
 }
@@ -158,6 +189,7 @@ Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (max_rows == 0) return Status(Code::kInvalidArgument, "scan: max_rows: 0 is not allowed; allowed: >= 1");
+  if (impl_->tiering != nullptr) return scan_tiered(*table, cursor, max_rows, with_state);
   ScanPage page;
   std::uint64_t path = impl_->slots.path_at(cursor);
   for (std::uint32_t stripe = impl_->slots.stripe_at(cursor); stripe < impl_->slots.stripe_count();

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "store/store_impl.h"
+#include "store/tiering.h"
 
 namespace sparserow {
 namespace {
@@ -42,16 +44,62 @@ std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
 
 }  // namespace
 
-// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position).
+// Of one block: which keys are known to be nowhere, and which must be asked for again.
+struct Store::Absences {
+  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
+  std::vector<std::uint64_t> tokens;    // by position
+  std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
+};
+
+// Looks up which of a block's rows that are not in memory are on the SSD, and brings those.
+Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block,
+                          std::uint32_t part, std::uint32_t parts, Absences& absences) {
+  absences.tokens.assign(block.size(), Absences::kUnknown);
+  std::vector<Tiering::Miss> misses;
+  for (std::uint32_t stripe = part; stripe < kStripes; stripe += parts) {
+    if (order.positions(stripe).empty()) continue;
+    const std::shared_lock lock(impl_->stripes[stripe].mutex);
+    const bool may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
+    walk_stripe<Fetch::kNothing>(
+        table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+          if (id != RowIndex::kNone) return;
+          const Tiering::Miss miss{
+              .key = block[position], .path = path, .position = position, .stripe = static_cast<std::uint16_t>(stripe)};
+          if (may_be_on_ssd) {
+            misses.push_back(miss);
+          } else {
+            absences.tokens[position] = impl_->tiering->token(stripe, path);
+          }
+        });
+  }
+  return impl_->tiering->resolve(table, std::move(misses), /*must_install=*/true,
+                                 [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* image) {
+                                   if (id == RowIndex::kNone && image == nullptr) {
+                                     absences.tokens[miss.position] = impl_->tiering->token(miss.stripe, miss.path);
+                                   }
+                                 });
+}
+
+// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position). With an SSD a row is
+// born only when it is known to be nowhere.
 // Returns the memory that it took, or nothing when the system refused more.
 template <class Visit>
 std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                                 std::span<const std::uint64_t> block, float* scratch, Visit&& visit) {
+                                                 std::span<const std::uint64_t> block, float* scratch,
+                                                 Absences* absences, Visit&& visit) {
   Impl::Stripe& locked = impl_->stripes[stripe];
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
   walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
     if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
+    if (id == RowIndex::kNone && absences != nullptr) {
+      const bool is_known =
+          !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, path);
+      if (!is_known) {
+        absences->deferred.push_back(position);
+        return;
+      }
+    }
     if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], scratch);
     if (id == RowIndex::kNone) {
       has_memory = false;
@@ -59,10 +107,16 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
     }
     RowRef row = table.row(stripe, id);
     row.set_version(impl_->next_version(locked, path));
+    if (absences != nullptr) {
+      RowMeta meta = table.stripes[stripe]->slab.meta(id);
+      meta.set_changed();
+      meta.touch();
+    }
     visit(row, position);
   });
   if (!has_memory) return std::nullopt;
-  return bytes_of(table.stripes[stripe]) - bytes_before;
+  const std::uint64_t bytes_after = bytes_of(table.stripes[stripe]);
+  return bytes_after - std::min(bytes_after, bytes_before);
 }
 
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
@@ -88,15 +142,20 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   const std::uint32_t dim = table->schema.dim;
   std::vector<float> scratch(dim);
   BatchOrder order;
+  Absences absences;
+  Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table_id, impl_->slots, block);
+    if (tiered != nullptr && options.reservation->has_absent_) {
+      SR_RETURN_IF_ERROR(find_absent(*table, order, block, options.part, options.parts, absences));
+    }
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options);
       const auto taken =
-          write_stripe(*table, stripe, order, block, scratch.data(), [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
             const std::uint32_t count = row.update_count();
             row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
             group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim, block[position],
@@ -105,6 +164,14 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       group.flush();
       if (!taken) return out_of_memory(*table);
       if (options.reservation != nullptr) options.reservation->consume(*taken);
+    }
+    for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
+      ApplyOptions alone = options;
+      alone.part = 0;
+      alone.parts = 1;
+      Reservation nothing(this, 0);  // what it takes was promised to the batch
+      alone.reservation = &nothing;
+      SR_RETURN_IF_ERROR(apply(table_id, block.subspan(position, 1), grads + (begin + position) * dim, alone));
     }
   }
   return Status::ok();
@@ -118,18 +185,24 @@ Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys
   const std::uint32_t dim = table->schema.dim;
   std::vector<float> scratch(dim);
   BatchOrder order;
+  Absences absences;
+  Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table_id, impl_->slots, block);
+    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, absences));
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       const auto taken =
-          write_stripe(*table, stripe, order, block, scratch.data(), [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
             convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
           });
       if (!taken) return out_of_memory(*table);
       reserved.value().consume(*taken);
+    }
+    for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
+      SR_RETURN_IF_ERROR(assign(table_id, block.subspan(position, 1), rows + (begin + position) * dim));
     }
   }
   return Status::ok();
@@ -138,6 +211,7 @@ Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys
 Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
+  if (impl_->tiering != nullptr) return impl_->tiering->erase(*table, keys);
   std::uint64_t erased = 0;
   for (const std::uint64_t key : keys) {
     const std::uint64_t hash = row_hash(table_id, key);

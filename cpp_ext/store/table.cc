@@ -2,21 +2,40 @@
 
 namespace sparserow {
 
-std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch) {
+// A place for the row, and its entry in the index.
+std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t path) {
   std::unique_ptr<TableStripe>& held = stripes[stripe];
-  if (held == nullptr) held = std::make_unique<TableStripe>(*pools_, layout.data_bytes);
+  if (held == nullptr) held = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered);
   const std::uint32_t id = held->slab.allocate();
   if (id == RowSlab::kNone) return RowIndex::kNone;
   if (!held->index.insert(path, id)) {
     held->slab.free(id);
     return RowIndex::kNone;
   }
-  RowRef row = held->slab.at(id);
+  return id;
+}
+
+std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch) {
+  const std::uint32_t id = add_place(stripe, path);
+  if (id == RowIndex::kNone) return id;
+  RowRef row = stripes[stripe]->slab.at(id);
   row.set_version(0);
   row.set_update_count(0);
   initial_rows.fill(key, scratch);
   convert_from_float(schema.dtype, scratch, row.weights(), schema.dim);
   optimizer->init_state(row.state(layout));
+  if (is_tiered) stripes[stripe]->slab.meta(id).reset(RowMeta::kChanged);
+  return id;
+}
+
+std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t path, const RowImage& image) {
+  const std::uint32_t id = add_place(stripe, path);
+  if (id == RowIndex::kNone) return id;
+  RowRef row = stripes[stripe]->slab.at(id);
+  std::memcpy(row.weights(), image.data, layout.data_bytes);
+  row.set_version(image.version);
+  row.set_update_count(image.update_count);
+  stripes[stripe]->slab.meta(id).reset(RowMeta::kStored | 1);
   return id;
 }
 
@@ -28,6 +47,37 @@ bool Table::remove(std::uint32_t stripe, std::uint64_t path) {
   held->slab.free(id);
   if (held->slab.rows() == 0) held.reset();
   return true;
+}
+
+void Table::compact(std::uint32_t stripe, std::uint64_t spare_rows) {
+  TableStripe* held = stripes[stripe].get();
+  if (held == nullptr || !held->slab.close_chunks(spare_rows)) return;
+  std::uint64_t path = 0;
+  do {
+    const RowIndex::Range range = held->index.range_at(path);
+    for (const RowIndex::Entry& entry : range.entries) {
+      if (!held->slab.is_closed(entry.row)) continue;
+      const std::uint32_t id = held->slab.allocate();
+      if (id == RowSlab::kNone) return;  // its chunk stays closed, with the rows that are left
+      std::memcpy(held->slab.data(id), held->slab.data(entry.row), layout.data_bytes + RowLayout::kHeadBytes);
+      held->slab.meta(id).reset(held->slab.meta(entry.row).load());
+      held->index.replace(entry.path, id);
+      held->slab.free(entry.row);
+    }
+    path = range.next;
+  } while (path != 0);
+}
+
+Status Table::failure() const {
+  if (!has_failed_.load(std::memory_order_acquire)) return Status::ok();
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void Table::fail(Status why) {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_.is_ok()) failure_ = std::move(why);
+  has_failed_.store(true, std::memory_order_release);
 }
 
 }  // namespace sparserow

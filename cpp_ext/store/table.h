@@ -4,14 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "optim/optimizer.h"
 #include "store/batch_order.h"
 #include "store/initial_rows.h"
 #include "store/row.h"
+#include "store/row_codec.h"
 #include "store/row_index.h"
 #include "store/row_slab.h"
 #include "store/schema.h"
@@ -28,7 +31,8 @@ struct StorePools {
 };
 
 struct TableStripe {
-  TableStripe(StorePools& pools, std::size_t data_bytes) : slab(pools.rows, data_bytes), index(pools.indexes) {}
+  TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta)
+      : slab(pools.rows, data_bytes, has_meta), index(pools.indexes) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slab.bytes() + index.bytes(); }
 
   RowSlab slab;
@@ -37,11 +41,14 @@ struct TableStripe {
 
 class Table {
  public:
-  Table(const TableSchema& table_schema, StorePools& pools)
+  // is_tiered: rows may leave for the SSD, and have meta (row_meta.h).
+  Table(const TableSchema& table_schema, StorePools& pools, bool is_tiered)
       : schema(table_schema),
         optimizer(make_optimizer(schema)),
         initial_rows(schema),
         layout(schema.dim, schema.dtype, optimizer->state_floats()),
+        codec(schema.id, schema.dim, schema.dtype, optimizer->state_floats()),
+        is_tiered(is_tiered),
         pools_(&pools) {}
 
   // The id of the row whose hash has this path, or RowIndex::kNone.
@@ -56,17 +63,36 @@ class Table {
   // Adds an absent row with its initial weights and state, update count 0 and version 0 (the caller sets it).
   // RowIndex::kNone when the system has no memory. scratch: (dim).
   [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch);
+  // Adds an absent row as the SSD has it. RowIndex::kNone when the system has no memory.
+  [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t path, const RowImage& image);
   // True when the row existed.
   bool remove(std::uint32_t stripe, std::uint64_t path);
+  // Moves rows together, so that chunks beyond `spare_rows` free places give their memory back.
+  void compact(std::uint32_t stripe, std::uint64_t spare_rows);
+
+  // Ok, or why the table is refused: the SSD lost rows of it.
+  [[nodiscard]] Status failure() const;
+  void fail(Status why);
 
   const TableSchema schema;
   const std::unique_ptr<const Optimizer> optimizer;
   const InitialRows initial_rows;
   const RowLayout layout;
+  const RowCodec codec;
+  const bool is_tiered;
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
+  // Rows that are on the SSD alone; written under the stripe's exclusive lock.
+  std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
+  // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).
+  std::array<std::uint64_t, kStripes> hands{};
 
  private:
+  [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t path);
+
   StorePools* pools_;
+  std::atomic<bool> has_failed_{false};
+  mutable std::mutex failure_mutex_;
+  Status failure_;  // guarded by failure_mutex_
 };
 
 // Always inlined, see RowIndex::prefetch. bytes > 0.

@@ -1,0 +1,77 @@
+// The yardstick of `sparserow bench tiers`: the database of the SSD tier alone, without a store above it.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared_arrays.h"
+#include "shared_errors.h"
+#include "store/ssd_tier.h"
+#include "util/hash.h"
+
+namespace py = pybind11;
+
+namespace sparserow::bindings {
+namespace {
+
+constexpr std::uint32_t kTable = 1;
+
+class RawSsd {
+ public:
+  RawSsd(const std::string& path, std::size_t row_bytes) : row_(row_bytes) {
+    std::uint64_t random = 1;
+    for (std::byte& byte : row_) byte = static_cast<std::byte>((random = random * 6364136223846793005ull + 1) >> 56);
+    ssd_ = value_or_raise(SsdTier::open({.path = path}));
+  }
+
+  // Reads rows in one batch and writes others in one; returns how many were there.
+  std::uint64_t serve(const py::array& reads, const py::array& writes) {
+    const auto wanted = keys_of(reads);
+    const auto changed = keys_of(writes);
+    Status status;
+    std::uint64_t found = 0;
+    {
+      const py::gil_scoped_release released;
+      const auto keys = sorted(wanted);
+      SsdImages images;
+      status = ssd_->read(keys, images);
+      for (std::size_t i = 0; status.is_ok() && i < keys.size(); ++i) found += images.at(i).empty() ? 0 : 1;
+      SsdBatch batch;
+      for (const SsdKey& key : sorted(changed)) batch.put(key, row_);
+      if (status.is_ok()) status = ssd_->write(batch);
+    }
+    raise_if_error(status);
+    return found;
+  }
+
+ private:
+  static std::vector<SsdKey> sorted(std::span<const std::uint64_t> keys) {
+    std::vector<SsdKey> out;
+    out.reserve(keys.size());
+    for (const std::uint64_t key : keys) {
+      out.push_back(ssd_key(slot_of(row_hash(kTable, key), kDefaultSlotCount), kTable, key));
+    }
+    std::sort(out.begin(), out.end(), [](const SsdKey& left, const SsdKey& right) {
+      return std::memcmp(left.data(), right.data(), left.size()) < 0;
+    });
+    return out;
+  }
+
+  std::vector<std::byte> row_;
+  std::unique_ptr<SsdTier> ssd_;
+};
+
+}  // namespace
+
+void bind_raw_ssd(py::module_& module) {
+  py::class_<RawSsd>(module, "RawSsd")
+      .def(py::init<const std::string&, std::size_t>(), py::arg("path"), py::kw_only(), py::arg("row_bytes"))
+      .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"));
+  module.def("has_ssd_tier", &SsdTier::is_built);
+}
+
+}  // namespace sparserow::bindings

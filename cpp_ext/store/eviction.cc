@@ -1,0 +1,308 @@
+// The way down: cold rows leave memory for the SSD. See tiering.h.
+#include <algorithm>
+
+#include "store/tiering.h"
+#include "util/random.h"
+
+namespace sparserow {
+namespace {
+
+constexpr int kRounds = 32;             // of eviction for one request
+constexpr int kPasses = 6;              // of a hand over one stripe: the hottest row has cooled down after five
+constexpr std::uint64_t kAhead = 32;    // of a stripe's rows one goes along, so that the next request finds room
+constexpr std::uint64_t kBatch = 4096;  // rows written at once
+
+}  // namespace
+
+std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_); }
+
+// Bytes over budget when `rows` more rows come; 0 when they fit.
+std::uint64_t Store::Tiering::excess(const Table& table, const Counts& rows) const {
+  const std::uint64_t need =
+      store_.bytes_for(table, rows) + store_.pools.used_bytes() + store_.promised_bytes.load(std::memory_order_relaxed);
+  return need <= store_.options.memory_budget_bytes ? 0 : need - store_.options.memory_budget_bytes;
+}
+
+Status Store::Tiering::make_room(Table& table, const Counts& rows) {
+  if (excess(table, rows) == 0) return Status::ok();
+  const std::lock_guard lock(evicting_);
+  for (int round = 0; round < kRounds; ++round) {
+    if (excess(table, rows) == 0) return Status::ok();
+    std::uint64_t progress = 0;
+    SR_RETURN_IF_ERROR(evict_for(table, rows, progress));
+    if (progress == 0) break;
+  }
+  if (excess(table, rows) == 0) return Status::ok();
+  return over_budget(table.schema.name, store_.options.memory_budget_bytes,
+                     store_.pools.used_bytes() + store_.promised_bytes.load(), store_.bytes_for(table, rows));
+}
+
+Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t& progress) {
+  Status status;
+  const Place cold = coldest_place();
+  std::uint32_t own = 0;
+  while (own + 1 < kStripes && rows[own] == 0) ++own;
+  const bool is_colder_elsewhere =
+      cold.table != nullptr && cold.table.get() != &table && 2 * cold.heat + 0.5 < heat_of(table, own);
+  if (!is_colder_elsewhere) {
+    Eviction eviction;
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      std::uint64_t want = 0;
+      {
+        const std::shared_lock lock(store_.stripes[stripe].mutex);
+        const TableStripe* held = table.stripes[stripe].get();
+        if (rows[stripe] == 0 || held == nullptr || rows[stripe] <= held->slab.free_places()) continue;
+        want = rows[stripe] - held->slab.free_places() + held->slab.rows() / kAhead;
+      }
+      collect(table, stripe, want, eviction);
+      if (eviction.victims.size() < kBatch) continue;
+      status = carry_out(table, eviction, progress);
+      if (!status.is_ok()) return progress > 0 ? Status::ok() : status;
+    }
+    status = carry_out(table, eviction, progress);
+    if (!status.is_ok()) return progress > 0 ? Status::ok() : status;
+  }
+  const std::uint64_t over = excess(table, rows);
+  return over == 0 ? Status::ok() : shrink(over, table, rows, progress);
+}
+
+// Evicts from the coldest places and moves what is left together, until `bytes` have come back.
+Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress) {
+  const std::uint64_t before = store_.pools.used_bytes();
+  for (std::uint32_t tries = 0; tries < 4 * kStripes && store_.pools.used_bytes() + bytes > before; ++tries) {
+    const Place place = coldest_place();
+    if (place.table == nullptr) break;
+    std::uint64_t held_rows = 0;
+    {
+      const std::shared_lock lock(store_.stripes[place.stripe].mutex);
+      if (const auto& held = place.table->stripes[place.stripe]; held != nullptr) held_rows = held->slab.rows();
+    }
+    Eviction eviction;
+    collect(*place.table, place.stripe, std::max<std::uint64_t>(held_rows / 8, 16), eviction);
+    std::uint64_t removed = 0;
+    Status status = carry_out(*place.table, eviction, removed);
+    progress += removed;
+    if (!status.is_ok() && progress == 0) return status;
+    const std::uint64_t spare = place.table.get() == &table ? rows[place.stripe] : 0;
+    const std::unique_lock lock(store_.stripes[place.stripe].mutex);
+    place.table->compact(place.stripe, spare);
+  }
+  if (store_.pools.used_bytes() < before) ++progress;
+  return Status::ok();
+}
+
+// The coldest of some stripes of some tables that have rows in memory.
+Store::Tiering::Place Store::Tiering::coldest_place() {
+  std::vector<std::shared_ptr<Table>> tables;
+  {
+    const std::shared_lock lock(store_.tables_mutex);
+    for (const auto& [id, held] : store_.tables) tables.push_back(held);
+  }
+  Place best;
+  if (tables.empty()) return best;
+  constexpr int kSamples = 6;
+  for (int sample = 0, missed = 0; sample < kSamples && missed < 4 * static_cast<int>(kStripes);) {
+    const std::uint64_t random = next_random();
+    const auto& held = tables[(random >> 32) % tables.size()];
+    const std::uint32_t stripe = static_cast<std::uint32_t>(random) % store_.slots.stripe_count();
+    const double heat = heat_of(*held, stripe);
+    if (heat < 0) {
+      ++missed;
+      continue;
+    }
+    ++sample;
+    if (best.table == nullptr || heat < best.heat) best = {held, stripe, heat};
+  }
+  return best;
+}
+
+// Of some of its rows, on average; -1 when it has none in memory.
+double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
+  const std::uint64_t path = next_random();
+  const std::shared_lock lock(store_.stripes[stripe].mutex);
+  const TableStripe* held = table.stripes[stripe].get();
+  if (held == nullptr) return -1;
+  const RowIndex::Range range = held->index.range_at(path);
+  if (range.entries.empty()) return 0;
+  double sum = 0;
+  const std::size_t count = std::min<std::size_t>(range.entries.size(), 64);
+  for (std::size_t i = 0; i < count; ++i) sum += held->slab.meta(range.entries[i].row).heat();
+  return sum / static_cast<double>(count);
+}
+
+// Appends up to `want` rows that nobody needs in memory, the cold ones first: the hand halves the heat of those that
+// it passes, and takes those without any.
+void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
+  out.image.resize(table.codec.bytes());
+  const std::shared_lock lock(store_.stripes[stripe].mutex);
+  const TableStripe* held = table.stripes[stripe].get();
+  if (held == nullptr) return;
+  want = std::min(want, held->slab.rows());
+  std::uint64_t& hand = table.hands[stripe];
+  std::unordered_set<std::uint64_t> taken;  // paths, since the hand may come round
+  for (std::uint64_t passed = 0; taken.size() < want && passed < kPasses * held->slab.rows();) {
+    RowIndex::Range range = held->index.range_at(hand);
+    std::erase_if(range.entries, [&](const RowIndex::Entry& entry) { return entry.path < hand; });
+    std::sort(range.entries.begin(), range.entries.end(),
+              [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
+    hand = range.next;
+    for (const RowIndex::Entry& entry : range.entries) {
+      ++passed;
+      if (taken.size() == want) {
+        hand = entry.path;
+        break;
+      }
+      RowMeta meta = held->slab.meta(entry.row);
+      if (meta.is_pinned()) continue;
+      if (meta.heat() > 0) {
+        meta.cool();
+        continue;
+      }
+      if (!taken.insert(entry.path).second) continue;
+      const RowRef row = held->slab.at(entry.row);
+      const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, entry.path));
+      out.victims.push_back({key, entry.path, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
+      if (!meta.is_changed()) continue;
+      table.codec.encode(key, row, out.image.data());
+      out.batch.put(key_of(table, key), out.image);
+    }
+    if (range.entries.empty()) ++passed;
+  }
+}
+
+// Writes what changed, then takes out of memory who is still as it was written. Empties the eviction.
+Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t& removed) {
+  const Status written = ssd_->write(eviction.batch);
+  const std::vector<Victim>& victims = eviction.victims;
+  for (std::size_t begin = 0; begin < victims.size();) {
+    const std::uint32_t stripe = victims[begin].stripe;
+    const std::unique_lock lock(store_.stripes[stripe].mutex);
+    for (; begin < victims.size() && victims[begin].stripe == stripe; ++begin) {
+      const Victim& victim = victims[begin];
+      if (victim.is_changed && !written.is_ok()) continue;
+      const std::uint32_t id = table.find(stripe, victim.path);
+      if (id == RowIndex::kNone) continue;
+      RowMeta meta = table.stripes[stripe]->slab.meta(id);
+      if (table.row(stripe, id).version() != victim.version) {
+        meta.reset(static_cast<std::uint16_t>(meta.load() | RowMeta::kStored));
+        continue;
+      }
+      meta.set_stored();
+      if (meta.is_pinned()) continue;
+      token_at(stripe, victim.path).fetch_add(1, std::memory_order_release);
+      static_cast<void>(table.remove(stripe, victim.path));
+      ++table.ssd_rows[stripe];
+      ++removed;
+      ++rows_evicted_;
+    }
+  }
+  eviction.victims.clear();
+  eviction.batch.clear();
+  return written;
+}
+
+Status Store::Tiering::write_back() {
+  const std::lock_guard lock(evicting_);
+  std::vector<std::shared_ptr<Table>> tables;
+  {
+    const std::shared_lock tables_lock(store_.tables_mutex);
+    for (const auto& [id, held] : store_.tables) tables.push_back(held);
+  }
+  for (const auto& table : tables) {
+    for (std::uint32_t stripe = 0; stripe < store_.slots.stripe_count(); ++stripe) {
+      std::uint64_t path = 0;
+      do {
+        Eviction eviction;
+        eviction.image.resize(table->codec.bytes());
+        {
+          const std::shared_lock stripe_lock(store_.stripes[stripe].mutex);
+          const TableStripe* held = table->stripes[stripe].get();
+          if (held == nullptr) break;
+          const RowIndex::Range range = held->index.range_at(path);
+          path = range.next;
+          for (const RowIndex::Entry& entry : range.entries) {
+            if (!held->slab.meta(entry.row).is_changed()) continue;
+            const RowRef row = held->slab.at(entry.row);
+            const std::uint64_t key = key_of_hash(table->schema.id, store_.slots.hash(stripe, entry.path));
+            table->codec.encode(key, row, eviction.image.data());
+            eviction.batch.put(key_of(*table, key), eviction.image);
+            eviction.victims.push_back({key, entry.path, row.version(), static_cast<std::uint16_t>(stripe), true});
+          }
+        }
+        SR_RETURN_IF_ERROR(ssd_->write(eviction.batch));
+        const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
+        for (const Victim& victim : eviction.victims) {
+          const std::uint32_t id = table->find(stripe, victim.path);
+          if (id == RowIndex::kNone) continue;
+          RowMeta meta = table->stripes[stripe]->slab.meta(id);
+          const bool is_same = table->row(stripe, id).version() == victim.version;
+          is_same ? meta.set_stored() : meta.reset(static_cast<std::uint16_t>(meta.load() | RowMeta::kStored));
+        }
+      } while (path != 0);
+    }
+  }
+  return ssd_->flush();
+}
+
+Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::uint64_t> keys) {
+  SR_RETURN_IF_ERROR(table.failure());
+  const std::lock_guard lock(evicting_);  // nothing is written meanwhile that was read before
+  SsdBatch batch;
+  std::vector<SsdKey> asked;
+  std::vector<std::uint64_t> asked_keys;
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = row_hash(table.schema.id, key);
+    const std::uint32_t stripe = store_.slots.stripe(hash);
+    const std::shared_lock stripe_lock(store_.stripes[stripe].mutex);
+    const std::uint32_t id = table.find(stripe, store_.slots.path(hash));
+    if (id != RowIndex::kNone) {
+      if (table.stripes[stripe]->slab.meta(id).is_stored()) batch.erase(key_of(table, key));
+    } else if (table.ssd_rows[stripe] > 0) {
+      asked.push_back(key_of(table, key));
+      asked_keys.push_back(key);
+    }
+  }
+  std::vector<std::uint32_t> order(asked.size());
+  for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::uint32_t left, std::uint32_t right) {
+    return std::memcmp(asked[left].data(), asked[right].data(), asked[left].size()) < 0;
+  });
+  std::vector<SsdKey> sorted(asked.size());
+  for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = asked[order[i]];
+  SsdImages images;
+  if (Status status = ssd_->read(sorted, images); !status.is_ok()) return lost(table, status);
+  std::unordered_set<std::uint64_t> on_ssd;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (images.at(i).empty()) continue;
+    on_ssd.insert(asked_keys[order[i]]);
+    batch.erase(sorted[i]);
+  }
+  SR_RETURN_IF_ERROR(ssd_->write(batch));
+  std::uint64_t erased = 0;
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = row_hash(table.schema.id, key);
+    const std::uint32_t stripe = store_.slots.stripe(hash);
+    const std::uint64_t path = store_.slots.path(hash);
+    const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
+    token_at(stripe, path).fetch_add(1, std::memory_order_release);
+    const bool was_in_memory = table.remove(stripe, path);
+    const bool was_on_ssd = on_ssd.erase(key) > 0;
+    if (!was_in_memory && !was_on_ssd) continue;
+    if (!was_in_memory) --table.ssd_rows[stripe];
+    (void)store_.next_version(store_.stripes[stripe], path);  // an erasure is a change of its slot
+    ++erased;
+  }
+  return erased;
+}
+
+Status Store::Tiering::drop(std::uint32_t table_id) {
+  const std::lock_guard lock(evicting_);
+  const std::shared_ptr<Table> dropped = store_.table(table_id);
+  if (dropped == nullptr) return unknown_table(table_id);
+  SR_RETURN_IF_ERROR(ssd_->erase_table(table_id, store_.options.slot_count));
+  const std::unique_lock tables_lock(store_.tables_mutex);
+  store_.tables.erase(table_id);
+  return Status::ok();
+}
+
+}  // namespace sparserow

@@ -1,0 +1,271 @@
+#include "store/ssd_tier.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/db.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/sst_file_manager.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
+
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include "store/ssd_folder.h"
+
+namespace sparserow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kBlockCacheBytes = std::size_t{32} << 20;
+constexpr std::size_t kWriteBufferBytes = std::size_t{32} << 20;
+constexpr std::uint64_t kFileBytes = std::uint64_t{64} << 20;
+
+template <class T>
+void put_big_endian(T value, char* out) noexcept {
+  for (std::size_t i = 0; i < sizeof value; ++i) out[i] = static_cast<char>(value >> (8 * (sizeof value - 1 - i)));
+}
+
+rocksdb::Slice slice_of(const SsdKey& key) noexcept { return {key.data(), key.size()}; }
+
+std::uint64_t nanoseconds_since(Clock::time_point start) noexcept {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
+}
+
+rocksdb::Options database_options() {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  options.compression = rocksdb::kNoCompression;
+  options.max_background_jobs = 2;
+  options.write_buffer_size = kWriteBufferBytes;
+  options.max_write_buffer_number = 3;
+  options.allow_concurrent_memtable_write = false;  // one thread evicts
+  options.target_file_size_base = kFileBytes;
+  options.level_compaction_dynamic_level_bytes = true;
+  options.max_open_files = -1;
+  options.enable_blob_files = true;
+  options.blob_file_size = kFileBytes;
+  options.enable_blob_garbage_collection = true;
+  options.blob_garbage_collection_age_cutoff = 0.25;
+  options.blob_garbage_collection_force_threshold = 0.5;
+  options.keep_log_file_num = 2;
+  options.sst_file_manager.reset(rocksdb::NewSstFileManager(rocksdb::Env::Default()));  // recovers from a full disk
+  rocksdb::BlockBasedTableOptions blocks;
+  blocks.block_size = 16u << 10;
+  blocks.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  blocks.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
+  blocks.data_block_index_type = rocksdb::BlockBasedTableOptions::kDataBlockBinaryAndHash;
+  blocks.format_version = 5;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(blocks));
+  return options;
+}
+
+}  // namespace
+
+struct SsdImages::Impl {
+  std::vector<rocksdb::PinnableSlice> values;
+};
+struct SsdBatch::Impl {
+  rocksdb::WriteBatch batch;
+};
+
+SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept {
+  SsdKey out;
+  put_big_endian(static_cast<std::uint16_t>(slot), out.data());
+  put_big_endian(table_id, out.data() + 2);
+  put_big_endian(key, out.data() + 6);
+  return out;
+}
+
+SsdImages::SsdImages() : impl_(std::make_unique<Impl>()) {}
+SsdImages::~SsdImages() = default;
+std::span<const std::byte> SsdImages::at(std::size_t index) const noexcept {
+  const rocksdb::PinnableSlice& value = impl_->values[index];
+  return std::as_bytes(std::span(value.data(), value.size()));
+}
+
+SsdBatch::SsdBatch() : impl_(std::make_unique<Impl>()) {}
+SsdBatch::~SsdBatch() = default;
+void SsdBatch::put(const SsdKey& key, std::span<const std::byte> image) {
+  // Fails for values beyond 4 GiB only.
+  static_cast<void>(impl_->batch.Put(slice_of(key), {reinterpret_cast<const char*>(image.data()), image.size()}).ok());
+}
+void SsdBatch::erase(const SsdKey& key) { static_cast<void>(impl_->batch.Delete(slice_of(key)).ok()); }
+void SsdBatch::clear() { impl_->batch.Clear(); }
+std::size_t SsdBatch::bytes() const noexcept { return impl_->batch.Count() == 0 ? 0 : impl_->batch.GetDataSize(); }
+
+struct SsdTier::Impl {
+  SsdOptions options;
+  std::unique_ptr<SsdFolder> folder;  // goes last: its lock is held while the database is open
+  rocksdb::Options database;
+  std::shared_ptr<rocksdb::Cache> cache;
+  std::unique_ptr<rocksdb::DB> db;
+  std::atomic<std::uint64_t> rows_read{0}, rows_absent{0}, rows_written{0}, bytes_read{0}, bytes_written{0};
+  std::atomic<std::uint64_t> reads{0}, read_nanoseconds{0}, writes{0}, write_nanoseconds{0};
+
+  [[nodiscard]] std::uint64_t property(const std::string& name) const {
+    std::uint64_t value = 0;
+    return db->GetIntProperty(name, &value) ? value : 0;
+  }
+  [[nodiscard]] std::uint64_t file_bytes() const { return database.sst_file_manager->GetTotalSize(); }
+  [[nodiscard]] std::uint64_t unwritten_bytes() const {
+    return property(rocksdb::DB::Properties::kCurSizeAllMemTables);
+  }
+
+  // Once a write failed the database refuses all others until it is told to go on.
+  Status recover(const rocksdb::Status& failed) const {
+    const rocksdb::Status resumed = db->Resume();
+    if (resumed.ok()) return Status::ok();
+    return {Code::kResourceExhausted, "ssd_path: " + options.path + " takes no more rows (" + failed.ToString() +
+                                          "); nothing was lost; make room on the disk"};
+  }
+};
+
+SsdTier::SsdTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+SsdTier::~SsdTier() {
+  static_cast<void>(impl_->db->Close().ok());  // writes what is in memory
+}
+
+bool SsdTier::is_built() noexcept { return true; }
+
+Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
+  auto folder = SsdFolder::claim(options);
+  if (!folder.is_ok()) return folder.status();
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  impl->folder = std::move(folder).value();
+  impl->database = database_options();
+  impl->cache = impl->database.table_factory->GetOptions<rocksdb::BlockBasedTableOptions>()->block_cache;
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened = rocksdb::DB::Open(impl->database, impl->folder->rows_path(), &db);
+  if (!opened.ok()) {
+    return Status(Code::kInvalidArgument, "ssd_path: " + options.path + " cannot hold a database (" +
+                                              opened.ToString() +
+                                              "); allowed: a folder on a disk with room, writable by this user");
+  }
+  impl->db.reset(db);
+  return std::unique_ptr<SsdTier>(new SsdTier(std::move(impl)));  // NOLINT: the constructor is private
+}
+
+Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
+  const auto start = Clock::now();
+  std::vector<rocksdb::Slice> slices;
+  slices.reserve(keys.size());
+  for (const SsdKey& key : keys) slices.push_back(slice_of(key));
+  std::vector<rocksdb::PinnableSlice>& values = out.impl_->values;
+  values = std::vector<rocksdb::PinnableSlice>(keys.size());
+  std::vector<rocksdb::Status> outcomes(keys.size());
+  impl_->db->MultiGet({}, impl_->db->DefaultColumnFamily(), slices.size(), slices.data(), values.data(),
+                      outcomes.data(), /*sorted_input=*/true);
+  std::uint64_t found = 0;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    if (outcomes[i].ok()) {
+      ++found;
+      bytes += values[i].size();
+    } else if (outcomes[i].IsNotFound()) {
+      values[i].Reset();
+    } else {
+      const bool is_broken = outcomes[i].IsCorruption();
+      return {is_broken ? Code::kDataLoss : Code::kUnavailable,
+              "the SSD tier in " + impl_->options.path + (is_broken ? " is damaged: " : " cannot be read: ") +
+                  outcomes[i].ToString()};
+    }
+  }
+  impl_->rows_read += found;
+  impl_->rows_absent += keys.size() - found;
+  impl_->bytes_read += bytes;
+  ++impl_->reads;
+  impl_->read_nanoseconds += nanoseconds_since(start);
+  return Status::ok();
+}
+
+Status SsdTier::write(SsdBatch& batch) {
+  if (batch.bytes() == 0) return Status::ok();
+  const auto start = Clock::now();
+  if (impl_->options.max_bytes > 0 && batch.impl_->batch.HasPut()) {
+    const std::uint64_t taken = impl_->file_bytes() + impl_->unwritten_bytes();
+    if (taken + batch.bytes() > impl_->options.max_bytes) {
+      return {Code::kResourceExhausted, "ssd_bytes: " + std::to_string(impl_->options.max_bytes) + " reached (" +
+                                            std::to_string(taken) + " bytes in " + impl_->options.path +
+                                            "); nothing was lost; raise it, add shards, or delete rows"};
+    }
+  }
+  rocksdb::WriteOptions unlogged;
+  unlogged.disableWAL = true;
+  rocksdb::Status written = impl_->db->Write(unlogged, &batch.impl_->batch);
+  if (!written.ok()) {
+    SR_RETURN_IF_ERROR(impl_->recover(written));
+    written = impl_->db->Write(unlogged, &batch.impl_->batch);
+    if (!written.ok())
+      return {Code::kResourceExhausted, "ssd_path: " + impl_->options.path + ": " + written.ToString()};
+  }
+  impl_->rows_written += batch.impl_->batch.Count();
+  impl_->bytes_written += batch.bytes();
+  ++impl_->writes;
+  impl_->write_nanoseconds += nanoseconds_since(start);
+  return Status::ok();
+}
+
+Status SsdTier::erase_table(std::uint32_t table_id, std::uint32_t slot_count) {
+  rocksdb::WriteBatch batch;
+  for (std::uint32_t slot = 0; slot < slot_count; ++slot) {
+    // A table's range in a slot ends before the next id's; ids end before 2^32 - 1, which is no table's.
+    const SsdKey first = ssd_key(slot, table_id, 0);
+    const SsdKey last = ssd_key(slot, table_id, ~std::uint64_t{0});
+    static_cast<void>(batch.DeleteRange(slice_of(first), slice_of(last)).ok());
+    static_cast<void>(batch.Delete(slice_of(last)).ok());
+  }
+  rocksdb::WriteOptions unlogged;
+  unlogged.disableWAL = true;
+  rocksdb::Status written = impl_->db->Write(unlogged, &batch);
+  if (!written.ok()) {
+    SR_RETURN_IF_ERROR(impl_->recover(written));
+    written = impl_->db->Write(unlogged, &batch);
+  }
+  if (!written.ok()) return {Code::kResourceExhausted, "ssd_path: " + impl_->options.path + ": " + written.ToString()};
+  return flush();  // ranges are found faster in files than in memory
+}
+
+Status SsdTier::visit_slot(std::uint32_t slot, std::uint32_t table_id,
+                           const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) {
+  rocksdb::ReadOptions options;
+  options.fill_cache = false;
+  const std::unique_ptr<rocksdb::Iterator> at(impl_->db->NewIterator(options));
+  const SsdKey first = ssd_key(slot, table_id, 0);
+  constexpr std::size_t kPrefix = 6;
+  for (at->Seek(slice_of(first)); at->Valid(); at->Next()) {
+    const rocksdb::Slice key = at->key();
+    if (key.size() != first.size() || std::memcmp(key.data(), first.data(), kPrefix) != 0) break;
+    std::uint64_t number = 0;
+    for (std::size_t i = kPrefix; i < key.size(); ++i) number = number << 8 | static_cast<std::uint8_t>(key[i]);
+    SR_RETURN_IF_ERROR(visit(number, std::as_bytes(std::span(at->value().data(), at->value().size()))));
+  }
+  if (at->status().ok()) return Status::ok();
+  return {at->status().IsCorruption() ? Code::kDataLoss : Code::kUnavailable,
+          "the SSD tier in " + impl_->options.path + " cannot be read: " + at->status().ToString()};
+}
+
+Status SsdTier::flush() {
+  const rocksdb::Status flushed = impl_->db->Flush({});
+  return flushed.ok() ? Status::ok() : impl_->recover(flushed);
+}
+
+SsdStats SsdTier::stats() const {
+  return {.file_bytes = impl_->file_bytes(),
+          .memory_bytes = impl_->unwritten_bytes() +
+                          impl_->property(rocksdb::DB::Properties::kEstimateTableReadersMem) + impl_->cache->GetUsage(),
+          .rows_read = impl_->rows_read,
+          .rows_absent = impl_->rows_absent,
+          .rows_written = impl_->rows_written,
+          .bytes_read = impl_->bytes_read,
+          .bytes_written = impl_->bytes_written,
+          .reads = impl_->reads,
+          .read_nanoseconds = impl_->read_nanoseconds,
+          .writes = impl_->writes,
+          .write_nanoseconds = impl_->write_nanoseconds};
+}
+
+}  // namespace sparserow

@@ -1,0 +1,230 @@
+// What a store with an SSD does differently: reserve, bring and scan.
+#include <algorithm>
+#include <unordered_set>
+
+#include "store/store_impl.h"
+#include "store/tiering.h"
+
+namespace sparserow {
+namespace {
+
+Status too_many_pins(const Table& table) {
+  return {Code::kResourceExhausted, "table " + table.schema.name + ": a row is in more than " +
+                                        std::to_string(RowMeta::kMostPins) + " prepared commits"};
+}
+
+// Keys of a block that are not in memory; visit_row(stripe, path, id) for the others, under the stripe's shared lock.
+template <class Stripes, class Misses, class VisitRow, class VisitAbsent>
+void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::span<const std::uint64_t> block,
+           Misses& misses, VisitRow&& visit_row, VisitAbsent&& visit_absent) {
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    if (order.positions(stripe).empty()) continue;
+    const std::shared_lock lock(stripes[stripe].mutex);
+    const bool may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
+    walk_stripe<Fetch::kNothing>(table, order, stripe,
+                                 [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+                                   if (id != RowIndex::kNone) {
+                                     visit_row(stripe, path, id);
+                                   } else if (may_be_on_ssd) {
+                                     misses.push_back({.key = block[position],
+                                                       .path = path,
+                                                       .position = position,
+                                                       .stripe = static_cast<std::uint16_t>(stripe)});
+                                   } else {
+                                     visit_absent(stripe);
+                                   }
+                                 });
+  }
+}
+
+}  // namespace
+
+// Rows that exist are brought to memory and pinned there; for the others memory is promised. Since those of one block
+// may push out what the next one needs, room is made for the absent at the end.
+Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& table,
+                                                 std::span<const std::uint64_t> keys) {
+  Reservation reservation(this, 0);
+  reservation.table_ = table;
+  reservation.pins_.reserve(keys.size());
+  Tiering::Counts absent{};
+  Status status = table->failure();
+  BatchOrder order;
+  const auto pin = [&](std::uint32_t stripe, std::uint64_t path, std::uint32_t id) {
+    if (table->stripes[stripe]->slab.meta(id).pin()) {
+      reservation.pins_.push_back({path, stripe});
+    } else {
+      status = too_many_pins(*table);
+    }
+  };
+  bool has_absent = false;
+  for (std::size_t begin = 0; begin < keys.size() && status.is_ok(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table->schema.id, impl_->slots, block);
+    std::vector<Tiering::Miss> misses;
+    split(*table, impl_->stripes, order, block, misses, pin, [&](std::uint32_t stripe) {
+      ++absent[stripe];
+      has_absent = true;
+    });
+    impl_->count(block.size(), misses.size());
+    Status looked_up =
+        impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
+                                [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* /*image*/) {
+                                  if (id != RowIndex::kNone) {
+                                    pin(miss.stripe, miss.path, id);
+                                    return;
+                                  }
+                                  ++absent[miss.stripe];  // of those that found no room: asked for below
+                                  has_absent = true;
+                                });
+    if (!looked_up.is_ok()) status = std::move(looked_up);
+  }
+  if (!status.is_ok()) return status;
+  reservation.has_absent_ = has_absent;
+  if (!has_absent) return reservation;
+  constexpr int kTries = 8;  // others may take the room that was made
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    SR_RETURN_IF_ERROR(impl_->tiering->make_room(*table, absent));
+    const std::uint64_t bytes = impl_->bytes_for(*table, absent);
+    status = impl_->promise(*table, bytes);
+    if (!status.is_ok()) continue;
+    reservation.bytes_ = bytes;
+    return reservation;
+  }
+  return status;
+}
+
+void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept {
+  for (std::size_t begin = 0; begin < pins.size();) {
+    const std::uint32_t stripe = pins[begin].stripe;
+    const std::shared_lock lock(impl_->stripes[stripe].mutex);
+    for (; begin < pins.size() && pins[begin].stripe == stripe; ++begin) {
+      const std::uint32_t id = table.find(stripe, pins[begin].path);
+      if (id != RowIndex::kNone) table.stripes[stripe]->slab.meta(id).unpin();
+    }
+  }
+}
+
+Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  if (impl_->tiering == nullptr) return Status::ok();
+  SR_RETURN_IF_ERROR(table->failure());
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table_id, impl_->slots, block);
+    std::vector<Tiering::Miss> misses;
+    split(
+        *table, impl_->stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {},
+        [](std::uint32_t) {});
+    SR_RETURN_IF_ERROR(impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
+                                               [](const Tiering::Miss&, std::uint32_t, const RowImage*) {}));
+  }
+  return Status::ok();
+}
+
+bool Store::would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr || impl_->tiering == nullptr) return false;
+  if (!table->failure().is_ok()) return true;
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table_id, impl_->slots, block);
+    std::vector<Tiering::Miss> misses;
+    split(
+        *table, impl_->stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {},
+        [](std::uint32_t) {});
+    if (!misses.empty()) return true;
+  }
+  return false;
+}
+
+Status Store::write_back() {
+  if (impl_->tiering == nullptr) return {Code::kFailedPrecondition, "write_back: this store has no SSD"};
+  return impl_->tiering->write_back();
+}
+
+std::optional<TierStats> Store::tier_stats() const {
+  if (impl_->tiering == nullptr) return std::nullopt;
+  return TierStats{.hits = impl_->tier_hits,
+                   .misses = impl_->tier_misses,
+                   .rows_evicted = impl_->tiering->rows_evicted(),
+                   .ssd = impl_->tiering->ssd_stats()};
+}
+
+// Slot by slot: first the rows in memory, then those on the SSD that were not among them. A row that leaves memory in
+// between was seen; one that comes to memory in between is still on the SSD.
+Result<ScanPage> Store::scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const {
+  struct Entry {
+    std::uint64_t path;
+    std::uint64_t version;
+    std::uint32_t update_count;
+    std::size_t at;  // of its data
+  };
+  const SlotOrder& slots = impl_->slots;
+  const std::uint32_t dim = table.schema.dim;
+  const std::uint32_t state_floats = with_state ? table.optimizer->state_floats() : 0;
+  const std::uint32_t slots_per_stripe = impl_->options.slot_count / slots.stripe_count();
+  ScanPage page;
+  std::uint64_t first = slots.path_at(cursor);
+  for (std::uint32_t stripe = slots.stripe_at(cursor); stripe < slots.stripe_count(); ++stripe, first = 0) {
+    for (std::uint32_t in_stripe = slots.slot_in_stripe(first); in_stripe < slots_per_stripe; ++in_stripe) {
+      std::vector<Entry> entries;
+      std::vector<std::byte> data;
+      const auto add = [&](std::uint64_t path, std::uint64_t version, std::uint32_t count, const std::byte* row) {
+        entries.push_back({path, version, count, data.size()});
+        data.insert(data.end(), row, row + table.layout.data_bytes);
+      };
+      bool may_be_on_ssd = false;
+      {
+        const std::shared_lock lock(impl_->stripes[stripe].mutex);
+        may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
+        if (const TableStripe* held = table.stripes[stripe].get(); held != nullptr) {
+          for (std::uint64_t path = slots.first_path(in_stripe);;) {
+            const RowIndex::Range range = held->index.range_at(path);
+            for (const RowIndex::Entry& entry : range.entries) {
+              if (entry.path < first || slots.slot_in_stripe(entry.path) != in_stripe) continue;
+              const RowRef row = held->slab.at(entry.row);
+              add(entry.path, row.version(), row.update_count(), row.weights());
+            }
+            path = range.next;
+            if (path == 0 || slots.slot_in_stripe(path) != in_stripe) break;
+          }
+        } else if (!may_be_on_ssd) {
+          break;
+        }
+      }
+      if (may_be_on_ssd) {
+        std::unordered_set<std::uint64_t> in_memory;
+        for (const Entry& entry : entries) in_memory.insert(entry.path);
+        SR_RETURN_IF_ERROR(impl_->tiering->visit_slot(table, in_stripe * slots.stripe_count() + stripe,
+                                                      [&](std::uint64_t path, const RowImage& image) {
+                                                        if (path >= first && !in_memory.contains(path))
+                                                          add(path, image.version, image.update_count, image.data);
+                                                      }));
+      }
+      std::sort(entries.begin(), entries.end(),
+                [](const Entry& left, const Entry& right) { return left.path < right.path; });
+      for (const Entry& entry : entries) {
+        if (page.keys.size() == max_rows) {
+          page.next_cursor = slots.position(stripe, entry.path);
+          return page;
+        }
+        page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.path)));
+        page.versions.push_back(entry.version);
+        page.update_counts.push_back(entry.update_count);
+        page.rows.resize(page.rows.size() + dim);
+        convert_to_float(table.schema.dtype, data.data() + entry.at, page.rows.data() + page.rows.size() - dim, dim);
+        if (state_floats == 0) continue;
+        const std::size_t floats = page.state.size();
+        page.state.resize(floats + state_floats);
+        std::memcpy(page.state.data() + floats, data.data() + entry.at + table.layout.state_offset,
+                    state_floats * sizeof(float));
+      }
+    }
+  }
+  return page;
+}
+
+}  // namespace sparserow

@@ -1,0 +1,155 @@
+// The way up: misses are looked up on the SSD and brought to memory. The way down is eviction.cc.
+#include "store/tiering.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+namespace sparserow {
+namespace {
+
+constexpr std::chrono::seconds kLongestRead{60};
+
+}  // namespace
+
+Store::Tiering::Tiering(Impl& store, std::unique_ptr<SsdTier> ssd)
+    : store_(store),
+      ssd_(std::move(ssd)),
+      tokens_(std::make_unique<std::atomic<std::uint32_t>[]>(std::size_t{kStripes} * kTokens)) {}
+
+SsdKey Store::Tiering::key_of(const Table& table, std::uint64_t key) const noexcept {
+  return ssd_key(store_.slots.slot(row_hash(table.schema.id, key)), table.schema.id, key);
+}
+
+// From now on the table is refused: a row that may be wrong must not be trained on.
+Status Store::Tiering::lost(Table& table, const Status& why) const {
+  if (why.code() != Code::kDataLoss) return why;
+  table.fail({Code::kDataLoss, "table " + table.schema.name + ": " + why.message() +
+                                   "; this shard refuses the table; drop it, and make it anew from a checkpoint or an "
+                                   "export of its rows"});
+  return table.failure();
+}
+
+Status Store::Tiering::resolve(Table& table, std::vector<Miss> misses, bool must_install, const Visit& visit) {
+  while (!misses.empty()) {
+    SR_RETURN_IF_ERROR(table.failure());
+    std::vector<Miss> theirs;
+    claim(table, misses, theirs);
+    std::vector<Miss> again;
+    Status status = look_up(table, misses, must_install, visit, again);
+    release(table, misses);
+    SR_RETURN_IF_ERROR(status);
+    SR_RETURN_IF_ERROR(wait_for(table, theirs));
+    again.insert(again.end(), theirs.begin(), theirs.end());
+    misses = std::move(again);
+    visit_resident(table, misses, visit);
+  }
+  return Status::ok();
+}
+
+Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool must_install, const Visit& visit,
+                               std::vector<Miss>& again) {
+  if (misses.empty()) return Status::ok();
+  for (Miss& miss : misses) miss.token = token(miss.stripe, miss.path);
+  std::vector<SsdKey> keys(misses.size());
+  for (std::size_t i = 0; i < misses.size(); ++i) keys[i] = key_of(table, misses[i].key);
+  std::vector<std::uint32_t> order(misses.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t left, std::uint32_t right) {
+    return std::memcmp(keys[left].data(), keys[right].data(), keys[left].size()) < 0;
+  });
+  std::vector<SsdKey> sorted(misses.size());
+  for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = keys[order[i]];
+  SsdImages stored;
+  if (Status status = ssd_->read(sorted, stored); !status.is_ok()) return lost(table, status);
+  std::vector<RowImage> images(misses.size());
+  Counts found{};
+  bool any = false;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (stored.at(i).empty()) continue;
+    const auto image = table.codec.decode(misses[order[i]].key, stored.at(i));
+    if (!image.is_ok()) return lost(table, image.status());
+    images[order[i]] = image.value();
+    ++found[misses[order[i]].stripe];
+    any = true;
+  }
+  const bool has_room = !any || make_room(table, found).is_ok();
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t left, std::uint32_t right) { return misses[left].stripe < misses[right].stripe; });
+  for (std::size_t begin = 0; begin < order.size();) {
+    const std::uint32_t stripe = misses[order[begin]].stripe;
+    const std::unique_lock lock(store_.stripes[stripe].mutex);
+    for (; begin < order.size() && misses[order[begin]].stripe == stripe; ++begin) {
+      const Miss& miss = misses[order[begin]];
+      const RowImage* image = images[order[begin]].data == nullptr ? nullptr : &images[order[begin]];
+      std::uint32_t id = table.find(stripe, miss.path);
+      if (id == RowIndex::kNone && token(stripe, miss.path) != miss.token) {
+        again.push_back(miss);
+        continue;
+      }
+      if (id == RowIndex::kNone && image != nullptr && (has_room || must_install)) {
+        id = table.install(stripe, miss.path, *image);
+        if (id != RowIndex::kNone) --table.ssd_rows[stripe];
+      }
+      visit(miss, id, id == RowIndex::kNone ? image : nullptr);
+    }
+  }
+  return Status::ok();
+}
+
+// Takes out those that came to memory meanwhile.
+void Store::Tiering::visit_resident(Table& table, std::vector<Miss>& misses, const Visit& visit) {
+  std::erase_if(misses, [&](const Miss& miss) {
+    const std::unique_lock lock(store_.stripes[miss.stripe].mutex);
+    const std::uint32_t id = table.find(miss.stripe, miss.path);
+    if (id == RowIndex::kNone) return false;
+    visit(miss, id, nullptr);
+    return true;
+  });
+}
+
+void Store::Tiering::claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs) {
+  const std::lock_guard lock(claims_mutex_);
+  std::erase_if(misses, [&](const Miss& miss) {
+    if (claims_.insert(row_hash(table.schema.id, miss.key)).second) return false;
+    theirs.push_back(miss);
+    return true;
+  });
+}
+
+void Store::Tiering::release(const Table& table, const std::vector<Miss>& misses) {
+  {
+    const std::lock_guard lock(claims_mutex_);
+    for (const Miss& miss : misses) claims_.erase(row_hash(table.schema.id, miss.key));
+  }
+  claims_changed_.notify_all();
+}
+
+Status Store::Tiering::wait_for(const Table& table, const std::vector<Miss>& misses) {
+  const auto deadline = std::chrono::steady_clock::now() + kLongestRead;
+  std::unique_lock lock(claims_mutex_);
+  for (const Miss& miss : misses) {
+    const std::uint64_t hash = row_hash(table.schema.id, miss.key);
+    if (!claims_changed_.wait_until(lock, deadline, [&] { return !claims_.contains(hash); })) {
+      return {Code::kUnavailable, "table " + table.schema.name + ": the SSD did not answer in " +
+                                      std::to_string(kLongestRead.count()) + " s"};
+    }
+  }
+  return Status::ok();
+}
+
+Status Store::Tiering::visit_slot(Table& table, std::uint32_t slot,
+                                  const std::function<void(std::uint64_t, const RowImage&)>& visit) {
+  SR_RETURN_IF_ERROR(table.failure());
+  const Status status =
+      ssd_->visit_slot(slot, table.schema.id, [&](std::uint64_t key, std::span<const std::byte> stored) {
+        const auto image = table.codec.decode(key, stored);
+        if (!image.is_ok()) return image.status();
+        visit(store_.slots.path(row_hash(table.schema.id, key)), image.value());
+        return Status::ok();
+      });
+  return status.is_ok() ? status : lost(table, status);
+}
+
+}  // namespace sparserow

@@ -1,0 +1,128 @@
+// The two tiers of a store: rows that memory has no room for are on the SSD, and come back when they are used.
+//
+// Where a row is: in memory (with or without an image on the SSD, perhaps an older one: memory is right), on the SSD
+// alone (Table::ssd_rows counts them), or nowhere (absent). Only eviction takes rows out of memory; only resolve()
+// brings them back. Nobody reads or writes the SSD under a stripe's lock. Instead every eviction and deletion of a row
+// raises one of its stripe's *tokens*: what was read from the SSD holds, under the stripe's lock, as long as the token
+// has not moved since before the read; else it is read again.
+//
+// Rows leave coldest first (row_meta.h), by stripe: a hand goes round each stripe of each table. Where one table
+// grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory moves.
+//
+// Locks: evicting_ (one thread evicts, deletes or drops at a time), then the table map, then one stripe. claims_ is a
+// leaf. Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "store/ssd_tier.h"
+#include "store/store_impl.h"
+
+namespace sparserow {
+
+class Store::Tiering {
+ public:
+  // A key that is not in memory.
+  struct Miss {
+    std::uint64_t key = 0;
+    std::uint64_t path = 0;
+    std::uint32_t position = 0;  // the caller's
+    std::uint32_t token = 0;
+    std::uint16_t stripe = 0;
+  };
+  // Called once per miss under its stripe's exclusive lock: the row in memory (id), or its image on the SSD when there
+  // is no room for it in memory, or neither: it is absent as long as the token does not move.
+  using Visit = std::function<void(const Miss& miss, std::uint32_t id, const RowImage* image)>;
+  using Counts = std::array<std::uint64_t, kStripes>;  // rows by stripe
+
+  Tiering(Impl& store, std::unique_ptr<SsdTier> ssd);
+
+  [[nodiscard]] std::uint32_t token(std::uint32_t stripe, std::uint64_t path) const noexcept {
+    return token_at(stripe, path).load(std::memory_order_acquire);
+  }
+
+  // Looks misses up on the SSD and brings what it has to memory. must_install: even over budget (it was promised).
+  // Two callers that miss one key read it once. kDataLoss: the table is refused from now on.
+  Status resolve(Table& table, std::vector<Miss> misses, bool must_install, const Visit& visit);
+
+  // Evicts until `rows` more rows of the table by stripe fit into the budget. kResourceExhausted when they never do,
+  // or when the SSD is full.
+  Status make_room(Table& table, const Counts& rows);
+
+  Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys);
+  // Removes the table from the map and from the SSD.
+  Status drop(std::uint32_t table_id);
+  // Every row that the SSD does not have is written to it; all stay in memory.
+  Status write_back();
+  // Rows of one slot that are on the SSD, with their paths. Also older images of rows that are in memory.
+  Status visit_slot(Table& table, std::uint32_t slot,
+                    const std::function<void(std::uint64_t path, const RowImage& image)>& visit);
+
+  [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
+  [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
+
+ private:
+  static constexpr std::uint32_t kTokens = 2048;  // of each stripe
+
+  struct Victim {
+    std::uint64_t key = 0;
+    std::uint64_t path = 0;
+    std::uint64_t version = 0;
+    std::uint16_t stripe = 0;
+    bool is_changed = false;
+  };
+  struct Eviction {
+    std::vector<Victim> victims;  // by stripe
+    SsdBatch batch;               // images of those that changed
+    std::vector<std::byte> image;
+  };
+  struct Place {
+    std::shared_ptr<Table> table;
+    std::uint32_t stripe = 0;
+    double heat = 0;
+  };
+
+  [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t path) const noexcept {
+    return tokens_[stripe * kTokens + (path * 0x9e3779b97f4a7c15ull >> 53)];
+  }
+  [[nodiscard]] SsdKey key_of(const Table& table, std::uint64_t key) const noexcept;
+  [[nodiscard]] Status lost(Table& table, const Status& why) const;
+
+  Status look_up(Table& table, std::vector<Miss>& misses, bool must_install, const Visit& visit,
+                 std::vector<Miss>& again);
+  void visit_resident(Table& table, std::vector<Miss>& misses, const Visit& visit);
+  void claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs);
+  void release(const Table& table, const std::vector<Miss>& misses);
+  Status wait_for(const Table& table, const std::vector<Miss>& misses);
+
+  [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
+  Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
+  Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
+  [[nodiscard]] Place coldest_place();
+  [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
+  void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
+  Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
+  [[nodiscard]] std::uint64_t next_random() noexcept;
+
+  Impl& store_;
+  const std::unique_ptr<SsdTier> ssd_;
+  const std::unique_ptr<std::atomic<std::uint32_t>[]> tokens_;
+  std::atomic<std::uint64_t> rows_evicted_{0};
+
+  std::mutex evicting_;
+  std::uint64_t random_ = 0x5eed;  // guarded by evicting_
+
+  std::mutex claims_mutex_;
+  std::condition_variable claims_changed_;
+  std::unordered_set<std::uint64_t> claims_;  // row hashes that are being looked up; guarded by claims_mutex_
+};
+
+}  // namespace sparserow

@@ -1,0 +1,330 @@
+// A store with an SSD gives what one without gives, whatever was evicted in between; threads, full disks, damage.
+// A million random operations are in tests/property/test_tiers_model.py.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "store/store.h"
+
+namespace sparserow {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint32_t kDim = 8;
+constexpr std::uint64_t kBudget = 256u << 10;
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "sparserow-tiers-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path_); }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+TableSchema schema_of(std::uint32_t id, OptimizerKind kind = OptimizerKind::kAdagrad) {
+  return {.id = id,
+          .name = "n/t" + std::to_string(id),
+          .dim = kDim,
+          .seed = 3,
+          .init = {.kind = InitKind::kUniform, .a = -1, .b = 1},
+          .optimizer = {.kind = kind}};
+}
+
+StoreOptions tiered(const Folder& folder, std::uint64_t max_bytes = 0) {
+  return {.memory_budget_bytes = kBudget,
+          .slot_count = 4,
+          .ssd = {.path = folder.path().string(), .max_bytes = max_bytes, .cluster_id = 7, .shard = 1}};
+}
+
+std::unique_ptr<Store> open(const StoreOptions& options) {
+  auto store = Store::create(options);
+  INFO(store.status().message());
+  REQUIRE(store.is_ok());
+  return std::move(store).value();
+}
+
+struct Rows {
+  std::vector<float> weights;
+  std::vector<std::uint64_t> versions;
+  std::vector<std::uint8_t> found;
+  bool operator==(const Rows&) const = default;
+};
+
+Rows pull(const Store& store, std::uint32_t table, const std::vector<std::uint64_t>& keys) {
+  Rows rows{std::vector<float>(keys.size() * kDim), std::vector<std::uint64_t>(keys.size()),
+            std::vector<std::uint8_t>(keys.size())};
+  const Status status = store.pull(table, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.weights.data()),
+                                   {.versions = rows.versions.data(), .found = rows.found.data()});
+  INFO(status.message());
+  REQUIRE(status.is_ok());
+  return rows;
+}
+
+struct Scanned {
+  std::vector<std::uint64_t> keys, versions;
+  std::vector<std::uint32_t> counts;
+  std::vector<float> rows, state;
+  bool operator==(const Scanned&) const = default;
+};
+
+Scanned scan(const Store& store, std::uint32_t table, std::uint32_t page_rows) {
+  Scanned all;
+  std::uint64_t cursor = 0;
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  do {
+    auto page = store.scan(table, cursor, page_rows, true);
+    REQUIRE(page.is_ok());
+    append(all.keys, page.value().keys);
+    append(all.versions, page.value().versions);
+    append(all.counts, page.value().update_counts);
+    append(all.rows, page.value().rows);
+    append(all.state, page.value().state);
+    cursor = page.value().next_cursor;
+  } while (cursor != 0);
+  return all;
+}
+
+std::vector<std::uint64_t> random_keys(std::mt19937_64& random, std::uint64_t bound, std::size_t count) {
+  std::vector<std::uint64_t> keys(count);
+  for (auto& key : keys) key = random() % bound;
+  return keys;
+}
+
+std::vector<float> random_grads(std::mt19937_64& random, std::size_t rows) {
+  std::vector<float> grads(rows * kDim);
+  for (auto& grad : grads) grad = static_cast<float>(static_cast<double>(random() >> 40) * 0x1p-24 - 0.5);
+  return grads;
+}
+
+void fill(Store& store, std::uint32_t table, std::uint64_t begin, std::uint64_t end) {
+  for (std::uint64_t first = begin; first < end; first += 500) {
+    std::vector<std::uint64_t> keys;
+    for (std::uint64_t key = first; key < std::min(end, first + 500); ++key) keys.push_back(key);
+    const std::vector<float> grads(keys.size() * kDim, 1.0f);
+    const Status status = store.apply(table, keys, grads.data(), {.lr = 0.1f});
+    INFO(status.message());
+    REQUIRE(status.is_ok());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("random operations give the same bits with and without an SSD") {
+  const std::uint64_t seed = std::random_device()();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  const auto plain = open({.slot_count = 4});
+  for (const std::uint32_t table : {1u, 2u}) {
+    REQUIRE(store->create_table(schema_of(table)).is_ok());
+    REQUIRE(plain->create_table(schema_of(table)).is_ok());
+  }
+  constexpr std::uint64_t kKeys = 12000;
+  for (int step = 0; step < 1200; ++step) {
+    const std::uint32_t table = 1 + static_cast<std::uint32_t>(random() % 2);
+    const auto keys = random_keys(random, random() % 4 == 0 ? kKeys / 50 : kKeys, 1 + random() % 80);
+    const std::uint64_t act = random() % 100;
+    if (act < 45) {
+      REQUIRE(pull(*store, table, keys) == pull(*plain, table, keys));
+    } else if (act < 85) {
+      const auto grads = random_grads(random, keys.size());
+      auto reserved = store->reserve(table, keys);
+      REQUIRE(reserved.is_ok());
+      if (random() % 2 == 0) (void)pull(*store, table, random_keys(random, kKeys, 200));  // pushes rows out
+      REQUIRE(store->apply(table, keys, grads.data(), {.lr = 0.1f, .reservation = &reserved.value()}).is_ok());
+      REQUIRE(plain->apply(table, keys, grads.data(), {.lr = 0.1f}).is_ok());
+    } else if (act < 90) {
+      const auto rows = random_grads(random, keys.size());
+      REQUIRE(store->assign(table, keys, rows.data()).is_ok());
+      REQUIRE(plain->assign(table, keys, rows.data()).is_ok());
+    } else if (act < 94) {
+      const auto some = std::vector(keys.begin(), keys.begin() + 1 + static_cast<std::ptrdiff_t>(keys.size() / 8));
+      REQUIRE(store->erase(table, some).value() == plain->erase(table, some).value());
+    } else if (act < 99) {
+      REQUIRE(store->bring(table, keys).is_ok());
+    } else if (random() % 3 == 0) {
+      for (Store* each : {store.get(), plain.get()}) {
+        REQUIRE(each->drop_table(table).is_ok());
+        REQUIRE(each->create_table(schema_of(table)).is_ok());
+      }
+    }
+    REQUIRE(store->used_bytes() <= kBudget);
+    if (step % 300 == 299) REQUIRE(scan(*store, table, 97) == scan(*plain, table, 1000));
+  }
+  for (const std::uint32_t table : {1u, 2u}) CHECK(scan(*store, table, 500) == scan(*plain, table, 500));
+  const auto left = store->stats();
+  const auto right = plain->stats();
+  for (std::size_t i = 0; i < left.size(); ++i) CHECK(left[i].rows == right[i].rows);
+  CHECK(store->tier_stats()->rows_evicted > 1000);
+  CHECK(store->tier_stats()->ssd.rows_read > 1000);
+}
+
+TEST_CASE("no update is lost between threads that push rows out") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  const TableSchema schema = schema_of(1, OptimizerKind::kSgd);
+  REQUIRE(store->create_table(schema).is_ok());
+  constexpr std::uint64_t kKeys = 6000;
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 60;
+  std::vector<std::atomic<std::uint32_t>> updates(kKeys);
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937_64 random(static_cast<std::uint64_t>(thread));
+      std::vector<float> out(64 * kDim);
+      for (int step = 0; step < kSteps; ++step) {
+        const auto keys = random_keys(random, kKeys, 64);
+        if (!store->pull(1, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(out.data())).is_ok()) ++failures;
+        const std::vector<float> ones(keys.size() * kDim, 1.0f);
+        const Status status = store->apply(1, keys, ones.data(), {.lr = 1.0f});
+        if (status.is_ok()) {
+          for (const std::uint64_t key : keys) ++updates[key];
+        } else if (status.code() != Code::kResourceExhausted) {
+          ++failures;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(failures == 0);
+  std::map<std::uint64_t, std::uint32_t> counted;
+  const Scanned all = scan(*store, 1, 1000);
+  for (std::size_t i = 0; i < all.keys.size(); ++i) counted[all.keys[i]] = all.counts[i];
+  for (std::uint64_t key = 0; key < kKeys; ++key) {
+    REQUIRE(counted[key] == updates[key]);
+  }
+  CHECK(store->tier_stats()->rows_evicted > 100);
+}
+
+TEST_CASE("a full SSD refuses a step whole, and work goes on when there is room") {
+  const Folder folder;
+  const auto store = open(tiered(folder, 2u << 20));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  std::uint64_t next = 0;
+  Status status;
+  std::vector<std::uint64_t> keys(200);
+  const std::vector<float> ones(keys.size() * kDim, 1.0f);
+  while (status.is_ok() && next < 200000) {
+    for (auto& key : keys) key = next++;
+    status = store->apply(1, keys, ones.data(), {.lr = 0.1f});
+  }
+  REQUIRE(status.code() == Code::kResourceExhausted);
+  CHECK(status.message().find("ssd_bytes") != std::string::npos);
+  const Rows refused = pull(*store, 1, keys);
+  for (const std::uint8_t found : refused.found) CHECK(found == 0);
+  for (std::uint64_t key = 0; key < next - keys.size(); key += 97) {
+    REQUIRE(pull(*store, 1, {key}).found[0] == 1);
+  }
+  REQUIRE(store->drop_table(1).is_ok());
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 4000);
+  CHECK(pull(*store, 1, {3999}).found[0] == 1);
+}
+
+TEST_CASE("a damaged SSD makes its table fail, and no other") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  REQUIRE(store->create_table(schema_of(2)).is_ok());
+  fill(*store, 1, 0, 8000);
+  REQUIRE(store->write_back().is_ok());
+  for (const auto& entry : fs::directory_iterator(folder.path() / "rows")) {
+    if (entry.path().extension() != ".blob") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto size = static_cast<std::streamoff>(fs::file_size(entry.path()));
+    for (std::streamoff at = 100; at < size - 100; at += 50) {
+      file.seekp(at);
+      file.put('!');
+    }
+  }
+  std::vector<std::uint64_t> keys;
+  for (std::uint64_t key = 0; key < 8000; key += 7) keys.push_back(key);
+  std::vector<float> out(keys.size() * kDim);
+  const Status status = store->pull(1, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(out.data()));
+  REQUIRE(status.code() == Code::kDataLoss);
+  CHECK(status.message().find("n/t1") != std::string::npos);
+  CHECK(status.message().find("drop it") != std::string::npos);
+  CHECK(store->reserve(1, keys).status().code() == Code::kDataLoss);
+  CHECK(store->scan(1, 0, 10, false).status().code() == Code::kDataLoss);
+  CHECK(pull(*store, 2, {1}).found[0] == 0);
+  const std::vector<float> ones(kDim, 1.0f);
+  CHECK(store->apply(2, std::vector<std::uint64_t>{1}, ones.data(), {.lr = 0.1f}).is_ok());
+  REQUIRE(store->drop_table(1).is_ok());
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  CHECK(store->apply(1, std::vector<std::uint64_t>{1}, ones.data(), {.lr = 0.1f}).is_ok());
+}
+
+TEST_CASE("a folder belongs to one shard of one cluster") {
+  const Folder folder;
+  const StoreOptions options = tiered(folder);
+  {
+    const auto store = open(options);
+    REQUIRE(store->create_table(schema_of(1)).is_ok());
+    fill(*store, 1, 0, 3000);
+    CHECK(Store::create(options).status().code() == Code::kFailedPrecondition);
+  }
+  const auto message_of = [](const StoreOptions& with) { return Store::create(with).status().message(); };
+  StoreOptions other = options;
+  other.ssd.cluster_id = 8;
+  CHECK(message_of(other).find("'cluster 7'") != std::string::npos);
+  other = options;
+  other.ssd.shard = 2;
+  CHECK(message_of(other).find("'shard 1'") != std::string::npos);
+  other = options;
+  other.memory_budget_bytes = 0;
+  CHECK(message_of(other).find("memory_budget_bytes") != std::string::npos);
+  other = options;
+  other.ssd.path = (folder.path() / "missing").string();
+  CHECK(message_of(other).find("is no folder") != std::string::npos);
+  const Folder foreign;
+  std::ofstream(foreign.path() / "thesis.txt") << "mine";
+  other = options;
+  other.ssd.path = foreign.path().string();
+  CHECK(message_of(other).find("thesis.txt") != std::string::npos);
+  CHECK(fs::exists(foreign.path() / "thesis.txt"));
+  const auto again = open(options);  // its own: emptied
+  REQUIRE(again->create_table(schema_of(1)).is_ok());
+  CHECK(pull(*again, 1, {1}).found[0] == 0);
+  CHECK(again->stats()[0].rows == 0);
+}
+
+TEST_CASE("rows that are used stay in memory while others pass through") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 20000);
+  std::vector<std::uint64_t> hot;
+  for (std::uint64_t key = 0; key < 100; ++key) hot.push_back(key * 199);
+  std::mt19937_64 random(5);
+  for (int turn = 0; turn < 20; ++turn) {
+    (void)pull(*store, 1, hot);
+    (void)pull(*store, 1, random_keys(random, 20000, 100));
+  }
+  const std::uint64_t misses = store->tier_stats()->misses;
+  (void)pull(*store, 1, hot);
+  CHECK(store->tier_stats()->misses - misses <= 10);
+}
+
+}  // namespace sparserow
