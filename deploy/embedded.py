@@ -182,6 +182,10 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int) -> li
     ]
     if options.cluster.memory_budget is not None:
         command.append(f"--memory-budget={options.cluster.memory_budget}")
+    if options.cluster.ssd_path is not None:
+        command.append(f"--ssd-path={options.cluster.ssd_path}")
+    if options.cluster.ssd_bytes is not None:
+        command.append(f"--ssd-bytes={options.cluster.ssd_bytes}")
     if options.metrics_port is not None:
         command.append(f"--metrics-port={options.metrics_port + 1 + index if options.metrics_port else 0}")
     if options.insecure:

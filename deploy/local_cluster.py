@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def local_cluster(
     *,
     shards: int = 2,
     memory_budget: int | str | None = None,
+    ssd_path: str | os.PathLike[str] | None = None,
+    ssd_bytes: int | str | None = None,
     port: int = 0,
     slot_count: int = 16384,
     io_threads: int = 2,
@@ -80,6 +83,8 @@ def local_cluster(
     Args:
         shards: parameter-server processes.
         memory_budget: bytes of rows and indexes per shard (``"8GiB"``); None is no budget.
+        ssd_path: folder on an SSD for rows beyond the budget, which must be at least 16 MiB; None: memory alone.
+        ssd_bytes: bytes of files per shard there (``"100GiB"``); None is what the disk has.
         port: of the coordinator; 0 lets the system choose.
         slot_count: power of two in [2, 65536].
         io_threads: network threads of each shard.
@@ -97,6 +102,8 @@ def local_cluster(
         {
             "shards": shards,
             "memory_budget": memory_budget,
+            "ssd_path": None if ssd_path is None else os.fspath(ssd_path),
+            "ssd_bytes": ssd_bytes,
             "port": port,
             "slot_count": slot_count,
             "io_threads": io_threads,
@@ -188,4 +195,8 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
     ]
     if config.memory_budget is not None:
         command.append(f"--memory-budget={config.memory_budget}")
+    if config.ssd_path is not None:
+        command.append(f"--ssd-path={config.ssd_path}")
+    if config.ssd_bytes is not None:
+        command.append(f"--ssd-bytes={config.ssd_bytes}")
     return command

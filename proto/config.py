@@ -39,6 +39,9 @@ def _tuple_of_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+# Of a shard with an SSD: below it a step of some thousand rows may find no room.
+MIN_TIERED_BUDGET = 16 << 20
+
 # Annotations for fields. The last member is what an error says is allowed (proto/allowed.py reads it).
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(json_schema_extra={"allowed": BYTES_FORM})]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(json_schema_extra={"allowed": SECONDS_FORM})]
@@ -69,6 +72,15 @@ class ClusterConfig(StrictModel):
     memory_budget: Bytes | None = Field(
         None, description="Bytes of rows and indexes that each shard may hold; null: no budget."
     )
+    ssd_path: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder on an SSD for rows that memory_budget has no room for, a folder shard-N in it for each "
+        "shard; null: rows live in memory alone.",
+    )
+    ssd_bytes: Bytes | None = Field(
+        None, ge=64 << 20, description="Bytes of files that each shard may keep in ssd_path; null: what the disk has."
+    )
     port: int = Field(0, ge=0, le=65535, description="Port of the coordinator; 0: chosen by the system.")
     slot_count: SlotCount = Field(
         DEFAULT_SLOT_COUNT, description="Slots that rows are spread over; fixed for the life of a cluster."
@@ -86,6 +98,17 @@ class ClusterConfig(StrictModel):
         others = sorted(self.model_fields_set - {"address"})
         if self.address is not None and others:
             raise InvalidArgument(f"{others[0]} has no effect on a running cluster; remove it or remove address")
+        return self
+
+    @model_validator(mode="after")
+    def _ssd_beside_memory(self) -> ClusterConfig:
+        if self.ssd_bytes is not None and self.ssd_path is None:
+            raise InvalidArgument("ssd_bytes has no effect without ssd_path; name a folder or remove it")
+        if self.ssd_path is not None and (self.memory_budget or 0) < MIN_TIERED_BUDGET:
+            raise InvalidArgument(
+                f"memory_budget: {self.memory_budget} is not allowed with ssd_path; allowed: at least "
+                f"{MIN_TIERED_BUDGET} bytes, the memory of the rows in use"
+            )
         return self
 
 

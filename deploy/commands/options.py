@@ -16,6 +16,13 @@ Insecure = Annotated[
 MemoryBudget = Annotated[
     str | None, typer.Option(help="Rows and indexes that a shard may hold, such as 8GiB. Default: no budget.")
 ]
+SsdPath = Annotated[
+    str | None,
+    typer.Option(help="Folder on an SSD for rows beyond --memory-budget, shard-N in it for each shard. Default: none."),
+]
+SsdBytes = Annotated[
+    str | None, typer.Option(help="Files that a shard may keep there, such as 100GiB. Default: what the disk has.")
+]
 IoThreads = Annotated[int, typer.Option(help="Network threads of a shard.")]
 MetricsPort = Annotated[
     int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: none is served.")

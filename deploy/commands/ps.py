@@ -18,6 +18,8 @@ def ps(
     control_port: Annotated[int, typer.Option(help="Port of the control plane; 0: any free one.")] = 0,
     insecure: options.Insecure = False,
     memory_budget: options.MemoryBudget = None,
+    ssd_path: options.SsdPath = None,
+    ssd_bytes: options.SsdBytes = None,
     io_threads: options.IoThreads = 2,
     drain: Annotated[
         str, typer.Option(help="How long requests under way may take after SIGTERM, such as 10s.")
@@ -42,7 +44,16 @@ def ps(
     from ...ps_server.shard.server import ShardOptions, serve_shard
     from ...ps_server.stopping import StopRequest
 
-    checked = validate(ClusterConfig, {"memory_budget": memory_budget, "io_threads": io_threads, "port": port})
+    checked = validate(
+        ClusterConfig,
+        {
+            "memory_budget": memory_budget,
+            "ssd_path": ssd_path,
+            "ssd_bytes": ssd_bytes,
+            "io_threads": io_threads,
+            "port": port,
+        },
+    )
     validate(ClusterConfig, {"port": control_port})
     start_log(f"shard {shard}", validate(LogConfig, {"format": log_format, "level": log_level}))
     engine = EngineOptions(
@@ -50,6 +61,8 @@ def ps(
         host=host,
         port=port,
         memory_budget_bytes=checked.memory_budget or 0,
+        ssd_path=checked.ssd_path,
+        ssd_bytes=checked.ssd_bytes or 0,
         io_threads=io_threads,
     )
     config = ShardOptions(

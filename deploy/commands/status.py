@@ -30,6 +30,8 @@ def status(
     console.print(f"cluster {reply.cluster_id:016x} at {coordinator}: {state}")
     console.print(f"{reply.slot_count} slots, route epoch {reply.route_epoch}")
     console.print(_shards(reply))
+    if any(shard.HasField("tier") for shard in reply.shards):
+        console.print(_tiers(reply))
     console.print(_tables(reply) if reply.tables else "no tables")
     console.print(_jobs(reply) if reply.jobs else "no jobs")
     if not reply.ready:
@@ -77,11 +79,34 @@ def _memory(shard: pb.ShardStatus) -> str:
     return f"{used} of {format_bytes(shard.memory_budget_bytes)}" if shard.memory_budget_bytes else used
 
 
+def _tiers(reply: pb.GetStatusReply) -> Table:
+    from ...proto.units import format_bytes
+
+    table = _table("SSD", "shard", "files", "memory", "hits", "missed", "evicted", "ms/read")
+    for shard in reply.shards:
+        if not shard.HasField("tier"):
+            continue
+        tier = shard.tier
+        keys = tier.hits + tier.misses
+        table.add_row(
+            str(shard.shard),
+            format_bytes(tier.file_bytes),
+            format_bytes(tier.memory_bytes),
+            f"{tier.hits / keys:.1%}" if keys else "-",
+            f"{tier.misses:,}",
+            f"{tier.rows_evicted:,}",
+            f"{1e3 * tier.read_sec / tier.reads:.2f}" if tier.reads else "-",
+        )
+    return table
+
+
 def _tables(reply: pb.GetStatusReply) -> Table:
     from ...proto.schema_message import schema_of_message
     from ...proto.units import format_bytes
 
-    table = _table("tables", "table", "dim", "dtype", "optimizer", "rows", "memory")
+    on_ssd = any(shard.HasField("tier") for shard in reply.shards)
+    columns = ("table", "dim", "dtype", "optimizer", "rows", "memory")
+    table = _table("tables", *columns, *(("SSD rows", "SSD bytes") if on_ssd else ()))
     usages = [usage for shard in reply.shards for usage in shard.tables]
     for message in reply.tables:
         schema = schema_of_message(message)
@@ -93,6 +118,7 @@ def _tables(reply: pb.GetStatusReply) -> Table:
             type(schema.optimizer).__name__,
             f"{sum(usage.rows for usage in mine):,}",
             format_bytes(sum(usage.total_bytes for usage in mine)),
+            *((f"{sum(u.ssd_rows for u in mine):,}", format_bytes(sum(u.ssd_bytes for u in mine))) if on_ssd else ()),
         )
     return table
 

@@ -51,6 +51,8 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.requests, status.connections = stats.requests, stats.connections
     status.tables.extend(stats.tables)
+    if stats.HasField("tier"):
+        status.tier.CopyFrom(stats.tier)
     for job_id, step in stats.job_steps.items():
         steps[job_id] = max(step, steps.get(job_id, step))
     return status

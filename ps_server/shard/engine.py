@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition, InvalidArgument
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from .coordinator_link import Place
 from .native_schema import native_schema
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class EngineOptions:
         host, port: of the data plane; port 0 lets the system choose.
         memory_budget_bytes: of rows and indexes; 0 is no budget.
         io_threads: of the data plane.
+        ssd_path: folder that holds a folder ``shard-N`` for rows beyond the budget; None: memory alone.
+        ssd_bytes: of files in it; 0 is what the disk has.
     """
 
     shard: int
@@ -30,6 +36,8 @@ class EngineOptions:
     port: int
     memory_budget_bytes: int
     io_threads: int
+    ssd_path: str | None = None
+    ssd_bytes: int = 0
 
 
 class ShardEngine:
@@ -37,13 +45,21 @@ class ShardEngine:
 
     Raises:
         Unavailable: the port is taken.
+        InvalidArgument: ``ssd_path`` is missing, cannot be written, or holds another shard's rows.
+        FailedPrecondition: another process uses it, or this build has no SSD tier.
     """
 
     def __init__(self, options: EngineOptions, place: Place) -> None:
         self._slot_count = place.slot_count
         self._memory_budget_bytes = options.memory_budget_bytes
         self._store = _server.Store(
-            memory_budget_bytes=options.memory_budget_bytes, slot_count=place.slot_count, lineage=place.lineage
+            memory_budget_bytes=options.memory_budget_bytes,
+            slot_count=place.slot_count,
+            lineage=place.lineage,
+            ssd_path=_ssd_folder(options),
+            ssd_bytes=options.ssd_bytes,
+            cluster_id=place.cluster_id,
+            shard=options.shard,
         )
         self._server = _server.Server(
             self._store,
@@ -54,6 +70,7 @@ class ShardEngine:
             shard_index=options.shard,
         )
         self.host = options.host
+        self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
 
     @property
@@ -68,6 +85,7 @@ class ShardEngine:
             FailedPrecondition: it is there with another schema.
         """
         self._store.create_table(native_schema(schema))
+        self._write_table_names()
 
     def drop_table(self, table_id: int) -> None:
         """Removes a table and its rows.
@@ -77,6 +95,16 @@ class ShardEngine:
         """
         self._store.drop_table(table_id)
         self._server.count_write(table_id)
+        self._write_table_names()
+
+    def _write_table_names(self) -> None:
+        """For ``sparserow inspect``: rows on the SSD have ids."""
+        if self._ssd_folder is not None:
+            lines = [f"{table.table_id} {table.name}\n" for table in self._store.stats()]
+            try:
+                (self._ssd_folder / "TABLES").write_text("".join(lines))
+            except OSError as error:
+                log.warning("%s: the tables' names are not written: %s", self._ssd_folder, error.strerror)
 
     def set_route(self, route: pb.Route) -> None:
         """Takes a slot map over.
@@ -152,6 +180,8 @@ class ShardEngine:
                 rows=table.rows,
                 row_bytes=table.row_bytes,
                 total_bytes=table.total_bytes,
+                ssd_rows=table.ssd_rows,
+                ssd_bytes=table.ssd_bytes,
                 staleness=_buckets(stats["staleness"].get(table.table_id)),
             )
             for table in self.table_stats()
@@ -164,11 +194,16 @@ class ShardEngine:
             requests=stats["frames_received"],
             connections=stats["connections_open"],
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
+            tier=_tier_message(self.tier_stats()),
         )
 
     def table_stats(self) -> list[_server.TableStats]:
         """Rows and bytes per table."""
         return self._store.stats()
+
+    def tier_stats(self) -> dict[str, int | float] | None:
+        """What went to and came from the SSD; None without one. Names in ``cpp_ext/_server.pyi``."""
+        return self._store.tier_stats()
 
     @property
     def used_bytes(self) -> int:
@@ -187,6 +222,34 @@ class ShardEngine:
     def stop(self) -> None:
         """Closes all connections."""
         self._server.stop()
+
+
+def _ssd_folder(options: EngineOptions) -> str:
+    if options.ssd_path is None:
+        return ""
+    parent = Path(options.ssd_path)
+    if not parent.is_dir():
+        raise InvalidArgument(f"ssd_path: {parent} is no folder; make it, on the disk that shall hold the rows")
+    folder = parent / f"shard-{options.shard}"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"ssd_path: {parent} cannot be written: {error.strerror}") from None
+    return str(folder)
+
+
+def _tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
+    if stats is None:
+        return None
+    return pb.TierUsage(
+        hits=int(stats["hits"]),
+        misses=int(stats["misses"]),
+        rows_evicted=int(stats["rows_evicted"]),
+        file_bytes=int(stats["ssd_file_bytes"]),
+        memory_bytes=int(stats["ssd_memory_bytes"]),
+        reads=int(stats["ssd_reads"]),
+        read_sec=stats["ssd_read_seconds"],
+    )
 
 
 def _buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:

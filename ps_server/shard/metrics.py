@@ -40,6 +40,27 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+# Of a shard with an SSD.
+_TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("hits", "sparserow_ps_tier_hits", "Keys of pulls and commits whose rows were in memory (count)."),
+    ("misses", "sparserow_ps_tier_misses", "Keys of pulls and commits that were looked for on the SSD (count)."),
+    ("rows_evicted", "sparserow_ps_tier_rows_evicted", "Rows that left memory for the SSD (count)."),
+    ("ssd_rows_read", "sparserow_ps_ssd_rows_read", "Rows read from the SSD (count)."),
+    ("ssd_rows_absent", "sparserow_ps_ssd_rows_absent", "Keys that the SSD was asked for and has not (count)."),
+    ("ssd_rows_written", "sparserow_ps_ssd_rows_written", "Rows written to the SSD or deleted there (count)."),
+    ("ssd_bytes_read", "sparserow_ps_ssd_read_bytes", "Bytes of rows read from the SSD (bytes)."),
+    ("ssd_bytes_written", "sparserow_ps_ssd_written_bytes", "Bytes of rows written to the SSD (bytes)."),
+    ("ssd_reads", "sparserow_ps_ssd_reads", "Batches of rows read from the SSD (count)."),
+    ("ssd_read_seconds", "sparserow_ps_ssd_read_seconds", "Time of all batches read from the SSD (seconds)."),
+    ("ssd_writes", "sparserow_ps_ssd_writes", "Batches of rows written to the SSD (count)."),
+    ("ssd_write_seconds", "sparserow_ps_ssd_write_seconds", "Time of all batches written to the SSD (seconds)."),
+)
+_TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("ssd_file_bytes", "sparserow_ps_ssd_file_bytes", "Files on the SSD (bytes)."),
+    ("ssd_memory_bytes", "sparserow_ps_ssd_memory_bytes", "Memory of the SSD's filters, indexes and buffers (bytes)."),
+)
+
+
 class ShardMetrics(Collector):
     """Reads the engine from the metrics server's thread; the native counters are thread-safe."""
 
@@ -66,11 +87,29 @@ class ShardMetrics(Collector):
         size = GaugeMetricFamily(
             "sparserow_ps_table_bytes", "Memory of a table, with headers and index (bytes).", labels=["shard", "table"]
         )
+        ssd_rows = GaugeMetricFamily(
+            "sparserow_ps_table_ssd_rows",
+            "Rows of a table that are on the SSD alone (count).",
+            labels=["shard", "table"],
+        )
         for table in self._engine.table_stats():
             rows.add_metric([self._shard, table.name], table.rows)
             size.add_metric([self._shard, table.name], table.total_bytes)
+            ssd_rows.add_metric([self._shard, table.name], table.ssd_rows)
         yield from (rows, size)
+        tier = self._engine.tier_stats()
+        if tier is not None:
+            yield ssd_rows
+            yield from self._tier(tier)
         yield self._staleness(stats["staleness"])
+
+    def _tier(self, stats: dict[str, int | float]) -> Iterator[Metric]:
+        for key, name, sentence in _TIER_COUNTERS:
+            counter = CounterMetricFamily(name, sentence, labels=["shard"])
+            counter.add_metric([self._shard], stats[key])
+            yield counter
+        for key, name, sentence in _TIER_GAUGES:
+            yield self._gauge(name, sentence, stats[key])
 
     def _staleness(self, counted: dict[int, tuple[list[int], int]]) -> Metric:
         histogram = HistogramMetricFamily(
