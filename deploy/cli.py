@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from ..proto.errors import SparserowError
 
 # In the order of the help text.
-COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "table", "bench", "coordinator", "ps")
+COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "table", "inspect", "bench", "coordinator", "ps")
 
 
 def _command(name: str) -> Any:

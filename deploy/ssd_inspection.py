@@ -1,0 +1,216 @@
+"""Reads a stopped shard's SSD folder, independently of the code that wrote it: rocksdb-py opens the database read-only.
+
+Run as ``python -m sparserow.deploy.ssd_inspection`` it prints one JSON object. It needs a process of its own, since
+rocksdb-py brings a RocksDB beside the native core's. Layout: ``cpp_ext/store/ssd_tier.h`` and ``row_codec.h``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ..proto.errors import DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound, SparserowError
+
+FORMAT = 1
+_KEY = struct.Struct(">HIQ")  # slot, table id, key
+_HEADER = struct.Struct("<IBBHHHIQ")  # checksum, format, dtype, dim, state floats, 0, update count, version
+_DTYPES = ("float32", "bfloat16", "float16")
+_ERRORS: tuple[type[SparserowError], ...] = (DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound)
+
+
+@dataclass
+class TableRows:
+    """What a folder holds of one table: rows, and bytes of their stored form."""
+
+    table_id: int
+    name: str
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class StoredRow:
+    """One row, decoded. Weights and state are float32 whatever the stored dtype."""
+
+    table_id: int
+    key: int
+    slot: int
+    dtype: str
+    version: int
+    update_count: int
+    weights: list[float]
+    state: list[float]
+
+
+@dataclass
+class SsdContents:
+    """All of a folder: its manifest (format, hash, cluster, shard), tables, and the rows that were asked for."""
+
+    manifest: dict[str, int]
+    tables: list[TableRows] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
+
+
+def inspect_folder(path: Path, *, table: str | None = None, key: int | None = None) -> SsdContents:
+    """Reads a folder in a process of its own.
+
+    Args:
+        path: a shard's folder, which holds a file SPARSEROW.
+        table: whose row to decode: an id, or the name ``namespace/name``.
+        key: which row; None with a table: all of its rows, in order of slot and key.
+
+    Raises:
+        InvalidArgument: it is no such folder, or of another format.
+        FailedPrecondition: a shard is using it, or rocksdb-py is not installed.
+        NotFound: it has no such row.
+        DataLoss: a row or a block fails its checksum.
+    """
+    command = [sys.executable, "-m", __name__, str(path), table or "", "" if key is None else str(key)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    if not lines:
+        raise Internal(f"{path}: the reader ended with {ended.returncode}: {ended.stderr.strip()[-500:]}")
+    told = json.loads(lines[-1])
+    if "error" in told:
+        raise next(each for each in _ERRORS if each.code == told["error"])(told["message"])
+    return SsdContents(
+        told["manifest"],
+        [TableRows(**each) for each in told["tables"]],
+        [StoredRow(**each) for each in told["rows"]],
+    )
+
+
+def read_manifest(path: Path) -> dict[str, int]:
+    """The file SPARSEROW of a folder: format, hash, cluster and shard.
+
+    Raises:
+        InvalidArgument: it is missing, or of a format that this build cannot read.
+    """
+    try:
+        text = (path / "SPARSEROW").read_text()
+    except OSError:
+        shards = sorted(each.parent.name for each in path.glob("*/SPARSEROW")) if path.is_dir() else []
+        hint = f"; did you mean {path / shards[0]}?" if shards else ""
+        raise InvalidArgument(f"{path} is no shard's SSD folder: it has no file SPARSEROW{hint}") from None
+    try:
+        manifest = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+    except ValueError:
+        raise InvalidArgument(f"{path / 'SPARSEROW'} is not a manifest") from None
+    if manifest.get("format") != FORMAT:
+        raise InvalidArgument(f"{path} has format {manifest.get('format')}; this build reads format {FORMAT}")
+    return manifest
+
+
+def decode_row(stored_key: bytes, value: bytes) -> StoredRow:
+    """One row from its key and value in the database.
+
+    Raises:
+        DataLoss: they are not a whole row, or fail the checksum.
+    """
+    slot, table_id, key = _KEY.unpack(stored_key)
+    if len(value) < _HEADER.size:
+        raise DataLoss(f"table id {table_id}, key {key}: {len(value)} bytes are no row")
+    checksum, version_of_format, dtype, dim, state_floats, _, count, version = _HEADER.unpack_from(value)
+    seed = xxhash.xxh3_64_intdigest(struct.pack("<Q", key), seed=table_id)
+    if checksum != xxhash.xxh3_64_intdigest(value[4:], seed=seed) & 0xFFFFFFFF:
+        raise DataLoss(f"table id {table_id}, key {key}: the stored row fails its checksum")
+    if version_of_format != FORMAT or dtype >= len(_DTYPES):
+        raise DataLoss(f"table id {table_id}, key {key}: the row has format {version_of_format}, dtype {dtype}")
+    weights_bytes = dim * (4 if dtype == 0 else 2)
+    state_at = _HEADER.size + (weights_bytes + 3) // 4 * 4
+    if len(value) != state_at + 4 * state_floats:
+        raise DataLoss(f"table id {table_id}, key {key}: the row has {len(value)} bytes")
+    raw = value[_HEADER.size : _HEADER.size + weights_bytes]
+    weights = {
+        0: lambda: np.frombuffer(raw, np.float32),
+        1: lambda: (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32),
+        2: lambda: np.frombuffer(raw, np.float16).astype(np.float32),
+    }[dtype]()
+    state = np.frombuffer(value, np.float32, state_floats, state_at)
+    return StoredRow(table_id, key, slot, _DTYPES[dtype], version, count, weights.tolist(), state.tolist())
+
+
+def _table_names(path: Path) -> dict[int, str]:
+    try:
+        lines = (path / "TABLES").read_text().splitlines()
+    except OSError:
+        return {}
+    return {int(number): name for number, name in (line.split(" ", 1) for line in lines)}
+
+
+@contextmanager
+def _unused(path: Path) -> Iterator[None]:
+    with (path / "LOCK").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            raise FailedPrecondition(f"{path} is in use by a shard; stop it first") from None
+        yield
+
+
+@contextmanager
+def _rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    try:
+        import rocksdbpy
+    except ImportError:
+        raise FailedPrecondition("inspect needs rocksdb-py; install it: pip install 'sparserow[inspect]'") from None
+    try:
+        database: Any = rocksdbpy.open_for_readonly(str(path / "rows"), rocksdbpy.Option(), False)
+        rows = database.iterator()
+        try:
+            yield rows
+        finally:
+            rows.close()  # first: it must not outlive its database
+            database.close()
+    except rocksdbpy.RocksDBException as error:
+        raise DataLoss(f"{path}: {error}") from None
+
+
+def _read(path: Path, table: str, key: str) -> SsdContents:
+    contents = SsdContents(read_manifest(path))
+    names = _table_names(path)
+    wanted = {number for number, name in names.items() if name == table}
+    if table.isdecimal():
+        wanted.add(int(table))
+    if table and not wanted:
+        raise NotFound(f"table {table} is not in {path}; there are: {', '.join(names.values()) or 'none with a name'}")
+    tables: dict[int, TableRows] = {}
+    with _unused(path), _rows(path) as rows:
+        for stored_key, value in rows:
+            row = decode_row(bytes(stored_key), bytes(value))
+            number = row.table_id
+            held = tables.setdefault(number, TableRows(number, names.get(number, "")))
+            held.rows += 1
+            held.bytes += len(value)
+            if number in wanted and (not key or row.key == int(key)):
+                contents.rows.append(row)
+    contents.tables = sorted(tables.values(), key=lambda each: each.table_id)
+    if key and not contents.rows:
+        raise NotFound(f"key {key} of table {table} is not in {path}; a row in memory alone is not on the SSD")
+    return contents
+
+
+def _main(path: str, table: str, key: str) -> None:
+    told: dict[str, Any]
+    try:
+        told = asdict(_read(Path(path), table, key))
+    except SparserowError as error:
+        told = {"error": error.code, "message": str(error)}
+    print(json.dumps(told), flush=True)
+    os._exit(0)  # rocksdb-py's own end of process is not clean
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

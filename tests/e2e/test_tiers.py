@@ -1,0 +1,111 @@
+"""Shards with an SSD, as processes: more rows than memory has room for, and what stands in a shard's way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+from sparserow.deploy.cli import main
+from sparserow.deploy.local_cluster import local_cluster
+from sparserow.deploy.ssd_inspection import inspect_folder
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import InvalidArgument
+from sparserow.ps_server.shard.coordinator_link import Place
+from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
+from sparserow.ps_server.shard.metrics import ShardMetrics
+from sparserow_process import Launcher
+
+DIM = 32
+ROWS = 60_000  # of 268 bytes and more, beside an index that may grow: more than the budget of the one shard
+BUDGET = "16MiB"
+
+
+def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(3)
+    keys = rng.permutation(ROWS)
+    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path) as cluster:
+        session = sr.connect(cluster.address, namespace="n")
+        table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+        before = {int(part[0]): table.pull(part) for part in np.array_split(keys, 12)}
+        for _ in range(2):
+            for part in np.array_split(keys, 12):
+                table.push(part, np.ones((len(part), DIM), np.float32))
+        moved = np.float32(0.1) + np.float32(0.1) / np.sqrt(np.float32(2))
+        for part in np.array_split(keys, 12):
+            np.testing.assert_allclose(before[int(part[0])] - table.pull(part), moved, rtol=1e-5)
+        assert table.delete(keys[:1000]) == 1000
+        scanned = sum(len(page[0]) for page in table.scan())
+        assert scanned == ROWS - 1000
+        with ControlClient(cluster.address) as control:
+            shard = control.status().shards[0]
+        assert shard.used_bytes <= 16 << 20
+        assert shard.tables[0].rows == ROWS - 1000
+        assert shard.tables[0].ssd_rows > ROWS // 20
+        assert shard.tier.rows_evicted > ROWS
+        assert shard.tier.file_bytes > 0
+        with pytest.raises(SystemExit):
+            main(["status", "--coordinator", cluster.address])
+        shown = capsys.readouterr().out
+        assert "evicted" in shown
+        assert "SSD rows" in shown
+        session.close()
+    left = inspect_folder(tmp_path / "shard-0")
+    assert [each.name for each in left.tables] == ["n/t"]
+    assert left.tables[0].rows > ROWS // 3
+
+
+def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
+    options = EngineOptions(
+        shard=0, host="127.0.0.1", port=0, memory_budget_bytes=16 << 20, io_threads=1, ssd_path=str(tmp_path)
+    )
+    engine = ShardEngine(options, Place(cluster_id=4, slot_count=64, lineage=1))
+    try:
+        families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
+    finally:
+        engine.stop()
+    assert families["sparserow_ps_tier_misses"].samples[0].value == 0
+    assert families["sparserow_ps_ssd_file_bytes"].samples[0].labels == {"shard": "0"}
+    assert "sparserow_ps_table_ssd_rows" in families
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ssd_path": "/nowhere"}, "memory_budget"),
+        ({"ssd_path": "/nowhere", "memory_budget": "1MiB"}, "at least 16777216"),
+        ({"ssd_bytes": "1GiB"}, "ssd_bytes has no effect without ssd_path"),
+        ({"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_bytes": "1MiB"}, "ssd_bytes"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said), local_cluster(shards=1, **options):
+        pass
+
+
+def refusal(launcher: Launcher, path: Path) -> str:
+    process = launcher.start("up", "--shards=1", "--port=0", "--memory-budget=16MiB", f"--ssd-path={path}")
+    assert process.end() == 1
+    return process.err
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
+    assert "is no folder; make it" in refusal(launcher, tmp_path / "missing")
+    (tmp_path / "shard-0").mkdir()
+    (tmp_path / "shard-0" / "thesis.txt").write_text("mine")
+    assert "holds thesis.txt" in refusal(launcher, tmp_path)
+    (tmp_path / "shard-0" / "thesis.txt").unlink()
+    (tmp_path / "shard-0" / "SPARSEROW").write_text("format 1\nhash 1\ncluster 5\nshard 0\n")
+    said = refusal(launcher, tmp_path)
+    assert "'cluster 5'" in said
+    assert "remove it if its rows are not needed" in said
+    (tmp_path / "shard-0" / "SPARSEROW").write_text("format 9\nhash 1\ncluster 5\nshard 0\n")
+    assert "'format 9'" in refusal(launcher, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot be written" in refusal(launcher, tmp_path)
