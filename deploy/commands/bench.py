@@ -26,11 +26,17 @@ class Benchmark(str, Enum):
     train = "train"
     staleness = "staleness"
     cache = "cache"
+    tiers = "tiers"
 
 
-def _run(name: str, quick: bool) -> Sequence[Figure]:
+def _run(name: str, quick: bool, rows: int | None) -> Sequence[Figure]:
     module = import_module(f"...deploy.bench.{name}", __package__)
-    figures: Sequence[Figure] = getattr(module, f"run_{name}")(module.QUICK if quick else module.FULL)
+    size = module.QUICK if quick else module.FULL
+    if rows is not None:
+        if not hasattr(size, "rows"):
+            raise InvalidArgument(f"--rows: bench {name} has no table of that kind; leave it out")
+        size = replace(size, rows=rows)
+    figures: Sequence[Figure] = getattr(module, f"run_{name}")(size)
     return [replace(figure, limit=None) for figure in figures] if quick else figures
 
 
@@ -43,15 +49,18 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes, to see that it works; its figures judge nothing.")
     ] = False,
+    rows: Annotated[
+        int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
+    ] = None,
 ) -> None:
-    """Measure engine, wire, lookup, train, staleness or cache against a reference in the same run."""
+    """Measure engine, wire, lookup, train, staleness, cache or tiers against a reference in the same run."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json
 
     if json_file is not None and not json_file.parent.is_dir():
         raise InvalidArgument(f"--json {json_file}: its folder does not exist; create it first")
-    figures = _run(name.value, quick)
+    figures = _run(name.value, quick, rows)
     title = f"bench {name.value}" + (" (quick: small sizes, not for judging)" if quick else "")
     show(title, figures, Console())
     if json_file is not None:

@@ -1,0 +1,182 @@
+"""``sparserow bench tiers``: pull and commit of a store whose memory holds a tenth of its rows.
+
+Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad; a
+rate counts the unique rows. The references take turns with it: the same store all in memory, and the SSD's database
+alone, which reads as many rows in one batch as the store looked up there and writes as many as it evicted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from ...cpp_ext import _server
+from ...proto.errors import FailedPrecondition
+from .harness import MIN_REPETITIONS, Figure, median
+
+MEMORY_LIMIT = 0.2
+RAW_LIMIT = 0.7
+_TABLE = 1
+_LR = 0.01
+_HEAD_BYTES = 24  # of a stored row
+
+
+@dataclass(frozen=True)
+class TiersSize:
+    """Sizes of one run.
+
+    Args:
+        rows: of the table.
+        dim: columns, float32.
+        batch: keys of one pull and push, with repeats.
+        share: of what the table takes in memory that the tiered store may take.
+        warm_up: batches before the first figure.
+        repetitions: of each measurement.
+        exponent: of the Zipf law by which keys are drawn.
+    """
+
+    rows: int
+    dim: int
+    batch: int
+    share: float
+    warm_up: int
+    repetitions: int
+    exponent: float = 1.05
+
+
+FULL = TiersSize(rows=20_000_000, dim=32, batch=16_384, share=0.1, warm_up=400, repetitions=100)
+QUICK = TiersSize(rows=100_000, dim=32, batch=2_048, share=0.3, warm_up=10, repetitions=MIN_REPETITIONS)
+
+Keys = NDArray[np.uint64]
+
+
+def run_tiers(size: TiersSize, *, seed: int = 0) -> list[Figure]:
+    """Measures a tiered store in a folder of the system's temporary directory.
+
+    Args:
+        size: of the run; the full one takes about 8 GB of memory and 20 GB of disk.
+        seed: of keys and gradients.
+
+    Returns:
+        Figures under Zipf and under uniform keys.
+
+    Raises:
+        FailedPrecondition: this build has no SSD tier.
+    """
+    if not _server.has_ssd_tier():
+        raise FailedPrecondition("bench tiers: this build has no SSD tier; install librocksdb-dev and build again")
+    random = np.random.default_rng(seed)
+    ids = random.permutation(size.rows).astype(np.uint64)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as raw_folder:
+        plain = _server.Store()
+        _fill([plain], ids, size)
+        budget = int(plain.used_bytes * size.share)
+        tiered = _server.Store(memory_budget_bytes=budget, ssd_path=folder)
+        _fill([tiered], ids, size)
+        raw = _server.RawSsd(raw_folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
+        for part in np.array_split(ids, max(1, size.rows // 8192)):
+            raw.serve(part[:0], part)
+        contest = _Contest(plain, tiered, raw, size, random)
+        return [
+            *contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size)], MEMORY_LIMIT),
+            *contest.figures("uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), None),
+        ]
+
+
+def _fill(stores: list[_server.Store], ids: Keys, size: TiersSize) -> None:
+    schema = _server.TableSchema(
+        id=_TABLE,
+        name="bench/tiers",
+        dim=size.dim,
+        init=_server.InitSpec(kind="uniform", a=-0.05, b=0.05),
+        optimizer=_server.OptimizerSpec(kind="adagrad", eps=1e-10),
+    )
+    grads = np.ones((8192, size.dim), np.float32)
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        task = progress.add_task("fill", total=len(ids) * len(stores))
+        for store in stores:
+            store.create_table(schema)
+            for begin in range(0, len(ids), len(grads)):
+                part = ids[begin : begin + len(grads)]
+                store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
+                progress.advance(task, len(part))
+
+
+def _zipf(random: np.random.Generator, size: TiersSize) -> NDArray[np.int64]:
+    """Ranks drawn with probability as rank^-exponent, by the inverse of the law's integral."""
+    flat = 1.0 - size.exponent
+    top = (size.rows + 1.0) ** flat - 1.0
+    ranks = (random.random(size.batch) * top + 1.0) ** (1.0 / flat)
+    found: NDArray[np.int64] = np.minimum(ranks.astype(np.int64) - 1, size.rows - 1)
+    return found
+
+
+class _Contest:
+    def __init__(
+        self,
+        plain: _server.Store,
+        tiered: _server.Store,
+        raw: _server.RawSsd,
+        size: TiersSize,
+        random: np.random.Generator,
+    ) -> None:
+        self._plain, self._tiered, self._raw = plain, tiered, raw
+        self._size, self._random = size, random
+        self._out = np.zeros((size.batch, size.dim), np.float32)
+        self._grads = np.full((size.batch, size.dim), 0.1, np.float32)
+
+    def _step(self, store: _server.Store, keys: Keys) -> float:
+        out, grads = self._out[: len(keys)], self._grads[: len(keys)]
+        started = time.perf_counter()
+        store.pull_into(_TABLE, keys, out)
+        store.apply(_TABLE, keys, grads, lr=_LR)
+        return time.perf_counter() - started
+
+    def _moved(self) -> tuple[int, int]:
+        stats = self._tiered.tier_stats()
+        assert stats is not None
+        return int(stats["misses"]), int(stats["ssd_rows_written"])
+
+    def figures(self, law: str, draw: Callable[[], Keys], memory_limit: float | None) -> list[Figure]:
+        """Rates of the tiered store under one law, beside its references."""
+        for _ in range(self._size.warm_up):
+            self._step(self._tiered, np.unique(draw()))
+        rows, misses = 0, 0
+        tiered_sec, plain_sec, raw_sec = [], [], []
+        for _ in range(self._size.repetitions):
+            keys = np.unique(draw())
+            before = self._moved()
+            tiered_sec.append(self._step(self._tiered, keys) / len(keys))
+            missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
+            plain_sec.append(self._step(self._plain, keys) / len(keys))
+            reads, writes = self._cold(missed), self._cold(written)
+            started = time.perf_counter()
+            self._raw.serve(reads, writes)
+            raw_sec.append((time.perf_counter() - started) / len(keys))
+            rows, misses = rows + len(keys), misses + missed
+        # Rows leave in bursts, so a batch's time is no measure: all of them are.
+        tiered, raw = float(np.mean(tiered_sec)), float(np.mean(raw_sec))
+        shape = f"{self._size.rows:,} x {self._size.dim}, {self._size.share:.0%} in memory, {law}"
+        return [
+            Figure(f"keys in memory: {shape}", 1.0 - misses / rows, "share"),
+            Figure(
+                f"pull + push against all in memory: {shape}",
+                1e-6 / tiered,
+                "M rows/s",
+                memory_limit,
+                median(plain_sec) / tiered,
+            ),
+            Figure(
+                f"pull + push against the database alone: {shape}", 1e-6 / tiered, "M rows/s", RAW_LIMIT, raw / tiered
+            ),
+        ]
+
+    def _cold(self, count: int) -> Keys:
+        return self._random.integers(self._size.rows, size=count, dtype=np.uint64)
