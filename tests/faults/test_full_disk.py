@@ -12,16 +12,16 @@ import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 
-DIM = 16
+DIM = 128
 BATCH = 500
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 MiB."""
+    """A file system of 16 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "sparserow-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "sparserow-test", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("may not mount a file system; ssd_bytes is tested in tests/cpp/tiering_test.cc")
     yield folder
@@ -44,7 +44,7 @@ def make_store(**options) -> _server.Store:
 
 def test_a_full_disk_loses_nothing_and_work_goes_on(small_disk: Path) -> None:
     _server.set_error_factory(error_of)
-    tiered = make_store(memory_budget_bytes=1 << 20, ssd_path=str(small_disk))
+    tiered = make_store(memory_budget_bytes=4 << 20, ssd_path=str(small_disk))
     plain = make_store()
     grads = np.ones((BATCH, DIM), np.float32)
     taken = 0
@@ -65,7 +65,7 @@ def test_a_full_disk_loses_nothing_and_work_goes_on(small_disk: Path) -> None:
     for left, right in zip(tiered.pull(1, every), plain.pull(1, every), strict=True):
         np.testing.assert_array_equal(left, right)
 
-    subprocess.run(["mount", "-o", "remount,size=600m", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=700m", str(small_disk)], check=True)
     deadline = time.monotonic() + 60
     for part in np.array_split(every, taken + 1):
         while True:
