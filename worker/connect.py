@@ -76,10 +76,16 @@ def connect(
         lease.follow(native)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
-        return Session(native, control, placement, on_close=lease.end, reached=reached)
+        ranks = partial(_ranks, control, identity.job_id)
+        return Session(native, control, placement, on_close=lease.end, reached=reached, ranks=ranks)
     except BaseException:
         lease.end()
         raise
+
+
+def _ranks(control: ControlClient, job_id: int) -> list[int]:
+    """Of the workers that are in the job."""
+    return [member.rank for job in control.status().jobs if job.job_id == job_id for member in job.members]
 
 
 def _reached(control: ControlClient, job_id: int) -> int:

@@ -31,6 +31,7 @@ from .table import TableRows
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1
 _POLL_SEC = 0.02
+_LOOK_SEC = 0.5  # between looks at who is in the job
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ def dense_on_servers(
 
     Args:
         model: its parameters are float32 and of a kind that ``nn.Module.parameters`` lists.
-        session: of the job; rank 0 gives the initial values unless the table has them.
+        session: of the job; the lowest rank that is in it gives the initial values unless the table has them.
         optimizer: of the parameters; runs on the servers, its rate is in ``session.optimizer``.
         table: its name in the session's namespace.
-        wait_sec: how long other ranks wait for the initial values.
+        wait_sec: how long other ranks wait for the initial values. When a rank dies before it gave them, the next one
+            does once its lease has ended.
 
     Returns:
         The parameters' place, of which only who compiles the model needs :meth:`DenseRows.pull`.
@@ -66,7 +68,7 @@ def dense_on_servers(
         InvalidArgument: no parameter, or one that is not float32 (names it).
         FailedPrecondition: the model is wrapped in DDP, its dense tensors are on the servers already, or the table
             holds those of another model.
-        DeadlineExceeded: rank 0 has not given the initial values.
+        DeadlineExceeded: nobody has given the initial values.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
@@ -118,7 +120,7 @@ class DenseRows:
         return self._session.table(self._schema.name)
 
     def take_initial_values(self, wait_sec: float) -> None:
-        """Gives the model's values to a table that has none, on rank 0; takes the table's.
+        """Gives the model's values to a table that has none, on the lowest rank of the job; takes the table's.
 
         Raises:
             FailedPrecondition: the table is of another model.
@@ -126,15 +128,19 @@ class DenseRows:
         """
         table, marker = self.table, np.array([MARKER_KEY], dtype=np.uint64)
         deadline = time.monotonic() + wait_sec
+        looked = -math.inf
+        gives = False
         while not (found := table.pull(marker)[0]).any():
-            if self._session.rank == 0:
+            if gives:
                 table.assign(self._ids.numpy(), self._flat_values())
                 table.assign(marker, self._layout[None])  # last: who sees it finds all values
-            elif time.monotonic() > deadline:
+            elif (now := time.monotonic()) > deadline:
                 raise DeadlineExceeded(
-                    f"dense_on_servers: rank 0 has not given table {self._schema.full_name!r} its initial values in "
-                    f"{wait_sec:g} s"
+                    f"dense_on_servers: no rank before rank {self._session.rank} has given table "
+                    f"{self._schema.full_name!r} its initial values in {wait_sec:g} s"
                 )
+            elif now - looked >= _LOOK_SEC:
+                looked, gives = now, self._session.is_lowest_rank()  # who left meanwhile may have given them
             else:
                 time.sleep(_POLL_SEC)
         if not np.array_equal(found, self._layout):

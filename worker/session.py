@@ -126,6 +126,7 @@ class Session(Joinable):
         *,
         on_close: Callable[[], None] | None = None,
         reached: Callable[[], int] | None = None,
+        ranks: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self._process = os.getpid()
@@ -135,6 +136,7 @@ class Session(Joinable):
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._reached = reached
+        self._ranks = ranks
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
@@ -331,6 +333,14 @@ class Session(Joinable):
         reached, self._reached = self._reached, None
         if reached is not None:
             self.native.skip_to(max(self.native.step, reached() + 1))
+
+    def is_lowest_rank(self) -> bool:
+        """Whether no worker of a lower rank is in the job now.
+
+        Raises:
+            Unavailable: the coordinator cannot be reached.
+        """
+        return self.rank == 0 or (self._ranks is not None and min(self._ranks(), default=-1) >= self.rank)
 
     def check_no_dense_rows(self) -> None:
         """Raises FailedPrecondition when a model's dense tensors are on the servers already."""

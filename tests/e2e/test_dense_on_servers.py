@@ -183,5 +183,29 @@ def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, stale
         assert sum(losses[-10:]) / 10 < 0.7 * losses[0]
 
 
+def give_no_values(address: str) -> None:
+    """Rank 0 of a job, which dies before it gives the initial values."""
+    sr.connect(address, "orphans", rank=0, world_size=2, staleness=3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
+    with sr.local_cluster(shards=1, worker_lease="1s") as cluster:
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        first = subprocess.Popen([sys.executable, __file__, "orphans", cluster.address], env=path)
+        try:
+            with sr.connect(cluster.address, "orphans", rank=1, world_size=2, staleness=3) as session:
+                torch.manual_seed(7)
+                model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.2), min_rows=10)
+                mine = model.tower.weight.detach().clone()
+                sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.02))
+                torch.testing.assert_close(model.tower.weight.detach(), mine, rtol=0, atol=0)
+                model(torch.arange(8)).sum().backward()
+                assert session.step()
+            assert first.wait(60) == -signal.SIGKILL
+        finally:
+            first.kill()
+
+
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    give_no_values(sys.argv[2]) if sys.argv[1] == "orphans" else work(*sys.argv[1:])
