@@ -57,14 +57,23 @@ def checked_micro_batches(options: dict[str, Any]) -> int:
     return count
 
 
-def check_place_in_join(session: Joinable, *, has_dense: bool) -> None:
-    """Refuses a list whose hooks would answer the model's collectives with the session's, and wait for ever.
+def check_place_in_join(session: Joinable, dense: torch.optim.Optimizer | None) -> None:
+    """Refuses what would wait for ever, or go wrong in silence.
 
     Raises:
-        InvalidArgument: dense gradients are reduced before the session's step, and it is the first in the list.
+        InvalidArgument: dense gradients are reduced before the session's step, and it is the first in the list, so
+            that its hooks would answer the model's collectives; or each worker has a part of the optimizer's state
+            (ZeRO): DDP leaves no gradients with a worker whose data has ended, and its part would stand still.
     """
     config = session._join_config
-    if has_dense and config.enable and config.is_first_joinable:
+    if dense is None or not config.enable:
+        return
+    if isinstance(dense, Joinable):
+        raise InvalidArgument(
+            f"Join: {type(dense).__name__} is not allowed, as a worker's part of its state would stand still when the "
+            "worker's data has ended; allowed: an optimizer that each worker has whole"
+        )
+    if config.is_first_joinable:
         raise InvalidArgument(
             "Join: the session must stand behind the DistributedDataParallel model: Join([ddp_model, session])"
         )

@@ -229,7 +229,8 @@ class Session(Joinable):
                 the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
             FailedPrecondition: no backward reached a table (and not ``allow_empty``).
             InvalidArgument: ``clip_row_norm`` is not above 0; ``dense`` or ``clip_row_norm`` although the dense
-                tensors are on the servers; within ``Join`` the session stands before the DDP model.
+                tensors are on the servers; within ``Join`` the session stands before the DDP model, or ``dense`` is
+                a ``ZeroRedundancyOptimizer``.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
             DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
                 last phase of a commit is sent in the background, and its error raised by the next ``step``,
@@ -241,7 +242,7 @@ class Session(Joinable):
             raise InvalidArgument(
                 f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
             )
-        check_place_in_join(self, has_dense=dense is not None and self.world_size > 1)
+        check_place_in_join(self, dense if self.world_size > 1 else None)
         Join.notify_join_context(self)
         self._send_learning_rates()
         try:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 ROWS, DIM = 100, 4
@@ -132,6 +133,13 @@ def refusals(rank: int, address: str) -> dict[str, Tensor]:
             session.step(torch.optim.SGD(model.parameters(), lr=0.2))
         with pytest.raises(sr.FailedPrecondition, match="ended within a step"):
             session.join_hook().main_hook()
+        session.discard()
+        ddp = DistributedDataParallel(model)
+        parts = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.2)
+        loss_of(ddp, 0, rank).backward()
+        stands_still = pytest.raises(sr.InvalidArgument, match="Join: ZeroRedundancyOptimizer is not allowed")
+        with stands_still, Join([ddp, session, parts]):
+            session.step(parts)
         dist.barrier()
     return {}
 
