@@ -168,12 +168,15 @@ class Client:
         *,
         dim: int,
         schema_version: int = 1,
+        sequence: int = 0,
         deadline_ms: int = 30000,
     ) -> None:
-        """Sets weights (n, dim), creating rows; of a repeated key the last row stands."""
+        """Sets weights (n, dim), creating rows; of a repeated key the last row stands. Once for each sequence; 0: each
+        time it comes.
+        """
 
-    def erase(self, table_id: int, keys: Keys, *, deadline_ms: int = 30000) -> int:
-        """Removes rows; returns how many existed."""
+    def erase(self, table_id: int, keys: Keys, *, sequence: int = 0, deadline_ms: int = 30000) -> int:
+        """Removes rows; returns how many existed. Once for each sequence; 0: each time it comes."""
 
     def scan(
         self, table_id: int, *, shard: int, max_rows: int = 65536, with_state: bool = False, deadline_ms: int = 30000

@@ -307,11 +307,12 @@ void signal(PyClient& client, std::uint64_t sequence, std::int64_t step, bool gr
 }
 
 void assign(PyClient& client, std::uint32_t table_id, const py::array& keys, const py::array& rows, std::uint32_t dim,
-            std::uint32_t schema_version, std::int64_t deadline_ms) {
+            std::uint32_t schema_version, std::uint64_t sequence, std::int64_t deadline_ms) {
   check_dim(dim);
   const auto ids = keys_of(keys);
   const float* values = matrix_of(rows, "rows", ids.size(), dim);
-  const auto options = call_options(rpc::kNoStep, deadline_ms);
+  auto options = call_options(rpc::kNoStep, deadline_ms);
+  options.sequence = sequence;
   Status status;
   {
     const py::gil_scoped_release unlocked;
@@ -322,9 +323,11 @@ void assign(PyClient& client, std::uint32_t table_id, const py::array& keys, con
   raise_if_error(status);
 }
 
-std::uint64_t erase(PyClient& client, std::uint32_t table_id, const py::array& keys, std::int64_t deadline_ms) {
+std::uint64_t erase(PyClient& client, std::uint32_t table_id, const py::array& keys, std::uint64_t sequence,
+                    std::int64_t deadline_ms) {
   const auto ids = keys_of(keys);
-  const auto options = call_options(rpc::kNoStep, deadline_ms);
+  auto options = call_options(rpc::kNoStep, deadline_ms);
+  options.sequence = sequence;
   Result<std::uint64_t> erased = std::uint64_t{0};
   {
     const py::gil_scoped_release unlocked;
@@ -436,8 +439,9 @@ void bind_shards(py::module_& module) {
       .def("abort", &signal<&rpc::Client::abort>, py::kw_only(), py::arg("sequence"), py::arg("step") = rpc::kNoStep,
            py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
       .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"), py::kw_only(), py::arg("dim"),
-           py::arg("schema_version") = 1, py::arg("deadline_ms") = kDeadline)
-      .def("erase", &erase, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("deadline_ms") = kDeadline)
+           py::arg("schema_version") = 1, py::arg("sequence") = 0, py::arg("deadline_ms") = kDeadline)
+      .def("erase", &erase, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("sequence") = 0,
+           py::arg("deadline_ms") = kDeadline)
       .def(
           "scan",
           [](std::shared_ptr<PyClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,

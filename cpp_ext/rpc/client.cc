@@ -357,6 +357,7 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
     const std::uint32_t n = shard_begin[shard + 1] - begin;
     if (n == 0) continue;
     Outgoing& out = add(call, shard, FrameType::kDelete, FrameType::kAck, options.step);
+    out.request.header.sequence = options.sequence;
     TableHead& head = out.heads.emplace_back();
     head.descriptor.table_id = table_id;
     head.descriptor.dim = 1;  // not looked at: keys alone name rows
@@ -456,6 +457,7 @@ Status Client::commit(std::span<const TablePush> tables, const CommitOptions& op
 Status Client::assign(std::span<const TablePush> tables, const CallOptions& options) {
   CommitOptions as_commit;
   as_commit.deadline = options.deadline;
+  as_commit.sequence = options.sequence;
   return impl_->push(FrameType::kAssign, tables, as_commit, 0, false);
 }
 Result<std::uint64_t> Client::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,

@@ -19,6 +19,10 @@ CommitLog::CommitLog(Store& store, Options options)
 Result<CommitLog::JobPtr> CommitLog::find(std::uint32_t job_id) const {
   const auto found = jobs_.find(job_id);
   if (found != jobs_.end()) return found->second;
+  if (const auto over = dropped_.find(job_id); over != dropped_.end()) {
+    return Status(Code::kNotFound,
+                  "job '" + over->second.name + "' is over: all its workers have left; connect anew to begin it again");
+  }
   return Status(Code::kNotFound, "job " + std::to_string(job_id) + " is not known to this shard; register the worker");
 }
 
@@ -35,6 +39,11 @@ Status CommitLog::charge(std::uint64_t bytes) {
 Status CommitLog::refused(Status status) {
   ++(status.code() == Code::kFenced ? stats_.commits_fenced : stats_.commits_refused);
   return status;
+}
+
+Status CommitLog::admit_or_refuse(const Job& job, const Commit& commit) {
+  Status status = job.admit(commit.worker_id, commit.worker_epoch);
+  return status.is_ok() ? status : refused(std::move(status));
 }
 
 // What is known about a sequence: its answer, once the thread that applies it is done; nullopt when it is new.
@@ -155,6 +164,36 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   const bool waits_for_step = job.value()->staleness == 0u && kept.commit.step != kNoStep;
   return waits_for_step ? accept_for_step(lock, job.value(), std::move(kept))
                         : apply_now(lock, job.value(), std::move(kept));
+}
+
+Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_t job_id, std::uint64_t sequence,
+                                           const std::function<Result<std::uint64_t>()>& write) {
+  Lock lock(mutex_);
+  const auto job = find(job_id);
+  if (!job.is_ok()) return refused(job.status());
+  Commit named;
+  named.job_id = job_id;
+  named.worker_id = worker.first;
+  named.worker_epoch = worker.second;
+  named.sequence = sequence;
+  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));
+  const auto answer = seen(lock, job.value(), named);
+  if (!answer.is_ok() || answer.value()) return answered(answer);
+  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
+  if (!job.value()->resolved) {
+    return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
+  }
+  job.value()->workers[worker].window.begin_write(sequence);
+  lock.unlock();
+  const auto rows = write();
+  lock.lock();
+  if (const auto found = job.value()->workers.find(worker); found != job.value()->workers.end()) {
+    JobWindow& window = found->second.window;
+    rows.is_ok() ? window.finish(sequence, kNoStep, rows.value()) : window.take_back(sequence, kNoStep);
+  }
+  answered_.notify_all();
+  if (!rows.is_ok()) return rows.status();
+  return CommitResult{.applied_rows = rows.value()};
 }
 
 Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, Kept kept) {

@@ -14,7 +14,8 @@
 // Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
-// trace, so the same sequence may come again. An earlier epoch, or a worker that left, is kFenced. Commits
+// trace, so the same sequence may come again. ASSIGN and DELETE stand in the same window (write_once). An
+// earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. Commits
 // without a step (key-level pushes) are applied at once, in every mode, and have no clock.
 //
 // Where a worker's clock starts: at its first_step, or at the first step not yet complete when it became a
@@ -120,6 +121,10 @@ class CommitLog {
 
   Status prepare(Commit commit);                              // reserves; replaces an earlier try
   Result<CommitResult> commit(Commit commit, bool prepared);  // prepared: blocks come from prepare()
+  // Another write by a worker, of this sequence: `write` returns how many rows it wrote. It is called once, without
+  // the mutex, when the sequence is new; when it fails it has left no trace. Reports do not show it.
+  Result<CommitResult> write_once(const WorkerKey& worker, std::uint32_t job_id, std::uint64_t sequence,
+                                  const std::function<Result<std::uint64_t>()>& write);
   // Ok also when there is nothing to forget.
   // Finishes the sequence: PREPARE of it does nothing any more, COMMIT of it is refused.
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::uint64_t sequence);
@@ -151,6 +156,7 @@ class CommitLog {
 
   Result<JobPtr> find(std::uint32_t job_id) const;
   Status refused(Status status);  // counts it
+  Status admit_or_refuse(const Job& job, const Commit& commit);
   Status charge(std::uint64_t bytes);
   Result<std::optional<CommitResult>> seen(Lock& lock, const JobPtr& job, const Commit& commit);
   Result<CommitResult> answered(const Result<std::optional<CommitResult>>& seen);
@@ -173,6 +179,7 @@ class CommitLog {
   std::unordered_map<std::uint32_t, JobPtr> jobs_;
   struct Dropped {
     std::uint64_t operation = 0;
+    std::string name;
     std::map<std::uint32_t, std::uint32_t> epochs;
   };
   std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down

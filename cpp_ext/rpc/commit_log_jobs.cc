@@ -178,7 +178,7 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   for (ParkedPull& pull : job.unpark([](const ParkedPull&) { return true; })) {
     outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
   }
-  dropped_[job_id] = {std::max(operation, job.operation), job.epochs};
+  dropped_[job_id] = {std::max(operation, job.operation), job.name, job.epochs};
   jobs_.erase(job_id);
   answered_.notify_all();
   lock.unlock();

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -102,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<void> finish_parked(std::shared_ptr<PullRequest> request, Status status);
   Outcome serve_commit(const FrameHeader& header, Body& body);
   Outcome serve_abort(const FrameHeader& header, const Body& body);
+  Outcome write_rows(const FrameHeader& header, const std::function<Result<std::uint64_t>()>& write);
   Outcome serve_assign(const FrameHeader& header, const Body& body);
   Outcome serve_delete(const FrameHeader& header, const Body& body);
   Outcome serve_scan(const FrameHeader& header, const Body& body);

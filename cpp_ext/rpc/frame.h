@@ -105,7 +105,7 @@ struct FrameHeader {
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
   std::uint32_t route_epoch = 0;
-  std::uint64_t sequence = 0;  // of commits by this worker; of a reply to kFrameWrites: the count; 0 where none
+  std::uint64_t sequence = 0;  // of commits, ASSIGN and DELETE by this worker; of ROWS: kFrameWrites; 0 where none
   std::int64_t step = kNoStep;
   std::uint32_t section_count = 0;
   std::uint32_t crc32c = 0;

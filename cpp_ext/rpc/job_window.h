@@ -38,6 +38,8 @@ class JobWindow {
   // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back.
   void begin(std::uint64_t sequence, std::int64_t step);
   void finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows);
+  // As begin, of what is no commit: it does not count as the highest sequence taken.
+  void begin_write(std::uint64_t sequence) { answers_[sequence] = Answer{}; }
   void take_back(std::uint64_t sequence, std::int64_t step);
   // ABORT; does nothing to what is committed.
   void abort(std::uint64_t sequence);

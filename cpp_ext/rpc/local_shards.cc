@@ -174,8 +174,17 @@ Status LocalShards::commit(std::span<const TablePush> tables, const CommitOption
   return Status::ok();
 }
 
-Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& /*options*/) {
+void LocalShards::remember_write(std::uint64_t sequence, std::uint64_t rows) {
+  constexpr std::size_t kKept = 1024;
+  ++writes_without_step_;
+  if (sequence == 0) return;
+  writes_[sequence] = rows;
+  if (writes_.size() > kKept) writes_.erase(writes_.begin());
+}
+
+Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& options) {
   const std::lock_guard lock(mutex_);
+  if (writes_.contains(options.sequence)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
   for (const TablePush& table : tables) {
@@ -185,12 +194,14 @@ Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions&
                                             table.grads + begin * table.dim));
     }
   }
-  ++writes_without_step_;
+  remember_write(options.sequence, 0);
   return Status::ok();
 }
 
 Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
-                                         std::span<const std::uint32_t> shard_begin, const CallOptions& /*options*/) {
+                                         std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (const auto done = writes_.find(options.sequence); done != writes_.end()) return done->second;
   std::uint64_t erased = 0;
   if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {
     return Status(Code::kInvalidArgument, "erase: keys are not grouped by shard");
@@ -200,7 +211,7 @@ Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const
     if (!one.is_ok()) return one.status();
     erased += one.value();
   }
-  ++writes_without_step_;
+  remember_write(options.sequence, erased);
   return erased;
 }
 

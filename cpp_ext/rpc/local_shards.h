@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -47,6 +48,7 @@ class LocalShards final : public Shards {
                std::span<const std::uint32_t> shard_begin) const;
   Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
   Status apply(std::span<const TablePush> tables);
+  void remember_write(std::uint64_t sequence, std::uint64_t rows);
   bool is_duplicate(const CommitOptions& options) const noexcept { return options.sequence <= last_sequence_; }
 
   std::vector<std::shared_ptr<Store>> stores_;
@@ -55,7 +57,8 @@ class LocalShards final : public Shards {
   std::atomic<std::uint64_t> writes_without_step_ = 0;
   std::mutex mutex_;  // of what follows
   std::uint64_t last_sequence_ = 0;
-  std::uint64_t prepared_sequence_ = 0;  // 0: nothing is prepared
+  std::map<std::uint64_t, std::uint64_t> writes_;  // the last assign and erase calls that had a sequence: their rows
+  std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
   std::vector<std::unique_ptr<Held>> prepared_;
   std::vector<Store::Reservation> reservations_;
 };

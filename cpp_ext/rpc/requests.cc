@@ -486,31 +486,46 @@ Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Bod
   return {Status::ok(), false, ack_frame(header, 0, false)};
 }
 
+// A write by key that has a sequence is done once; one that has none is nobody's.
+Connection::Outcome Connection::write_rows(const FrameHeader& header,
+                                           const std::function<Result<std::uint64_t>()>& write) {
+  if (header.sequence == 0) {
+    const auto rows = write();
+    if (!rows.is_ok()) return {rows.status(), false, {}};
+    return {Status::ok(), false, ack_frame(header, rows.value(), false)};
+  }
+  const auto result =
+      core_.commits.write_once({header.worker_id, header.worker_epoch}, header.job_id, header.sequence, write);
+  if (!result.is_ok()) return {result.status(), false, {}};
+  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+}
+
 Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Body& body) {
   std::vector<TableView> views;
   if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
     return outcome;
   }
-  // All memory is promised before the first row is set: a frame is assigned whole or not at all.
-  std::vector<Store::Reservation> reservations;
-  for (const TableView& view : views) {
-    Status status = check_table(view.descriptor);
-    if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
-    if (!status.is_ok()) return {std::move(status), false, {}};
-    auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
-    if (!reservation.is_ok()) return {reservation.status(), false, {}};
-    reservations.push_back(std::move(reservation).value());
-  }
-  std::uint64_t rows = 0;
-  for (const TableView& view : views) {
-    std::vector<std::shared_ptr<void>> owners;
-    Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
-    core_.commits.writes().add(view.descriptor.table_id, nullptr);
-    if (!status.is_ok()) return {std::move(status), false, {}};
-    rows += view.keys.size();
-  }
-  core_.counters.rows_written += rows;
-  return {Status::ok(), false, ack_frame(header, rows, false)};
+  return write_rows(header, [&]() -> Result<std::uint64_t> {
+    // All memory is promised before the first row is set: a frame is assigned whole or not at all.
+    std::vector<Store::Reservation> reservations;
+    for (const TableView& view : views) {
+      SR_RETURN_IF_ERROR(check_table(view.descriptor));
+      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
+      if (!reservation.is_ok()) return reservation.status();
+      reservations.push_back(std::move(reservation).value());
+    }
+    std::uint64_t rows = 0;
+    for (const TableView& view : views) {
+      std::vector<std::shared_ptr<void>> owners;
+      const Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
+      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      SR_RETURN_IF_ERROR(status);
+      rows += view.keys.size();
+    }
+    core_.counters.rows_written += rows;
+    return rows;
+  });
 }
 
 Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Body& body) {
@@ -518,21 +533,22 @@ Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Bo
   if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
     return outcome;
   }
-  for (const TableView& view : views) {
-    Status status = check_owner(view.descriptor.table_id, view.keys);
-    if (!status.is_ok()) return {std::move(status), false, {}};
-    if (!view.known.empty()) return {Status(Code::kInvalidArgument, "DELETE: takes no known versions"), false, {}};
-    if (!core_.store->schema(view.descriptor.table_id)) return {no_table(view.descriptor.table_id), false, {}};
-  }
-  std::uint64_t rows = 0;
-  for (const TableView& view : views) {
-    auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
-    core_.commits.writes().add(view.descriptor.table_id, nullptr);
-    if (!erased.is_ok()) return {erased.status(), false, {}};
-    rows += erased.value();
-  }
-  core_.counters.rows_written += rows;
-  return {Status::ok(), false, ack_frame(header, rows, false)};
+  return write_rows(header, [&]() -> Result<std::uint64_t> {
+    for (const TableView& view : views) {
+      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      if (!view.known.empty()) return Status(Code::kInvalidArgument, "DELETE: takes no known versions");
+      if (!core_.store->schema(view.descriptor.table_id)) return no_table(view.descriptor.table_id);
+    }
+    std::uint64_t rows = 0;
+    for (const TableView& view : views) {
+      auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
+      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      if (!erased.is_ok()) return erased.status();
+      rows += erased.value();
+    }
+    core_.counters.rows_written += rows;
+    return rows;
+  });
 }
 
 Connection::Outcome Connection::serve_scan(const FrameHeader& header, const Body& body) {

@@ -49,6 +49,10 @@ struct CallOptions {
   std::chrono::milliseconds deadline{30'000};
   std::int64_t step = kNoStep;  // the job's clock; kNoStep for eval, admin and key-level calls
 
+  // Of assign and erase. A worker's own, taken from the same numbers as its commits': done once however often it is
+  // sent, and refused when its epoch is over. 0, for who is no worker: nobody's; a copy that comes late counts.
+  std::uint64_t sequence = 0;
+
   // Of a pull: (shards) or null. Equal numbers of two pulls that name the same tables: from before the first one read
   // its rows until the second did, nobody wrote to them but this worker by its steps. Servers that cannot:
   // FailedPrecondition.

@@ -23,6 +23,12 @@ rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::
   return push;
 }
 
+rpc::CallOptions TableAccess::write_options() {
+  rpc::CallOptions options = state().pull_options(/*train=*/false);
+  options.sequence = state().sequence.fetch_add(1);
+  return options;
+}
+
 Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
@@ -65,7 +71,7 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
                 table_.dim * sizeof(float));
   }
   const rpc::TablePush push = push_of(partition, last, 0.0f);
-  const Status status = state().shards().assign({&push, 1}, state().pull_options(/*train=*/false));
+  const Status status = state().shards().assign({&push, 1}, write_options());
   state().forget_cached(table_.id, partition.keys);
   return status;
 }
@@ -74,8 +80,7 @@ Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return std::uint64_t{0};
   const rpc::Partition partition = this->partition(keys);
-  auto erased =
-      state().shards().erase(table_.id, partition.keys, partition.shard_begin, state().pull_options(/*train=*/false));
+  auto erased = state().shards().erase(table_.id, partition.keys, partition.shard_begin, write_options());
   state().forget_cached(table_.id, partition.keys);
   return erased;
 }

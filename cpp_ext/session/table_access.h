@@ -37,6 +37,7 @@ class TableAccess {
 
  private:
   rpc::Partition partition(std::span<const std::uint64_t> keys);
+  rpc::CallOptions write_options();  // with the next sequence
   rpc::TablePush push_of(const rpc::Partition& partition, const std::vector<float>& values, float lr) const;
   SessionState& state() const noexcept { return session_->state(); }
 

@@ -122,6 +122,29 @@ TEST_CASE("shards: prepare applies nothing, commit_prepared all of it, abort non
   });
 }
 
+TEST_CASE("shards: an assign or erase that comes again under its sequence is answered again and changes nothing") {
+  for_each({kTable}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(40));
+    const std::vector<float> sevens(200, 7.0f), ones(200, 1.0f);
+    const auto rows = grouped.push(kTable, sevens.data(), 0.0f);
+    const auto grads = grouped.push(kTable, ones.data(), 1.0f);
+    CallOptions assign, erase;
+    assign.sequence = 1;
+    erase.sequence = 3;
+    for (int i = 0; i < 2; ++i) REQUIRE(shards.assign({&rows, 1}, assign).is_ok());
+    REQUIRE(shards.commit({&grads, 1}, {.sequence = 2, .step = 0}).is_ok());
+    REQUIRE(shards.assign({&rows, 1}, assign).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 6.0f);
+    CHECK(take(shards.erase(kTable.id, rows.keys, rows.shard_begin, erase)) == 40);
+    REQUIRE(shards.commit({&grads, 1}, {.sequence = 4, .step = 1}).is_ok());
+    CHECK(take(shards.erase(kTable.id, rows.keys, rows.shard_begin, erase)) == 40);
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 1.0f);
+    assign.sequence = 5;
+    REQUIRE(shards.assign({&rows, 1}, assign).is_ok());
+    CHECK(row_of(shards, kTable, iota_keys(40)) == 7.0f);
+  });
+}
+
 TEST_CASE("shards: a pull says whether anybody but this worker's steps wrote to the tables that it names") {
   for_each({kTable, kOther}, [](Shards& shards) {
     const Grouped a(shards, kTable.id, iota_keys(40));

@@ -7,9 +7,9 @@ import threading
 
 import numpy as np
 import pytest
-from fault_proxy import FaultProxy, Faults
+from fault_proxy import ASSIGN, COMMIT, DELETE, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
-from sparserow.proto.errors import InvalidArgument, Unavailable, error_of
+from sparserow.proto.errors import Fenced, InvalidArgument, NotFound, Unavailable, error_of
 
 SLOTS = 1024
 DIM = 4
@@ -88,6 +88,66 @@ def test_every_commit_is_applied_once(faults):
             assert stats["commits_duplicate"] > 0
     finally:
         proxy.stop()
+        server.stop()
+
+
+@pytest.mark.parametrize("chance", ["cut_after", "duplicate", "late_copy", "reorder", "swallow_reply"])
+def test_rows_set_and_deleted_by_key_are_so_once(chance):
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    values = np.random.default_rng(seed)
+    store, server, table = make_shard()
+    proxy = FaultProxy(server.port, Faults(**{chance: 0.4}, kinds=frozenset({ASSIGN, DELETE, COMMIT})), seed)
+    try:
+        client = make_client(proxy.port)
+        expected: dict[int, float] = {}
+        for sequence in range(1, 121):
+            keys = values.choice(20, 8, replace=False)
+            kind = values.integers(3)
+            if kind == 0:
+                client.assign(table, keys, np.full((8, DIM), sequence, np.float32), dim=DIM, sequence=sequence)
+                expected |= dict.fromkeys(keys.tolist(), float(sequence))
+            elif kind == 1:
+                existed = client.erase(table, keys, sequence=sequence)
+                assert existed == sum(expected.pop(key, None) is not None for key in keys.tolist())
+            else:
+                grads = np.ones((8, DIM), np.float32)
+                client.push(table, keys, grads, dim=DIM, lr=1.0, sequence=sequence, grad_sum=True)
+                expected |= {key: expected.get(key, 0.0) - 1.0 for key in keys.tolist()}
+        rows, _, found = store.pull(table, np.arange(20, dtype=np.uint64))
+        assert np.flatnonzero(found).tolist() == sorted(expected)
+        assert rows[:, 0].tolist() == [expected.get(key, 0.0) for key in range(20)]
+        assert proxy.counts[chance] > 0
+        if chance in ("duplicate", "late_copy", "swallow_reply"):
+            assert server.stats()["commits_duplicate"] > 0
+    finally:
+        proxy.stop()
+        server.stop()
+
+
+def test_who_left_sets_and_deletes_nothing_and_a_job_that_is_over_is_named():
+    store, server, table = make_shard()
+    try:
+        client, keys, rows = make_client(server.port), np.arange(4), np.ones((4, DIM), np.float32)
+        client.assign(table, keys, rows, dim=DIM, sequence=1)
+        server.set_job(1, "ads/ctr", None, [(0, 2, 0)])
+        with pytest.raises(Fenced, match="worker 0 epoch 1 is over; its epoch in job 'ads/ctr' is 2"):
+            client.assign(table, keys, 2 * rows, dim=DIM, sequence=2)
+        with pytest.raises(Fenced):
+            client.erase(table, keys, sequence=2)
+        server.drop_job(1)
+        for call in (
+            lambda: client.assign(table, keys, 2 * rows, dim=DIM, sequence=2),
+            lambda: client.erase(table, keys, sequence=2),
+            lambda: client.push(table, keys, rows, dim=DIM, lr=1.0, sequence=2),
+            lambda: client.pull(table, keys, dim=DIM, step=0),
+        ):
+            with pytest.raises(NotFound, match="job 'ads/ctr' is over: all its workers have left; connect anew"):
+                call()
+        found_rows, _, found = store.pull(table, keys.astype(np.uint64))
+        assert found.all()
+        assert (found_rows == 1.0).all()
+    finally:
         server.stop()
 
 

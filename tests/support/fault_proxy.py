@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 HEADER_BYTES = 64
-PULL, PREPARE, COMMIT, ABORT, ACK = 3, 5, 6, 7, 8
+PULL, PREPARE, COMMIT, ABORT, ACK, ASSIGN, DELETE = 3, 5, 6, 7, 8, 10, 11
 # How long a frame that is to be overtaken waits for another one.
 _OVERTAKE_SEC = 0.02
 
