@@ -59,6 +59,20 @@ def test_adult_equals_plain_torch_over_three_seeds(launcher, data, tmp_path):
     assert all(abs(ps - local) <= 0.002 for ps, local in zip(aucs["ps"], aucs["local"], strict=True))
 
 
+@pytest.mark.full
+@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
+def test_adult_is_learnt_as_well_however_stale(launcher, data, tmp_path):
+    aucs: dict[str, list[float]] = {"0": [], "2": [], "null": []}
+    for seed in range(3):
+        for staleness, found in aucs.items():
+            sets = [f"train.seed={seed}", f"train.staleness={staleness}", "train.workers=2", "train.dense=ps"]
+            found.append(adult(launcher, data, tmp_path / f"{staleness}-{seed}.json", *sets)["test_auc"])
+    print("test AUC of two workers by seed", aucs)
+    means = [mean(found) for found in aucs.values()]
+    assert min(means) >= 0.925
+    assert max(means) - min(means) <= 0.003
+
+
 def test_adult_reads_whole(data):
     sets = [f"data.train={data / 'adult.data'}", f"data.test={data / 'adult.test'}"]
     config = load_config(JobConfig, JOBS / "adult.yaml", sets).data

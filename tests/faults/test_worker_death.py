@@ -38,9 +38,11 @@ def cluster() -> Iterator[LocalCluster]:
 class LoneWorker:
     """``lone_worker.py`` with its lines as they come."""
 
-    def __init__(self, coordinator: str, job: str, rank: int, staleness: int, hold_at: int, ports: str) -> None:
+    def __init__(
+        self, coordinator: str, job: str, rank: int, staleness: int, hold_at: int, ports: str, kind: str = "step"
+    ) -> None:
         numbers = (rank, 2, staleness, STEPS, hold_at)
-        command = [sys.executable, str(SCRIPT), coordinator, job, *map(str, numbers), ports]
+        command = [sys.executable, str(SCRIPT), coordinator, job, *map(str, numbers), ports, kind]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._queue: queue.Queue[str] = queue.Queue()
@@ -88,7 +90,12 @@ class Scene:
     """Two workers of one job, the second one behind proxies, and the table that both add to."""
 
     def __init__(
-        self, cluster: LocalCluster, staleness: int, faults: tuple[Faults, Faults], hold_at: tuple[int, int] = (-1, -1)
+        self,
+        cluster: LocalCluster,
+        staleness: int,
+        faults: tuple[Faults, Faults],
+        hold_at: tuple[int, int] = (-1, -1),
+        kind: str = "step",
     ) -> None:
         self.control = ControlClient(cluster.address)
         known = [table.name for table in self.control.list_tables("death")]
@@ -103,7 +110,7 @@ class Scene:
         ports = ",".join(str(proxy.port) for proxy in self.proxies)
         self.workers = [
             LoneWorker(cluster.address, job, 0, staleness, hold_at[0], "0,0"),
-            LoneWorker(cluster.address, job, 1, staleness, hold_at[1], ports),
+            LoneWorker(cluster.address, job, 1, staleness, hold_at[1], ports, kind),
         ]
 
     def applied(self) -> list[int]:
@@ -134,10 +141,10 @@ NOTHING = Faults()
 NO_COMMIT = Faults(cut_before=1.0, kinds=frozenset({COMMIT}))
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
+@pytest.mark.parametrize(("staleness", "kind"), [(0, "step"), (3, "step"), (3, "key")])
 @pytest.mark.parametrize("reaches", ["one shard", "no shard"])
-def test_killed_between_prepare_and_commit(cluster: LocalCluster, staleness: int, reaches: str) -> None:
-    scene = Scene(cluster, staleness, (NOTHING if reaches == "one shard" else NO_COMMIT, NO_COMMIT))
+def test_killed_between_prepare_and_commit(cluster: LocalCluster, staleness: int, kind: str, reaches: str) -> None:
+    scene = Scene(cluster, staleness, (NOTHING if reaches == "one shard" else NO_COMMIT, NO_COMMIT), kind=kind)
     try:
         survivor, victim = scene.workers
         victim.wait_for("prepared 0")

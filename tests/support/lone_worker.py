@@ -1,8 +1,9 @@
 """A worker as a process of its own, to be killed or stopped: joins, commits in two phases, and says what it does.
 
-    python lone_worker.py COORDINATOR JOB RANK WORLD_SIZE STALENESS STEPS HOLD_AT SHARD_PORTS
+    python lone_worker.py COORDINATOR JOB RANK WORLD_SIZE STALENESS STEPS HOLD_AT SHARD_PORTS KIND
 
 Each step adds -1 to every row (gradients of one, summed). SHARD_PORTS "a,b" stand in for the shards' own, 0 for none.
+KIND "key": its commits have no step, as pushes by key; "step": they have.
 Between PREPARE and COMMIT of step HOLD_AT it waits for a line on its standard input; -1 for none.
 Prints "joined", "prepared STEP", "committed STEP", and at the end "done", or the name of the error.
 """
@@ -24,7 +25,7 @@ TABLE_NAME = "rows"
 
 def main() -> None:
     """Runs until its steps are done, or an error ends it."""
-    coordinator, job, rank, world_size, staleness, steps, hold_at, ports = sys.argv[1:]
+    coordinator, job, rank, world_size, staleness, steps, hold_at, ports, kind = sys.argv[1:]
     _client.set_error_factory(error_of)
     with ControlClient(coordinator) as control:
         table = next(table for table in control.list_tables("death") if table.name == TABLE_NAME)
@@ -61,8 +62,8 @@ def main() -> None:
         grads = np.ones((len(KEYS), DIM), np.float32)
         try:
             for step in range(identity.first_step, int(steps)):
-                commit = {"sequence": step + 1, "step": step, "grad_sum": True}
-                client.pull(table.id, KEYS, dim=DIM, step=step, deadline_ms=30_000)
+                commit = {"sequence": step + 1, "grad_sum": True} | ({"step": step} if kind == "step" else {})
+                client.pull(table.id, KEYS, dim=DIM, step=step if kind == "step" else -1, deadline_ms=30_000)
                 client.prepare(table.id, KEYS, grads, dim=DIM, lr=1.0, **commit)
                 say(f"prepared {step}")
                 if step == int(hold_at):
