@@ -1,40 +1,37 @@
 #include "session/key_ages.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <utility>
 
 #include "util/hash.h"
 
 namespace sparserow {
 
-std::uint64_t KeyAges::touch(std::uint64_t key, std::uint64_t batch) {
-  if ((used_ + 1) * 2 > entries_.size()) make_room(batch);
-  Entry& entry = entries_[place_of(key)];
-  if (entry.batch == 0) {
-    entry.key = key;
-    ++used_;
+void KeyAges::touch(std::span<const std::uint64_t> keys, std::uint32_t batch, std::vector<std::uint32_t>& latest) {
+  constexpr std::size_t kAtOnce = 64;  // places that are on their way from memory
+  make_room(keys.size(), batch);
+  latest.resize(keys.size());
+  const std::size_t mask = batches_.size() - 1;
+  std::array<std::uint32_t*, kAtOnce> places{};
+  for (std::size_t begin = 0; begin < keys.size(); begin += kAtOnce) {
+    const std::size_t n = std::min(kAtOnce, keys.size() - begin);
+    for (std::size_t i = 0; i < n; ++i) {
+      places[i] = &batches_[row_hash(0, keys[begin + i]) & mask];
+      __builtin_prefetch(places[i], 1);
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint32_t before = std::exchange(*places[i], batch);
+      latest[begin + i] = before == batch ? batch - 1 : before;
+    }
   }
-  return std::exchange(entry.batch, batch);
 }
 
-std::size_t KeyAges::place_of(std::uint64_t key) const noexcept {
-  const std::size_t mask = entries_.size() - 1;
-  std::size_t at = row_hash(0, key) & mask;
-  while (entries_[at].batch != 0 && entries_[at].key != key) at = (at + 1) & mask;
-  return at;
-}
-
-// Forgets old keys, and grows when the others still fill a quarter.
-void KeyAges::make_room(std::uint64_t batch) {
-  const auto is_recent = [batch](const Entry& entry) { return entry.batch != 0 && entry.batch + kKept > batch; };
-  const auto recent = static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), is_recent));
-  std::size_t size = std::max<std::size_t>(entries_.size(), 64);
-  if (recent * 4 > size) size *= 2;
-  const std::vector<Entry> old = std::exchange(entries_, std::vector<Entry>(size));
-  for (const Entry& entry : old) {
-    if (is_recent(entry)) entries_[place_of(entry.key)] = entry;
-  }
-  used_ = recent;
+// A larger table does not know who was where: all keys seem to be of the batch before.
+void KeyAges::make_room(std::size_t keys, std::uint32_t batch) {
+  const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(64, keys) * kPlacesPerKey);
+  if (batches_.size() < wanted) batches_.assign(wanted, batches_.empty() ? 0 : batch - 1);
 }
 
 }  // namespace sparserow

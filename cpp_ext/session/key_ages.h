@@ -1,33 +1,29 @@
-// Which of the batches that a prefetcher indexed had a key last.
+// Which of the batches that a prefetcher indexed had a key last; never an earlier one than it was, by chance a later
+// one.
 //
-// Remembers a key for kKept batches at least. Memory: 16 bytes for each of at most four times the keys of those.
-// Not thread-safe.
+// A table of batch numbers by hash, without keys: of two keys that share a place both seem as recent as the later one.
+// It has kPlacesPerKey places for each key of the largest batch, 4 bytes each. Not thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace sparserow {
 
 class KeyAges {
  public:
-  static constexpr std::uint64_t kKept = 64;
+  static constexpr std::size_t kPlacesPerKey = 32;
 
-  // The number (from 1) of the latest batch before `batch` that had the key, 0 when none is remembered; from now on
-  // it is `batch`. Numbers do not fall.
-  std::uint64_t touch(std::uint64_t key, std::uint64_t batch);
+  // For each of the keys of a batch, the number (from 1) of the latest batch before it that had the key, 0 when none
+  // had; from now on it is `batch`. Numbers rise.
+  void touch(std::span<const std::uint64_t> keys, std::uint32_t batch, std::vector<std::uint32_t>& latest);
 
  private:
-  struct Entry {
-    std::uint64_t key = 0;
-    std::uint64_t batch = 0;  // 0: free
-  };
+  void make_room(std::size_t keys, std::uint32_t batch);
 
-  [[nodiscard]] std::size_t place_of(std::uint64_t key) const noexcept;
-  void make_room(std::uint64_t batch);
-
-  std::vector<Entry> entries_;  // a power of two, by linear probing
-  std::size_t used_ = 0;
+  std::vector<std::uint32_t> batches_;  // (a power of two)
 };
 
 }  // namespace sparserow

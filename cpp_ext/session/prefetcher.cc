@@ -102,7 +102,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
     if (wanted.empty()) continue;
     part.step.add(wanted, partitioner_);
     if (!exact_) continue;
-    for (const std::uint64_t key : part.step.all_keys()) part.latest.push_back(ages_[b].touch(key, batch->number_));
+    ages_[b].touch(part.step.all_keys(), batch->number_, part.latest);
   }
   return batch;
 }
@@ -129,7 +129,7 @@ Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
 // Marks the rows that a step will change that is under way or lies between: of the batches before this one.
 void Prefetcher::defer(PrefetchedBatch& batch) {
   SessionState& state = session_->state();
-  std::uint64_t open = 0;
+  std::uint32_t open = 0;
   {
     const std::lock_guard lock(mutex_);
     const std::uint64_t commits = state.counters.steps_committed.load();
@@ -141,7 +141,6 @@ void Prefetcher::defer(PrefetchedBatch& batch) {
     }
     batch.commits_ = in_doubt && commits > 0 ? commits - 1 : commits;
   }
-  batch.is_tracked_ = batch.number_ < open + KeyAges::kKept;
   for (PrefetchedBatch::Part& part : batch.parts_) {
     part.deferred.resize(part.latest.size());
     for (std::size_t i = 0; i < part.latest.size(); ++i) part.deferred[i] = part.latest[i] >= open ? 1 : 0;
@@ -214,7 +213,7 @@ bool Prefetcher::is_overtaken(const PrefetchedBatch& batch) {
 
 // Whether the keys of every step committed since the batch was pulled are among those that it deferred.
 bool Prefetcher::knows_what_was_written(const PrefetchedBatch& batch) {
-  if (!batch.is_tracked_ || is_overtaken(batch)) return false;
+  if (is_overtaken(batch)) return false;
   for (const auto& binding : bindings_) {
     const std::lock_guard lock(binding->mutex_);
     if (binding->last_commit_but_of(id_) > batch.commits_) return false;
@@ -254,7 +253,7 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
 }
 
 // Under mutex_.
-void Prefetcher::note_hand_over(std::uint64_t number) {
+void Prefetcher::note_hand_over(std::uint32_t number) {
   const std::uint64_t commits = session_->state().counters.steps_committed.load();
   if (commits != open_commits_) {
     open_before_ = open_;

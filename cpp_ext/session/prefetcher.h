@@ -44,16 +44,15 @@ class PrefetchedBatch {
   struct Part {
     TableStep step;
     // The rest is filled when exact.
-    std::vector<std::uint64_t> latest;    // (keys): number of the latest batch before this one that has it, or 0
+    std::vector<std::uint32_t> latest;    // (keys): number of the latest batch before this one that has it, or 0
     std::vector<std::uint8_t> deferred;   // (keys): 1 where the row is left for the step
     std::vector<std::uint64_t> versions;  // (keys), or empty when they were not asked for
     std::vector<std::uint8_t> changed;    // (keys): what the second look brought
   };
   std::vector<Part> parts_;                      // in order of the prefetcher's bindings
   std::int64_t step_ = 0;                        // the latest that may use the rows as they are
-  std::uint64_t number_ = 0;                     // from 1, in order of index()
+  std::uint32_t number_ = 0;                     // from 1, in order of index()
   std::uint64_t commits_ = 0;                    // that were acknowledged for sure when its rows were pulled
-  bool is_tracked_ = false;                      // deferred is right about batches up to number_
   std::vector<std::uint64_t> writes_of_others_;  // (shards) when its rows were pulled
 };
 
@@ -79,7 +78,7 @@ class Prefetcher {
   Status revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options);
   [[nodiscard]] bool is_overtaken(const PrefetchedBatch& batch);
   [[nodiscard]] bool knows_what_was_written(const PrefetchedBatch& batch);
-  void note_hand_over(std::uint64_t number);
+  void note_hand_over(std::uint32_t number);
 
   std::shared_ptr<Session> session_;
   std::vector<std::shared_ptr<Binding>> bindings_;
@@ -88,17 +87,17 @@ class Prefetcher {
   std::mutex index_mutex_;  // guards what follows
   rpc::Partitioner partitioner_;
   std::vector<KeyAges> ages_;  // by binding
-  std::uint64_t indexed_ = 0;  // number of the last batch
+  std::uint32_t indexed_ = 0;  // number of the last batch
 
   std::atomic<bool> looks_again_ = false;  // the last batch needed it, so versions are asked for
 
   std::mutex mutex_;  // guards what follows
   std::vector<std::unique_ptr<PrefetchedBatch>> spare_;
-  std::uint64_t handed_over_ = 0;  // of the last one handed over
+  std::uint32_t handed_over_ = 0;  // of the last one handed over
   // Batches from open_ on are of steps that are not committed once `open_commits_` are; from open_before_ on: one
   // commit earlier.
-  std::uint64_t open_ = 1;
-  std::uint64_t open_before_ = 1;
+  std::uint32_t open_ = 1;
+  std::uint32_t open_before_ = 1;
   std::uint64_t open_commits_ = 0;
 };
 
