@@ -41,7 +41,8 @@ class LocalCluster {
     }
     return rows;
   }
-  [[nodiscard]] const std::shared_ptr<rpc::LocalShards>& shards() const { return shards_; }
+  // Of one session: each is a worker with sequences of its own.
+  [[nodiscard]] std::shared_ptr<rpc::LocalShards> shards() const { return shards_->for_another_worker(); }
 
  private:
   std::vector<std::shared_ptr<Store>> stores_;

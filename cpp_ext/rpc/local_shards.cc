@@ -28,8 +28,8 @@ Status pull_changed(const Store& store, const TablePull& table, std::size_t begi
 
 }  // namespace
 
-LocalShards::LocalShards(std::vector<std::shared_ptr<Store>> stores)
-    : stores_(std::move(stores)), slot_owner_(stores_.front()->options().slot_count) {
+LocalShards::LocalShards(std::vector<std::shared_ptr<Store>> stores, std::shared_ptr<std::atomic<std::uint64_t>> writes)
+    : stores_(std::move(stores)), slot_owner_(stores_.front()->options().slot_count), writes_(std::move(writes)) {
   for (std::size_t slot = 0; slot < slot_owner_.size(); ++slot) {
     slot_owner_[slot] = static_cast<std::uint16_t>(slot * stores_.size() / slot_owner_.size());
   }
@@ -42,7 +42,18 @@ Result<std::shared_ptr<LocalShards>> LocalShards::create(std::vector<std::shared
   if (stores.empty() || stores.size() > slots || !equal) {
     return Status(Code::kInvalidArgument, "stores: give at least one, of the same slot_count, at most one per slot");
   }
-  return std::shared_ptr<LocalShards>(new LocalShards(std::move(stores)));
+  const auto writes = std::make_shared<std::atomic<std::uint64_t>>(0);
+  return std::shared_ptr<LocalShards>(new LocalShards(std::move(stores), writes));
+}
+
+std::shared_ptr<LocalShards> LocalShards::for_another_worker() const {
+  return std::shared_ptr<LocalShards>(new LocalShards(stores_, writes_));
+}
+
+// Under mutex_. The own count first: in between the difference is one that was never given.
+void LocalShards::count_write(std::int64_t step) {
+  if (step != kNoStep) ++own_steps_;
+  ++*writes_;
 }
 
 std::uint32_t LocalShards::shard_count() const noexcept { return static_cast<std::uint32_t>(stores_.size()); }
@@ -63,7 +74,7 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
 
 Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& options) {
   if (options.writes_of_others != nullptr) {
-    std::fill_n(options.writes_of_others, stores_.size(), writes_without_step_.load());
+    std::fill_n(options.writes_of_others, stores_.size(), writes_->load() - own_steps_.load());
   }
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
@@ -146,7 +157,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
             "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
   }
   for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}));
-  if (options.step == kNoStep) ++writes_without_step_;
+  count_write(options.step);
   last_sequence_ = options.sequence;
   prepared_sequence_ = 0;
   prepared_.clear();
@@ -169,22 +180,22 @@ Status LocalShards::commit(std::span<const TablePush> tables, const CommitOption
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
   SR_RETURN_IF_ERROR(apply(tables));
-  if (options.step == kNoStep) ++writes_without_step_;
+  count_write(options.step);
   last_sequence_ = options.sequence;
   return Status::ok();
 }
 
 void LocalShards::remember_write(std::uint64_t sequence, std::uint64_t rows) {
   constexpr std::size_t kKept = 1024;
-  ++writes_without_step_;
+  count_write(kNoStep);
   if (sequence == 0) return;
-  writes_[sequence] = rows;
-  if (writes_.size() > kKept) writes_.erase(writes_.begin());
+  by_key_[sequence] = rows;
+  if (by_key_.size() > kKept) by_key_.erase(by_key_.begin());
 }
 
 Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& options) {
   const std::lock_guard lock(mutex_);
-  if (writes_.contains(options.sequence)) return Status::ok();
+  if (by_key_.contains(options.sequence)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
   for (const TablePush& table : tables) {
@@ -201,7 +212,7 @@ Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions&
 Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                          std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
   const std::lock_guard lock(mutex_);
-  if (const auto done = writes_.find(options.sequence); done != writes_.end()) return done->second;
+  if (const auto done = by_key_.find(options.sequence); done != by_key_.end()) return done->second;
   std::uint64_t erased = 0;
   if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {
     return Status(Code::kInvalidArgument, "erase: keys are not grouped by shard");

@@ -1,8 +1,8 @@
 // Shards over stores of this process: no frames, no clock, one worker. For tests of the session, for programs
 // that train on one machine without a server, and as `bench train`'s reference without RPC.
 //
-// Thread-safe. Of writes it knows those that go through it. Obeys the contract of rpc/shards.h; deadlines are not
-// needed, nothing waits.
+// Thread-safe. Of writes it knows those that go through it or another worker's. Obeys the contract of rpc/shards.h;
+// deadlines are not needed, nothing waits.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,8 @@ class LocalShards final : public Shards {
  public:
   // Slots are dealt to stores in equal ranges. InvalidArgument when there are none or their slot counts differ.
   static Result<std::shared_ptr<LocalShards>> create(std::vector<std::shared_ptr<Store>> stores);
+  // The same stores for another worker, whose sequences are its own.
+  [[nodiscard]] std::shared_ptr<LocalShards> for_another_worker() const;
 
   [[nodiscard]] std::uint32_t shard_count() const noexcept override;
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override { return slot_owner_; }
@@ -43,7 +45,8 @@ class LocalShards final : public Shards {
     std::vector<float> grads;
   };
 
-  explicit LocalShards(std::vector<std::shared_ptr<Store>> stores);
+  LocalShards(std::vector<std::shared_ptr<Store>> stores, std::shared_ptr<std::atomic<std::uint64_t>> writes);
+  void count_write(std::int64_t step);
   Status check(std::uint32_t table_id, std::uint32_t dim, std::span<const std::uint64_t> keys,
                std::span<const std::uint32_t> shard_begin) const;
   Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
@@ -54,10 +57,11 @@ class LocalShards final : public Shards {
   std::vector<std::shared_ptr<Store>> stores_;
   std::vector<std::uint16_t> slot_owner_;
 
-  std::atomic<std::uint64_t> writes_without_step_ = 0;
-  std::mutex mutex_;  // of what follows
+  std::shared_ptr<std::atomic<std::uint64_t>> writes_;  // of every worker over these stores
+  std::atomic<std::uint64_t> own_steps_ = 0;            // of them: commits of this worker's steps
+  std::mutex mutex_;                                    // of what follows
   std::uint64_t last_sequence_ = 0;
-  std::map<std::uint64_t, std::uint64_t> writes_;  // the last assign and erase calls that had a sequence: their rows
+  std::map<std::uint64_t, std::uint64_t> by_key_;  // the last assign and erase calls that had a sequence: their rows
   std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
   std::vector<std::unique_ptr<Held>> prepared_;
   std::vector<Store::Reservation> reservations_;

@@ -184,6 +184,30 @@ TEST_CASE("shards: a pull says whether anybody but this worker's steps wrote to 
   });
 }
 
+TEST_CASE("local shards of two workers: each has its own sequences, and sees the other's writes") {
+  std::vector<std::shared_ptr<Store>> stores{make_store()};
+  REQUIRE(stores[0]->create_table(kTable).is_ok());
+  const auto mine = take(LocalShards::create(stores));
+  const auto theirs = mine->for_another_worker();
+  const Grouped grouped(*mine, kTable.id, iota_keys(40));
+  std::vector<float> rows(200);
+  const auto pull = grouped.pull(kTable, rows.data());
+  std::uint64_t before = 0, after = 0;
+  CallOptions options;
+  options.writes_of_others = &before;
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  const std::vector<float> grads(200, 1.0f);
+  const auto push = grouped.push(kTable, grads.data(), 0.5f);
+  options.writes_of_others = &after;
+  REQUIRE(mine->commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  CHECK(before == after);
+  REQUIRE(theirs->commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+  REQUIRE(mine->pull({&pull, 1}, options).is_ok());
+  CHECK(before != after);
+  CHECK(rows[0] == 1.0f);
+}
+
 TEST_CASE("shards: another worker's step is a write of others") {
   Cluster cluster(2, {kTable});
   cluster.set_job(1u, 2);

@@ -195,3 +195,18 @@ def test_rows_clipped_as_numpy_does(session: sr.Session) -> None:
     np.testing.assert_allclose(session.table("one").pull(np.arange(ROWS)), wanted, atol=1e-6)
     assert session.stats().clipped_rows == int((norms > 2.0).sum()) > 0
     assert ((norms > 0) & (norms < 2.0)).any()
+
+
+def test_two_sessions_over_one_process_do_not_take_each_others_commits_for_their_own() -> None:
+    cluster = sr.InProcessCluster(shards=2)
+    with cluster.connect("two") as one, cluster.connect("two") as two:
+        one.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0))
+        tables = [session.table("t") for session in (one, two)]
+        keys, ones = np.arange(8), np.ones((8, 2), np.float32)
+        for table in tables:
+            table.push(keys, ones)
+        assert (tables[0].pull(keys) == -2).all()
+        for value, table in enumerate(tables):
+            table.assign(keys, value * ones)
+            assert (tables[0].pull(keys) == value).all()
+        assert [table.delete(keys) for table in tables] == [8, 0]
