@@ -131,9 +131,8 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
         Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
   }
   if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline);
-  // What was prepared is in memory.
-  const bool may_wait = type != FrameType::kAbort && (header.flags & kFramePrepared) == 0;
-  if (core_.disk != nullptr && may_wait) co_return co_await serve_on_disk_threads(header, body);
+  // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.
+  if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on_disk_threads(header, body);
   co_return serve_write_or_scan(header, body);
 }
 
