@@ -66,6 +66,7 @@ def test_adult_is_learnt_as_well_however_stale(launcher, data, tmp_path):
     for seed in range(3):
         for staleness, found in aucs.items():
             sets = [f"train.seed={seed}", f"train.staleness={staleness}", "train.workers=2", "train.dense=ps"]
+            sets.append("train.dense_optimizer={kind: adam, lr: 0.002}")
             found.append(adult(launcher, data, tmp_path / f"{staleness}-{seed}.json", *sets)["test_auc"])
     print("test AUC of two workers by seed", aucs)
     means = [mean(found) for found in aucs.values()]
