@@ -150,7 +150,7 @@ def test_a_worker_that_has_left_is_refused(control: ControlClient) -> None:
     (worker,) = join(control, "left", 1)
     worker.push(0)
     control.deregister_worker(worker.identity)
-    with pytest.raises(SparserowError, match="register"):
+    with pytest.raises(SparserowError, match="job 'rows/left' is over: all its workers have left; connect anew"):
         worker.push(1)
 
 
