@@ -56,7 +56,7 @@ test-cpp: setup
 sanitize: setup
 	@$(CMAKE_TESTS) -B build/tsan -DSPARSEROW_SANITIZE=thread > /dev/null
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/tsan --parallel
-	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1" $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
+	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
 
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
 test-full: setup
