@@ -9,7 +9,15 @@ from torch import nn
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import RowOptimizer, Table
-from .lifted_layers import WEIGHT_DTYPES, Layer, Swap, create_on_first_rank, plan_tables, twin_of
+from .lifted_layers import (
+    Layer,
+    Swap,
+    create_on_first_rank,
+    plan_tables,
+    refusal_of_lookup,
+    refusal_of_weight,
+    twin_of,
+)
 from .merged_pull import MergedPull
 from .session import Session
 
@@ -108,12 +116,11 @@ def _weight_owners(model: nn.Module) -> dict[int, set[tuple[int, str]]]:
 
 
 def _refuse_unsupported(path: str, layer: Layer, owners: dict[int, set[tuple[int, str]]]) -> None:
+    of_lookup, of_weight = refusal_of_lookup(layer.max_norm, layer.scale_grad_by_freq), refusal_of_weight(layer.weight)
     reasons: list[tuple[bool, str]] = [
-        (layer.max_norm is not None, "max_norm renormalises rows in place at each lookup"),
-        (layer.scale_grad_by_freq, "scale_grad_by_freq needs counts over the whole batch of all workers"),
+        (of_lookup is not None, str(of_lookup)),
         (len(owners.get(id(layer._parameters.get("weight")), ())) != 1, "its weight is tied or parametrised"),
-        (not layer.weight.requires_grad, "its weight is frozen (requires_grad=False): keep it local"),
-        (layer.weight.dtype not in WEIGHT_DTYPES, f"its weight is {layer.weight.dtype}"),
+        (of_weight is not None, f"its weight is {of_weight}"),
         (any(getattr(layer, hooks) for hooks in _HOOKS), "it has hooks, which the twin would not have"),
         (
             type(layer).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward),

@@ -22,7 +22,14 @@ from torch.utils import _pytree as pytree
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import RowOptimizer, Table
 from .embedding import BAG_MODES
-from .lifted_layers import WEIGHT_DTYPES, Layer, create_on_first_rank, plan_tables, twin_of
+from .lifted_layers import (
+    Layer,
+    create_on_first_rank,
+    plan_tables,
+    refusal_of_lookup,
+    refusal_of_weight,
+    twin_of,
+)
 from .merged_pull import MergedPull
 from .session import Session
 
@@ -119,10 +126,11 @@ def lift_embeddings(
 
 def _lookups_by_weight(graph_module: fx.GraphModule, min_rows: int) -> dict[str, list[_Lookup]]:
     """Lookups of large weights, in the order of the graph."""
+    weights = dict(graph_module.named_parameters(remove_duplicate=False))
     found: dict[str, list[_Lookup]] = {}
     for node in graph_module.graph.nodes:
         lookup = _lookup_of(graph_module, node)
-        if lookup is not None and len(graph_module.get_parameter(lookup.weight)) >= min_rows:
+        if lookup is not None and lookup.weight in weights and len(weights[lookup.weight]) >= min_rows:
             found.setdefault(lookup.weight, []).append(lookup)
     return found
 
@@ -140,25 +148,9 @@ def _lookup_of(graph_module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
     names, parse = read
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     weight = arguments.get("weight")
-    if (
-        not isinstance(weight, fx.Node)
-        or weight.op != "get_attr"
-        or not _is_parameter(graph_module, str(weight.target))
-    ):
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
         return None
     return parse(node, str(weight.target), arguments)
-
-
-def _is_parameter(graph_module: fx.GraphModule, path: str) -> bool:
-    return path in dict(graph_module.named_parameters(remove_duplicate=False))
-
-
-def _refusal(max_norm: Any, scale_grad_by_freq: Any) -> str | None:
-    if max_norm is not None:
-        return "max_norm renormalises rows in place at each lookup"
-    if scale_grad_by_freq:
-        return "scale_grad_by_freq needs counts over the whole batch of all workers"
-    return None
 
 
 def _layer(node: fx.Node, layer: Layer) -> _Lookup:
@@ -171,7 +163,7 @@ def _layer(node: fx.Node, layer: Layer) -> _Lookup:
         mode=layer.mode if isinstance(layer, nn.EmbeddingBag) else None,
         padding_idx=layer.padding_idx,
         include_last_offset=isinstance(layer, nn.EmbeddingBag) and bool(layer.include_last_offset),
-        refusal=_refusal(layer.max_norm, layer.scale_grad_by_freq),
+        refusal=refusal_of_lookup(layer.max_norm, layer.scale_grad_by_freq),
     )
 
 
@@ -182,16 +174,14 @@ def _embedding(node: fx.Node, weight: str, arguments: dict[str, Any]) -> _Lookup
         weight,
         (arguments["ids"],),
         padding_idx=None if padding in (None, -1) else padding,
-        refusal=_refusal(arguments.get("max_norm"), arguments.get("scale_grad_by_freq")),
+        refusal=refusal_of_lookup(arguments.get("max_norm"), bool(arguments.get("scale_grad_by_freq"))),
     )
 
 
 def _bag(node: fx.Node, weight: str, arguments: dict[str, Any]) -> _Lookup:
-    mode, padding = (
-        arguments.get("mode", "mean" if node.target is functional.embedding_bag else 0),
-        arguments.get("padding_idx"),
-    )
     is_tuple = node.target is not functional.embedding_bag
+    mode = arguments.get("mode", _MODE_NAMES[0] if is_tuple else "mean")
+    padding = arguments.get("padding_idx")
     return _Lookup(
         node,
         weight,
@@ -200,7 +190,7 @@ def _bag(node: fx.Node, weight: str, arguments: dict[str, Any]) -> _Lookup:
         padding_idx=None if padding in (None, -1) else padding,
         include_last_offset=bool(arguments.get("include_last_offset", False)),
         is_tuple=is_tuple,
-        refusal=_refusal(arguments.get("max_norm"), arguments.get("scale_grad_by_freq"))
+        refusal=refusal_of_lookup(arguments.get("max_norm"), bool(arguments.get("scale_grad_by_freq")))
         or ("its counts or indexes of bags are used" if is_tuple and not _only_pooled_is_used(node) else None),
     )
 
@@ -245,11 +235,11 @@ def _refuse_unsupported(graph_module: fx.GraphModule, weight: str, lookups: list
         for user in node.users
     }
     holders = [path for path, other in graph_module.named_parameters(remove_duplicate=False) if other is parameter]
+    of_weight = refusal_of_weight(parameter)
     reasons: list[tuple[bool, str]] = [
         (bool(readers - served), f"{next(iter(readers - served), None)} reads it otherwise than by ids"),
         (len(holders) > 1, f"it is tied: {', '.join(holders)}"),
-        (not parameter.requires_grad, "it is frozen (requires_grad=False): keep it local"),
-        (parameter.dtype not in WEIGHT_DTYPES, f"it is {parameter.dtype}"),
+        (of_weight is not None, f"it is {of_weight}"),
         *((lookup.refusal is not None, str(lookup.refusal)) for lookup in lookups),
     ]
     for is_refused, reason in reasons:

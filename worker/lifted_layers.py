@@ -21,7 +21,7 @@ from .session import Session
 
 _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _CARRY_CHUNK_BYTES = 16 << 20
 _PROGRESS_FROM_BYTES = 256 << 20
@@ -77,6 +77,22 @@ def plan_tables(
             names = ", ".join(paths[0] for _, paths in layers)
             raise InvalidArgument(f"{what}: tables[{pattern!r}] matches no layer; layers to distribute: {names}")
     return swaps
+
+
+def refusal_of_lookup(max_norm: float | None, scale_grad_by_freq: bool) -> str | None:
+    """Why a lookup with these of torch's options cannot be honoured; None when it can."""
+    if max_norm is not None:
+        return "max_norm renormalises rows in place at each lookup"
+    if scale_grad_by_freq:
+        return "scale_grad_by_freq needs counts over the whole batch of all workers"
+    return None
+
+
+def refusal_of_weight(weight: torch.Tensor) -> str | None:
+    """What the weight is that its rows cannot move; None when they can."""
+    if not weight.requires_grad:
+        return "frozen (requires_grad=False): keep it local"
+    return None if weight.dtype in _WEIGHT_DTYPES else str(weight.dtype)
 
 
 def twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | DistributedEmbeddingBag:

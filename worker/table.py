@@ -15,6 +15,12 @@ from .keys import KeyArray, Keys, as_keys
 Rows = NDArray[np.float32]
 
 
+def first_nonfinite_row(values: Rows) -> int | None:
+    """The first row of (n, dim) with NaN or Inf in it; None when there is none."""
+    bad = ~np.isfinite(values).all(axis=1)
+    return int(bad.argmax()) if bool(bad.any()) else None
+
+
 class TableRows:
     """One table's rows. Keys are integers in [0, 2**64) or strings, may repeat and come in any order.
 
@@ -84,7 +90,8 @@ class TableRows:
                     break
 
     def _check_finite(self, what: str, keys: KeyArray, values: Rows) -> None:
-        bad = ~np.isfinite(values).all(axis=1)
-        if bool(bad.any()):
-            key = int(keys[bad][0])
-            raise InvalidArgument(f"table {self.schema.name!r}: {what} of key {key} is not finite; nothing was applied")
+        row = first_nonfinite_row(values)
+        if row is not None:
+            raise InvalidArgument(
+                f"table {self.schema.name!r}: {what} of key {keys[row]} is not finite; nothing was applied"
+            )

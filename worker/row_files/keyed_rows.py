@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from ...proto.errors import DataLoss, InvalidArgument
 from ..keys import KeyArray, as_keys
 from ..session import Session
-from ..table import Rows
+from ..table import Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
 
@@ -65,9 +65,8 @@ def import_table(
 
         at = 0
         for keys, rows in batches():
-            bad = ~np.isfinite(rows).all(axis=1)
-            if bool(bad.any()):
-                row = int(np.flatnonzero(bad)[0])
+            row = first_nonfinite_row(rows)
+            if row is not None:
                 raise InvalidArgument(f"{url}: row {at + row} (key {keys[row]}) is not finite; nothing was assigned")
             at += len(keys)
         done = 0

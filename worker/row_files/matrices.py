@@ -11,7 +11,7 @@ import numpy as np
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from ..session import Session
-from ..table import Rows
+from ..table import Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
 
@@ -159,7 +159,6 @@ def _floats(part: Any) -> Rows:
 
 def _check_finite(matrix: Any, entry: str, batch_rows: int) -> None:
     for begin in range(0, len(matrix), batch_rows):
-        bad = ~np.isfinite(_floats(matrix[begin : begin + batch_rows])).all(axis=1)
-        if bool(bad.any()):
-            row = begin + int(np.flatnonzero(bad)[0])
-            raise InvalidArgument(f"source: row {row} of {entry!r} is not finite; nothing was assigned")
+        row = first_nonfinite_row(_floats(matrix[begin : begin + batch_rows]))
+        if row is not None:
+            raise InvalidArgument(f"source: row {begin + row} of {entry!r} is not finite; nothing was assigned")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,8 +113,6 @@ def local_copy(url: str) -> Iterator[Path]:
                 pass
             yield Path(path)
             return
-        import tempfile
-
         with tempfile.TemporaryDirectory(prefix="sparserow-") as folder:
             copy = Path(folder) / Path(path).name
             file_system.get_file(path, str(copy))
