@@ -16,13 +16,15 @@ Status out_of_memory(const Table& table) {
                                         "memory on this machine or set memory_budget_bytes"};
 }
 
-// Collects row updates and hands them to the optimizer a few at a time, while their rows are in cache.
+// Collects row updates and hands them to the optimizer a few at a time, while their rows are in cache. Gradients lie
+// in the order of keys, not of stripes: each is fetched as it comes in (4 M rows x 64, Adagrad: 330 -> 290 ns a row).
 class UpdateGroup {
  public:
-  UpdateGroup(const Optimizer& optimizer, const ApplyOptions& options) noexcept
-      : optimizer_(optimizer), options_(options) {}
+  UpdateGroup(const Optimizer& optimizer, const ApplyOptions& options, std::uint32_t dim) noexcept
+      : optimizer_(optimizer), options_(options), fetched_(std::min(dim * sizeof(float), kMaxFetched)) {}
 
   void add(const RowUpdate& update) noexcept {
+    fetch_lines(reinterpret_cast<const std::byte*>(update.grad), fetched_);
     updates_[count_++] = update;
     if (count_ == updates_.size()) flush();
   }
@@ -34,6 +36,7 @@ class UpdateGroup {
  private:
   const Optimizer& optimizer_;
   const ApplyOptions& options_;
+  const std::size_t fetched_;  // bytes of each gradient
   std::array<RowUpdate, 8> updates_;
   std::size_t count_ = 0;
 };
@@ -153,7 +156,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
-      UpdateGroup group(*table->optimizer, options);
+      UpdateGroup group(*table->optimizer, options, dim);
       const auto taken =
           write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
             const std::uint32_t count = row.update_count();

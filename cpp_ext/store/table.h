@@ -95,6 +95,9 @@ class Table {
   Status failure_;  // guarded by failure_mutex_
 };
 
+// Of one row; beyond it the hardware's own prefetcher follows.
+inline constexpr std::size_t kMaxFetched = 1024;
+
 // Always inlined, see RowIndex::prefetch. bytes > 0.
 [[gnu::always_inline]] inline void fetch_lines(const std::byte* at, std::size_t bytes) noexcept {
   constexpr std::size_t kLine = 64;
@@ -111,7 +114,6 @@ enum class Fetch : std::uint8_t { kWeights, kRow, kNothing };
 template <Fetch kFetch, class Visit>
 void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit) {
   constexpr std::size_t kGroup = 128;
-  constexpr std::size_t kMaxFetched = 1024;  // beyond it the hardware's own prefetcher follows
   const TableStripe* held = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
   const auto paths = order.paths(stripe);
