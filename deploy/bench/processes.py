@@ -102,7 +102,7 @@ class RawTcp:
 
 
 @contextmanager
-def _process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
+def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
     """A spawned process that sends its port first and ends when its pipe gets anything."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -126,12 +126,12 @@ def shard_process(tables: Sequence[BenchTable], *, io_threads: int = 2, jobs: in
     """Serves ``tables`` from another process, with jobs 1, 2, ... (asynchronous), each with worker 0 of epoch 1; yields
     its port.
     """
-    with _process(_fill, (tuple(tables), io_threads, jobs)) as port:
+    with other_process(_fill, (tuple(tables), io_threads, jobs)) as port:
         yield port
 
 
 @contextmanager
 def raw_tcp(largest_bytes: int) -> Iterator[RawTcp]:
     """A connection to a process that only receives and sends; messages of at most ``largest_bytes``."""
-    with _process(_answer_raw, (largest_bytes,)) as port:
+    with other_process(_answer_raw, (largest_bytes,)) as port:
         yield RawTcp(port, largest_bytes)

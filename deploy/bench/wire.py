@@ -2,7 +2,7 @@
 
 One client process, one shard process, 50,000 fresh unique random keys of a table of two million rows: a pull, and
 an Adagrad push. The reference sends as many bytes one way and the other on a plain connection, one in flight, and
-takes turns with the measurement.
+takes turns with the measurement; so does torch RPC before a plain matrix.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process, table_id
+from .torch_rpc import torch_rpc
 
 FRAME_BYTES = 64 + 16 + 40  # header, section header, table descriptor
 _ACK_BYTES = 64 + 16 + 24
-# What the fastest rival measured elsewhere reaches (M rows/s): torch RPC's pull, TensorFlow's and ps-lite's push.
-_RIVALS = {("pull", 64): 6.9, ("push", 64): 3.2, ("pull", 16): 18.4, ("push", 16): 12.0}
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,15 @@ QUICK = Size(table_rows=20_000, keys=2_000, dims=(16,), repetitions=MIN_REPETITI
 
 
 def run_wire(size: Size) -> Sequence[Figure]:
-    """Pull and push of each dim: M rows/s with the ratio to raw TCP, the rival's figure, and raw TCP itself."""
+    """Pull and push of each dim: M rows/s with the ratio to raw TCP, raw TCP itself, and the ratio to torch RPC."""
     tables = [BenchTable(f"bench/wire{dim}", dim, size.table_rows) for dim in size.dims]
     largest = size.keys * (8 + 4 * max(size.dims)) + 4096
     figures: list[Figure] = []
-    with shard_process(tables) as port, raw_tcp(largest) as raw:
+    with (
+        shard_process(tables) as port,
+        raw_tcp(largest) as raw,
+        torch_rpc(size.dims, size.table_rows) as rival,
+    ):
         from ...cpp_ext import _client
 
         client = _client.Client(
@@ -76,25 +80,35 @@ def run_wire(size: Size) -> Sequence[Figure]:
                 sequence += 1
                 client.push(number, keys, grads, dim=dim, lr=0.01, sequence=sequence)
 
-            for what, run, request_bytes, reply_bytes in (
-                ("pull", pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
-                ("push", push, FRAME_BYTES + key_bytes + row_bytes, _ACK_BYTES),
+            def rival_pull(keys: NDArray[np.int64], dim: int = dim) -> object:
+                return rival.pull(dim, torch.from_numpy(keys))
+
+            def rival_push(keys: NDArray[np.int64], dim: int = dim, grads: NDArray[np.float32] = grads) -> None:
+                rival.push(dim, torch.from_numpy(keys), torch.from_numpy(grads), lr=0.01)
+
+            for what, run, run_rival, request_bytes, reply_bytes in (
+                ("pull", pull, rival_pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
+                ("push", push, rival_push, FRAME_BYTES + key_bytes + row_bytes, _ACK_BYTES),
             ):
 
                 def exchange(_: object, there: int = request_bytes, back: int = reply_bytes) -> None:
                     raw.exchange(there, back)
 
-                ours, reference = time_in_turns(
-                    [Contender(f"{what} dim {dim}", fresh_keys, run), Contender("raw TCP", lambda: None, exchange)],
-                    repetitions=size.repetitions,
+                contenders = [
+                    Contender(f"{what} dim {dim}", fresh_keys, run),
+                    Contender("raw TCP", lambda: None, exchange),
+                    Contender("torch RPC", fresh_keys, run_rival),
+                ]
+                ours, limit, theirs = (
+                    size.keys / median(seconds) / 1e6
+                    for seconds in time_in_turns(contenders, repetitions=size.repetitions)
                 )
-                rows_per_sec = size.keys / median(ours) / 1e6
-                raw_rows_per_sec = size.keys / median(reference) / 1e6
                 name = f"{what} {size.keys} x {dim}" + (", Adagrad" if what == "push" else "")
-                ratio = rows_per_sec / raw_rows_per_sec
-                figures.append(Figure(name, rows_per_sec, "M rows/s", limit=0.6 if dim == 64 else None, ratio=ratio))
-                figures.append(Figure(f"{name}: raw TCP, same bytes", raw_rows_per_sec, "M rows/s"))
-                rival = _RIVALS.get((what, dim))
-                if rival is not None:
-                    figures.append(Figure(f"{name}: times the best rival's {rival}", rows_per_sec / rival, "x"))
+                unit = "M rows/s"
+                figures += [
+                    Figure(name, ours, unit, limit=0.6 if dim == 64 else None, ratio=ours / limit),
+                    Figure(f"{name}: raw TCP, same bytes", limit, unit),
+                    Figure(f"{name}: torch RPC, plain matrix", theirs, unit),
+                    Figure(f"{name}: of torch RPC", ours, unit, limit=1.0 if dim == 64 else None, ratio=ours / theirs),
+                ]
     return figures
