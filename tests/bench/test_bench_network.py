@@ -1,0 +1,25 @@
+"""The benchmarks that start processes run in their quick form and write their rows."""
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"),
+    [
+        ("wire", ["pull", "push", "raw TCP", "of torch RPC"]),
+        ("lookup", ["p50", "p99", "raw TCP"]),
+        ("train", ["torch", "one shard", "in-process", "worker CPU", "server CPU", "Python and dispatch of 26 tables"]),
+    ],
+)
+def test_quick_run_writes_the_agreed_rows(launcher, tmp_path, name, measured):
+    path = tmp_path / "figures.json"
+    bench = launcher.start("bench", name, "--quick", "--json", str(path))
+    assert bench.end() == 0, bench.err
+    rows = json.loads(path.read_text())
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    assert all(row["value"] >= 0 and row["limit"] is None for row in rows)  # the quick form judges nothing
+    metrics = " ".join(row["metric"] for row in rows)
+    assert [words for words in measured if words not in metrics] == []
+    assert launcher.living() == []
