@@ -7,6 +7,7 @@ namespace sparserow::bindings {
 
 void bind_store(pybind11::module_& module);    // server_store.cc
 void bind_shard(pybind11::module_& module);    // server_shard.cc
+void bind_changes(pybind11::module_& module);  // server_changes.cc
 void bind_raw_ssd(pybind11::module_& module);  // server_raw_ssd.cc
 
 }  // namespace sparserow::bindings
@@ -15,6 +16,7 @@ PYBIND11_MODULE(_server, module) {
   module.doc() = "Row store and data-plane server of one shard.";
   sparserow::bindings::bind_errors(module);
   sparserow::bindings::bind_store(module);
+  sparserow::bindings::bind_changes(module);
   sparserow::bindings::bind_shard(module);
   sparserow::bindings::bind_raw_ssd(module);
 }

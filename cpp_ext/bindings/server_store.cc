@@ -18,7 +18,7 @@ namespace py = pybind11;
 namespace sparserow::bindings {
 namespace {
 
-constexpr std::string_view kDtypes[] = {"float32", "bfloat16", "float16"};
+constexpr std::string_view kDtypes[] = {"float32", "bfloat16", "float16", "int8"};
 constexpr std::string_view kInits[] = {"constant", "uniform", "normal", "xavier_uniform", "xavier_normal"};
 constexpr std::string_view kOptimizers[] = {"sgd", "adagrad", "rowwise_adagrad", "adam"};
 
@@ -261,13 +261,17 @@ std::shared_ptr<Store> made(const StoreOptions& options) {
 void bind_store_class(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store")
       .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage,
-                       std::string ssd_path, std::uint64_t ssd_bytes, std::uint64_t cluster_id, std::uint16_t shard) {
-             return made(
-                 {memory_budget_bytes, slot_count, lineage, {std::move(ssd_path), ssd_bytes, cluster_id, shard}});
+                       std::string ssd_path, std::uint64_t ssd_bytes, std::uint64_t cluster_id, std::uint16_t shard,
+                       std::uint64_t change_log_bytes) {
+             return made({memory_budget_bytes,
+                          slot_count,
+                          lineage,
+                          change_log_bytes,
+                          {std::move(ssd_path), ssd_bytes, cluster_id, shard}});
            }),
            py::kw_only(), py::arg("memory_budget_bytes") = 0, py::arg("slot_count") = kDefaultSlotCount,
            py::arg("lineage") = 1, py::arg("ssd_path") = "", py::arg("ssd_bytes") = 0, py::arg("cluster_id") = 0,
-           py::arg("shard") = 0)
+           py::arg("shard") = 0, py::arg("change_log_bytes") = StoreOptions{}.change_log_bytes)
       .def(
           "create_table", [](Store& store, const TableSchema& schema) { raise_if_error(store.create_table(schema)); },
           py::arg("schema"))

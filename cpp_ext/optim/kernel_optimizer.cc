@@ -5,7 +5,7 @@
 namespace sparserow {
 
 KernelOptimizer::KernelOptimizer(const TableSchema& schema, const Kernel (&kernels)[3])
-    : kernel_(kernels[static_cast<std::size_t>(schema.dtype)]) {
+    : kernel_(is_valid(schema.dtype) ? kernels[static_cast<std::size_t>(schema.dtype)] : nullptr) {
   const OptimizerSpec& spec = schema.optimizer;
   params_.dim = schema.dim;
   params_.rounding_seed = random_bits(schema.seed, schema.id);

@@ -17,7 +17,7 @@ class KernelOptimizer : public Optimizer {
   KernelParams params_;
 
  private:
-  Kernel kernel_;
+  Kernel kernel_;  // null for rows that are never trained (Store::apply refuses them)
 };
 
 // One factory per optimizer, each in its own file; called by make_optimizer alone.

@@ -289,7 +289,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     const bool was_on_ssd = on_ssd.erase(key) > 0;
     if (!was_in_memory && !was_on_ssd) continue;
     if (!was_in_memory) --table.ssd_rows[stripe];
-    (void)store_.next_version(store_.stripes[stripe], path);  // an erasure is a change of its slot
+    store_.erased(store_.stripes[stripe], path, table.schema.id, key);
     ++erased;
   }
   return erased;
@@ -300,8 +300,11 @@ Status Store::Tiering::drop(std::uint32_t table_id) {
   const std::shared_ptr<Table> dropped = store_.table(table_id);
   if (dropped == nullptr) return unknown_table(table_id);
   SR_RETURN_IF_ERROR(ssd_->erase_table(table_id, store_.options.slot_count));
-  const std::unique_lock tables_lock(store_.tables_mutex);
-  store_.tables.erase(table_id);
+  {
+    const std::unique_lock tables_lock(store_.tables_mutex);
+    store_.tables.erase(table_id);
+  }
+  store_.dropped_table();
   return Status::ok();
 }
 

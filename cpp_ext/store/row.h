@@ -19,7 +19,7 @@ struct RowLayout {
   static constexpr std::size_t kHeadBytes = 12;
 
   RowLayout(std::uint32_t dim, Dtype dtype, std::uint32_t state_floats) noexcept
-      : state_offset((dim * size_of(dtype) + 3) / 4 * 4), data_bytes(state_offset + state_floats * sizeof(float)) {}
+      : state_offset((row_bytes(dtype, dim) + 3) / 4 * 4), data_bytes(state_offset + state_floats * sizeof(float)) {}
 
   std::size_t state_offset;
   std::size_t data_bytes;

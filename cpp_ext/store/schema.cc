@@ -114,11 +114,15 @@ Status validate(const TableSchema& schema) {
     return refuse("name", schema.name.empty() ? "an empty name" : "a long name", "1 to 1024 bytes");
   }
   if (schema.dim < 1 || schema.dim > kMaxDim) return refuse("dim", schema.dim, "[1, 16384]");
-  if (!is_valid(schema.dtype)) {
-    return refuse("dtype", static_cast<unsigned>(schema.dtype), "0 (float32), 1 (bfloat16), 2 (float16)");
+  if (!is_storable(schema.dtype)) {
+    return refuse("dtype", static_cast<unsigned>(schema.dtype), "0 (float32), 1 (bfloat16), 2 (float16), 3 (int8)");
   }
   SR_RETURN_IF_ERROR(validate_init(schema.init));
-  return validate_optimizer(schema.optimizer);
+  SR_RETURN_IF_ERROR(validate_optimizer(schema.optimizer));
+  if (schema.dtype == Dtype::kInt8 && !(schema.optimizer == OptimizerSpec{})) {
+    return refuse("optimizer", "any but plain sgd", "the default with dtype int8, whose rows are never trained");
+  }
+  return Status::ok();
 }
 
 Status same_schema(const TableSchema& existing, const TableSchema& requested) {

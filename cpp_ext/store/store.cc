@@ -1,5 +1,7 @@
 #include "store/store.h"
 
+#include <time.h>
+
 #include <bit>
 #include <sstream>
 #include <utility>
@@ -28,9 +30,17 @@ Status unknown_table(std::uint32_t table_id) {
   return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist on this shard; create it first"};
 }
 
+std::uint32_t wall_ms() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME_COARSE, &now);  // a few milliseconds coarse, and some nanoseconds long
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(now.tv_sec) * 1000 +
+                                    static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000);
+}
+
 Store::Impl::Impl(const StoreOptions& store_options) : options(store_options), slots(store_options.slot_count) {
   const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
   for (Stripe& stripe : stripes) stripe.sequences.resize(slots_per_stripe);
+  change_budget.limit_bytes = options.change_log_bytes;
 }
 
 std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
@@ -40,6 +50,18 @@ std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
 }
 
 Store::Impl::~Impl() = default;
+
+void Store::Impl::dropped_table() noexcept {
+  for (Stripe& stripe : stripes) {
+    const std::unique_lock lock(stripe.mutex);
+    for (std::size_t slot = 0; slot < stripe.sequences.size(); ++slot) {
+      const std::uint64_t sequence = ++stripe.sequences[slot];
+      if (stripe.logs.empty()) continue;
+      stripe.logs[slot].written.reset(sequence, change_budget);
+      stripe.logs[slot].erased.reset(sequence, change_budget);
+    }
+  }
+}
 
 Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span<const std::uint64_t> keys) const {
   StripeCounts absent{};
@@ -118,7 +140,8 @@ void Store::Reservation::consume(std::uint64_t bytes) noexcept {
   store_->impl_->give_back(std::min(held, bytes));
 }
 
-Store::Store(const StoreOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Store::Store(const StoreOptions& options)
+    : impl_(std::make_unique<Impl>(options)), changes_(std::make_unique<ChangeLog>(*this)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
@@ -151,11 +174,14 @@ Status Store::create_table(const TableSchema& schema) {
 Status Store::drop_table(std::uint32_t table_id) {
   if (impl_->tiering != nullptr) return impl_->tiering->drop(table_id);
   std::shared_ptr<Table> dropped;  // freed outside of the lock, when its last reader is done
-  const std::unique_lock lock(impl_->tables_mutex);
-  const auto found = impl_->tables.find(table_id);
-  if (found == impl_->tables.end()) return unknown_table(table_id);
-  dropped = std::move(found->second);
-  impl_->tables.erase(found);
+  {
+    const std::unique_lock lock(impl_->tables_mutex);
+    const auto found = impl_->tables.find(table_id);
+    if (found == impl_->tables.end()) return unknown_table(table_id);
+    dropped = std::move(found->second);
+    impl_->tables.erase(found);
+  }
+  impl_->dropped_table();
   return Status::ok();
 }
 
@@ -199,6 +225,7 @@ std::vector<TableStats> Store::stats() const {
 }
 
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }
+ChangeLog& Store::changes() noexcept { return *changes_; }
 const StoreOptions& Store::options() const noexcept { return impl_->options; }
 
 }  // namespace sparserow

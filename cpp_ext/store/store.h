@@ -40,7 +40,8 @@ struct StoreOptions {
   std::uint64_t memory_budget_bytes = 0;  // of rows and indexes; 0 = no budget
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 1;
-  SsdOptions ssd = {};  // with a path: rows beyond the budget, which must not be 0, go to an SSD
+  std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
+  SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
 };
 
 struct TableStats {
@@ -77,6 +78,7 @@ struct ScanPage {
 };
 
 class BatchOrder;
+class ChangeLog;
 class Table;
 struct ApplyOptions;
 
@@ -134,6 +136,9 @@ class Store {
 
   // Sets weights, creating rows; state of a new row is initial, of an existing one unchanged.
   Status assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows);  // (n, dim)
+  // As assign(), with the versions that the rows have elsewhere (n), by which this store's copies can be compared.
+  Status assign_versions(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
+                         const std::uint64_t* versions);
   // Removes rows; returns how many existed.
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
@@ -150,6 +155,8 @@ class Store {
   // born or erased meanwhile may or may not be.
   Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
 
+  [[nodiscard]] ChangeLog& changes() noexcept;  // for followers: store/change_log.h
+
   [[nodiscard]] std::vector<TableStats> stats() const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;
   [[nodiscard]] const StoreOptions& options() const noexcept;
@@ -159,18 +166,22 @@ class Store {
  private:
   class Impl;
   class Tiering;
+  friend class ChangeLog;
   struct Absences;
   explicit Store(const StoreOptions& options);
   template <class Visit>
   std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
                                             std::span<const std::uint64_t> block, float* scratch, Absences* absences,
                                             Visit&& visit);
+  Status set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
+                  const std::uint64_t* versions);
   Result<Reservation> reserve_tiered(const std::shared_ptr<Table>& table, std::span<const std::uint64_t> keys);
   Status find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block, std::uint32_t part,
                      std::uint32_t parts, Absences& absences);
   void unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept;
   Result<ScanPage> scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
   std::unique_ptr<Impl> impl_;
+  std::unique_ptr<ChangeLog> changes_;
 };
 
 struct ApplyOptions {

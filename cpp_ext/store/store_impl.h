@@ -9,10 +9,15 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "store/change_log.h"
+#include "store/change_ring.h"
 #include "store/store.h"
 #include "store/table.h"
 
 namespace sparserow {
+
+// The low half of the system's clock in milliseconds.
+[[nodiscard]] std::uint32_t wall_ms() noexcept;
 
 class Store::Impl {
  public:
@@ -23,12 +28,32 @@ class Store::Impl {
   struct alignas(64) Stripe {
     mutable std::shared_mutex mutex;
     std::vector<std::uint64_t> sequences;  // by SlotOrder::slot_in_stripe
+    std::vector<SlotLog> logs;             // likewise; empty while nobody follows changes (change_log.h)
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
-  // The next version of the slot of `path`. The stripe's lock is held exclusively.
-  [[nodiscard]] std::uint64_t next_version(Stripe& stripe, std::uint64_t path) const noexcept {
-    return static_cast<std::uint64_t>(options.lineage) << 48 | ++stripe.sequences[slots.slot_in_stripe(path)];
+  // The next version of the slot of `path`, for a row that is written or erased, which followers are told. The
+  // stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, std::uint32_t table_id,
+                                      std::uint64_t key) noexcept {
+    const std::uint32_t slot = slots.slot_in_stripe(path);
+    const std::uint64_t sequence = ++stripe.sequences[slot];
+    if (!stripe.logs.empty()) stripe.logs[slot].written.add({sequence, key, table_id, wall_ms()}, change_budget);
+    return version_of_sequence(sequence);
+  }
+  void erased(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key) noexcept {
+    const std::uint32_t slot = slots.slot_in_stripe(path);
+    const std::uint64_t sequence = ++stripe.sequences[slot];
+    if (!stripe.logs.empty()) stripe.logs[slot].erased.add({sequence, key, table_id, wall_ms()}, change_budget);
+  }
+  // A table went with all its rows: followers begin anew.
+  void dropped_table() noexcept;
+  [[nodiscard]] std::uint64_t version_of_sequence(std::uint64_t sequence) const noexcept {
+    return static_cast<std::uint64_t>(options.lineage) << 48 | sequence;
+  }
+  // Of a slot now. The stripe's lock is held.
+  [[nodiscard]] std::uint64_t version_of(std::uint32_t slot) const noexcept {
+    return version_of_sequence(stripes[slot % slots.stripe_count()].sequences[slot / slots.stripe_count()]);
   }
 
   using StripeCounts = std::array<std::uint64_t, kStripes>;
@@ -42,6 +67,7 @@ class Store::Impl {
   const SlotOrder slots;
   StorePools pools;  // outlive the tables
   mutable std::array<Stripe, kStripes> stripes;
+  ChangeBudget change_budget;
   std::atomic<std::uint64_t> promised_bytes{0};
   std::mutex promise_mutex;  // leaf; makes check and promise one step
 

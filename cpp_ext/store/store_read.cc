@@ -69,7 +69,7 @@ class RowWriter {
   // As it would be read just after its birth: rounded to the stored dtype.
   void write_initial(std::uint64_t key, std::byte* out) {
     table_.initial_rows.fill(key, scratch());
-    stored_.resize(table_.schema.dim * size_of(table_.schema.dtype));
+    stored_.resize(sparserow::row_bytes(table_.schema.dtype, table_.schema.dim));
     convert_from_float(table_.schema.dtype, scratch(), stored_.data(), table_.schema.dim);
     write_stored(stored_.data(), out);
   }

@@ -109,7 +109,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
       return;
     }
     RowRef row = table.row(stripe, id);
-    row.set_version(impl_->next_version(locked, path));
+    row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
       meta.set_changed();
@@ -130,6 +130,11 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     return {Code::kNotFound, "apply: table " + table->schema.name + " was made anew with dim " +
                                  std::to_string(table->schema.dim) + "; the gradients have dim " +
                                  std::to_string(options.dim)};
+  }
+  if (!is_valid(table->schema.dtype)) {
+    return {Code::kInvalidArgument, "apply: table " + table->schema.name +
+                                        " has dtype int8: its rows are read, never "
+                                        "trained"};
   }
   if (options.parts == 0 || options.part >= options.parts) {
     return {Code::kInvalidArgument, "apply: part: " + std::to_string(options.part) +
@@ -181,6 +186,16 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
 }
 
 Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows) {
+  return set_rows(table_id, keys, rows, nullptr);
+}
+
+Status Store::assign_versions(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
+                              const std::uint64_t* versions) {
+  return set_rows(table_id, keys, rows, versions);
+}
+
+Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
+                       const std::uint64_t* versions) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   Result<Reservation> reserved = reserve(table_id, keys);
@@ -200,12 +215,15 @@ Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys
       const auto taken =
           write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
             convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
+            if (versions != nullptr) row.set_version(versions[begin + position]);
           });
       if (!taken) return out_of_memory(*table);
       reserved.value().consume(*taken);
     }
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
-      SR_RETURN_IF_ERROR(assign(table_id, block.subspan(position, 1), rows + (begin + position) * dim));
+      const std::size_t at = begin + position;
+      SR_RETURN_IF_ERROR(
+          set_rows(table_id, keys.subspan(at, 1), rows + at * dim, versions == nullptr ? nullptr : versions + at));
     }
   }
   return Status::ok();
@@ -222,7 +240,7 @@ Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::
     const std::uint64_t path = impl_->slots.path(hash);
     const std::unique_lock lock(impl_->stripes[stripe].mutex);
     if (!table->remove(stripe, path)) continue;
-    (void)impl_->next_version(impl_->stripes[stripe], path);  // an erasure is a change of its slot
+    impl_->erased(impl_->stripes[stripe], path, table_id, key);
     ++erased;
   }
   return erased;

@@ -1,5 +1,7 @@
 #include "util/dtype.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace sparserow {
@@ -22,6 +24,27 @@ void narrow(const float* from, std::byte* to, std::size_t count) noexcept {
   }
 }
 
+constexpr float kMostInt8 = 127.0f;
+
+void widen_int8(const std::byte* from, float* to, std::size_t count) noexcept {
+  float scale;
+  std::memcpy(&scale, from, sizeof scale);
+  const auto* codes = reinterpret_cast<const std::int8_t*>(from + sizeof scale);
+  for (std::size_t i = 0; i < count; ++i) to[i] = scale * static_cast<float>(codes[i]);
+}
+
+void narrow_int8(const float* from, std::byte* to, std::size_t count) noexcept {
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(from[i]));
+  const float scale = largest / kMostInt8;
+  std::memcpy(to, &scale, sizeof scale);
+  auto* codes = reinterpret_cast<std::int8_t*>(to + sizeof scale);
+  for (std::size_t i = 0; i < count; ++i) {
+    const float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+    codes[i] = static_cast<std::int8_t>(std::clamp(code, -kMostInt8, kMostInt8));
+  }
+}
+
 }  // namespace
 
 void convert_to_float(Dtype dtype, const std::byte* from, float* to, std::size_t count) noexcept {
@@ -34,6 +57,9 @@ void convert_to_float(Dtype dtype, const std::byte* from, float* to, std::size_t
       return;
     case Dtype::kFloat16:
       widen<float16_to_float>(from, to, count);
+      return;
+    case Dtype::kInt8:
+      widen_int8(from, to, count);
       return;
   }
 }
@@ -48,6 +74,9 @@ void convert_from_float(Dtype dtype, const float* from, std::byte* to, std::size
       return;
     case Dtype::kFloat16:
       narrow<float_to_float16>(from, to, count);
+      return;
+    case Dtype::kInt8:
+      narrow_int8(from, to, count);
       return;
   }
 }

@@ -10,11 +10,19 @@
 
 namespace sparserow {
 
-// Values are part of the wire and disk contract.
-enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+// Values are part of the wire and disk contract. kInt8 is for rows at rest that are read and never trained: a row is
+// its scale (float32, a hundred-and-twenty-seventh of its largest magnitude) and a signed byte per column.
+enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
+// Of rows that are trained or sent.
 [[nodiscard]] constexpr bool is_valid(Dtype dtype) noexcept { return static_cast<std::uint8_t>(dtype) <= 2; }
+// Of rows at rest.
+[[nodiscard]] constexpr bool is_storable(Dtype dtype) noexcept { return is_valid(dtype) || dtype == Dtype::kInt8; }
+// Of an element; not of kInt8, whose rows have a scale beside their elements.
 [[nodiscard]] constexpr std::size_t size_of(Dtype dtype) noexcept { return dtype == Dtype::kFloat32 ? 4 : 2; }
+[[nodiscard]] constexpr std::size_t row_bytes(Dtype dtype, std::size_t dim) noexcept {
+  return dtype == Dtype::kInt8 ? sizeof(float) + dim : dim * size_of(dtype);
+}
 
 [[nodiscard]] inline float bfloat16_to_float(std::uint16_t bits) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -49,7 +57,7 @@ enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
   return static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u));
 }
 
-// Converts `count` elements; `from` and `to` do not overlap, neither needs alignment.
+// Converts `count` elements, of kInt8 one row; `from` and `to` do not overlap, neither needs alignment.
 void convert_to_float(Dtype dtype, const std::byte* from, float* to, std::size_t count) noexcept;
 void convert_from_float(Dtype dtype, const float* from, std::byte* to, std::size_t count) noexcept;
 

@@ -1,0 +1,150 @@
+// Following the changes of a Store, for Python: cursors and pages. Calls that touch rows run without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <bit>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared_arrays.h"
+#include "shared_errors.h"
+#include "store/change_page.h"
+
+namespace py = pybind11;
+
+namespace sparserow::bindings {
+namespace {
+
+template <class Call>
+auto without_gil(Call&& call) {
+  const py::gil_scoped_release released;
+  return call();
+}
+
+void open_cursor(Store& store, const std::string& name, const py::array& versions, std::vector<std::uint32_t> tables,
+                 std::uint32_t idle_sec) {
+  const auto held = keys_of(versions);
+  raise_if_error(
+      without_gil([&] { return store.changes().open(name, held, std::move(tables), std::chrono::seconds(idle_sec)); }));
+}
+
+py::tuple read_page(Store& store, const std::string& name, std::uint32_t begin, std::uint64_t max_bytes) {
+  const ChangePage page = value_or_raise(without_gil([&] { return read_changes(store, name, begin, max_bytes); }));
+  const py::bytes bytes(reinterpret_cast<const char*>(page.bytes.data()), page.bytes.size());
+  return py::make_tuple(bytes, page.slots, page.next_begin, page.is_last);
+}
+
+using SlotNumbers = py::array_t<std::uint32_t, py::array::c_style>;
+
+void ack_page(Store& store, const std::string& name, const py::array& slots, const py::array& versions) {
+  const auto until = keys_of(versions);
+  if (!py::isinstance<SlotNumbers>(slots) || slots.ndim() != 1 ||
+      static_cast<std::size_t>(slots.size()) != until.size()) {
+    raise_if_error({Code::kInvalidArgument, "slots: allowed: a contiguous uint32 array as long as versions"});
+  }
+  const auto* passed = static_cast<const std::uint32_t*>(slots.data());
+  raise_if_error(without_gil([&] {
+    for (std::size_t i = 0; i < until.size(); ++i) {
+      SR_RETURN_IF_ERROR(store.changes().ack(name, passed[i], until[i]));
+    }
+    return Status::ok();
+  }));
+}
+
+py::dict apply_page(Store& store, const py::bytes& page) {
+  const std::string_view view(page);
+  const auto applied = value_or_raise(
+      without_gil([&] { return apply_changes(store, std::as_bytes(std::span(view.data(), view.size()))); }));
+  const auto count = static_cast<py::ssize_t>(applied.slots.size());
+  SlotNumbers slots(count);
+  py::array_t<std::uint64_t> versions(count);
+  SlotNumbers oldest(count);
+  for (py::ssize_t i = 0; i < count; ++i) {
+    const AppliedSlot& slot = applied.slots[static_cast<std::size_t>(i)];
+    slots.mutable_at(i) = slot.slot;
+    versions.mutable_at(i) = slot.version;
+    oldest.mutable_at(i) = slot.oldest_at_ms;
+  }
+  py::dict out;
+  out["slots"] = slots;
+  out["versions"] = versions;
+  out["oldest_at_ms"] = oldest;
+  out["rows"] = applied.rows;
+  out["unchanged"] = applied.unchanged;
+  out["erased"] = applied.erased;
+  return out;
+}
+
+void assign_versions(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& versions,
+                     const py::array& rows) {
+  const auto wanted = keys_of(keys);
+  const auto held = keys_of(versions);
+  const auto schema = store.schema(table_id);
+  if (!schema) raise_if_error({Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"});
+  if (held.size() != wanted.size()) {
+    raise_if_error({Code::kInvalidArgument, "versions: allowed: as many as keys"});
+  }
+  const float* values = matrix_of(rows, "rows", wanted.size(), schema->dim);
+  raise_if_error(without_gil([&] { return store.assign_versions(table_id, wanted, values, held.data()); }));
+}
+
+py::dict change_stats(Store& store) {
+  const ChangeLogStats stats = store.changes().stats();
+  py::dict out;
+  out["cursors"] = stats.cursors;
+  out["used_bytes"] = stats.used_bytes;
+  out["forgotten"] = stats.forgotten;
+  out["scans"] = stats.scans;
+  out["snapshots"] = stats.snapshots;
+  return out;
+}
+
+py::array_t<std::uint64_t> versions_of(Store& store) {
+  const std::vector<std::uint64_t> versions = without_gil([&] { return store.changes().versions(); });
+  return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(versions.size()), versions.data());
+}
+
+}  // namespace
+
+void bind_changes(py::module_& module) {
+  py::reinterpret_borrow<py::class_<Store, std::shared_ptr<Store>>>(module.attr("Store"))
+      .def("change_versions", &versions_of)
+      .def("open_cursor", &open_cursor, py::arg("name"), py::arg("versions"), py::kw_only(),
+           py::arg("tables") = std::vector<std::uint32_t>{}, py::arg("idle_sec") = 0)
+      .def(
+          "close_cursor", [](Store& store, const std::string& name) { store.changes().close(name); }, py::arg("name"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "close_idle_cursors", [](Store& store) { store.changes().close_idle(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "has_cursor", [](Store& store, const std::string& name) { return store.changes().is_open(name); },
+          py::arg("name"))
+      .def("read_changes", &read_page, py::arg("name"), py::kw_only(), py::arg("begin") = 0, py::arg("max_bytes"))
+      .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"))
+      .def("apply_changes", &apply_page, py::arg("page"))
+      .def("assign_versions", &assign_versions, py::arg("table_id"), py::arg("keys"), py::arg("versions"),
+           py::arg("rows"))
+      .def("change_stats", &change_stats);
+  module.def(
+      "slots_of",
+      [](std::uint32_t table_id, const py::array& keys, std::uint32_t slot_count) {
+        if (!std::has_single_bit(slot_count) || slot_count < 2 || slot_count > 65536) {
+          raise_if_error({Code::kInvalidArgument, "slot_count: allowed: a power of two in [2, 65536]"});
+        }
+        const auto all = keys_of(keys);
+        SlotNumbers slots(static_cast<py::ssize_t>(all.size()));
+        std::uint32_t* out = slots.mutable_data();
+        without_gil([&] {
+          for (std::size_t i = 0; i < all.size(); ++i) out[i] = slot_of(row_hash(table_id, all[i]), slot_count);
+        });
+        return slots;
+      },
+      py::arg("table_id"), py::arg("keys"), py::arg("slot_count"));
+  module.attr("NOT_FOLLOWED") = ChangeLog::kNotFollowed;
+}
+
+}  // namespace sparserow::bindings

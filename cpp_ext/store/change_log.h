@@ -1,0 +1,114 @@
+// Which rows of a store changed, and which are gone, for those who follow it: serving processes, checkpoints.
+//
+// A follower opens a *cursor*: for each slot the version up to which it has everything (0: it has nothing,
+// kNotFollowed: it does not want the slot). While a cursor is open each slot keeps a ring of its last writes and one of
+// tombstones (change_ring.h), within StoreOptions::change_log_bytes for all of them; without a cursor there are no
+// rings, and writes cost one test. What every cursor has passed is dropped; what does not fit is forgotten, oldest
+// first.
+//
+// read() says what a slot has for a cursor. Newest wins: it names keys, whose rows are read afterwards and may be
+// newer.
+//   kDelta     keys from the ring, or, where it has forgotten, from a scan of the slot by version; and tombstones.
+//   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table was
+//              dropped, or the cursor is of another lineage or has nothing.
+//
+// So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
+//
+// Thread-safe. Locks: cursors_mutex_, then one stripe; writers of rows, who hold a stripe, never take the former.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/store.h"
+
+namespace sparserow {
+
+struct ChangedKeys {
+  std::uint32_t table_id = 0;
+  std::vector<std::uint64_t> keys;             // that were written and existed then
+  std::vector<std::uint64_t> erased;           // keys
+  std::vector<std::uint64_t> erased_versions;  // of the erasures: a row is older, or was born again
+};
+
+struct SlotChanges {
+  enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
+  std::uint32_t slot = 0;
+  Kind kind = Kind::kDelta;
+  std::uint64_t since = 0;            // version; 0 of a snapshot
+  std::uint64_t until = 0;            // version: with these changes a follower has everything up to it
+  std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
+  std::vector<ChangedKeys> tables{};  // by id; those without changes are left out
+};
+
+struct ChangeLogStats {
+  std::uint64_t cursors = 0;
+  std::uint64_t used_bytes = 0;
+  std::uint64_t forgotten = 0;  // changes that had no room
+  std::uint64_t scans = 0;      // reads that had to look at every row of a slot
+  std::uint64_t snapshots = 0;  // reads that gave a whole slot
+};
+
+class ChangeLog {
+ public:
+  static constexpr std::uint64_t kNotFollowed = UINT64_MAX;
+
+  explicit ChangeLog(Store& store) noexcept : store_(&store) {}
+  ChangeLog(const ChangeLog&) = delete;
+  ChangeLog& operator=(const ChangeLog&) = delete;
+
+  // (slot_count) the version of each slot now: a cursor that has everything.
+  [[nodiscard]] std::vector<std::uint64_t> versions() const;
+
+  // versions: (slot_count). Tables: ids, empty for all. A cursor of this name begins anew. It ends by close(), or when
+  // it was not used for idle_limit (zero: never). InvalidArgument; ResourceExhausted when there is no room for rings.
+  Status open(const std::string& name, std::span<const std::uint64_t> versions, std::vector<std::uint32_t> tables,
+              std::chrono::seconds idle_limit);
+  void close(const std::string& name);
+  void close_idle();
+  [[nodiscard]] bool is_open(const std::string& name) const;
+
+  // Slots with changes for the cursor, at most `limit`, from `begin` on and around. NotFound.
+  Result<std::vector<std::uint32_t>> slots_behind(const std::string& name, std::uint32_t begin, std::size_t limit);
+  // What the slot has for the cursor; does not move it. NotFound.
+  Result<SlotChanges> read(const std::string& name, std::uint32_t slot);
+  // The follower has everything of the slot up to `version`, which a read() gave. A version of another lineage, or one
+  // older than acknowledged, changes nothing. NotFound.
+  Status ack(const std::string& name, std::uint32_t slot, std::uint64_t version);
+
+  // Every key of a slot, by table; tables without are left out.
+  Result<std::vector<ChangedKeys>> keys_of(std::uint32_t slot) const;
+
+  [[nodiscard]] ChangeLogStats stats() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Cursor {
+    std::vector<std::uint64_t> versions;  // (slot_count)
+    std::vector<std::uint32_t> tables;    // ascending; empty: all
+    std::chrono::seconds idle_limit{0};
+    Clock::time_point used_at;
+  };
+
+  Cursor* find(const std::string& name);
+  void drop(std::map<std::string, Cursor>::iterator cursor);
+  Status start_rings();
+  void end_rings();
+  void pass(std::uint32_t slot);
+  Status list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
+                   std::map<std::uint32_t, ChangedKeys>& tables) const;
+
+  Store* store_;
+  mutable std::mutex cursors_mutex_;
+  std::map<std::string, Cursor> cursors_;  // guarded by cursors_mutex_
+  std::uint64_t scans_ = 0;                // guarded by cursors_mutex_
+  std::uint64_t snapshots_ = 0;            // guarded by cursors_mutex_
+};
+
+}  // namespace sparserow

@@ -1,0 +1,52 @@
+// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 1:
+//
+//   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | 0 u32 | checksum u64 | slot*
+//   slot  = slot u32 | kind u8 | 0 u8[3] | tables u32 | oldest_at_ms u32 | since u64 | until u64 | table*
+//   table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | 0 u8[3] | n u32 | erased u32 |
+//           keys u64[n] | versions u64[n] | erased keys u64[erased] | erased versions u64[erased] | rows[n], padded to
+//           8
+//
+// Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in the dtype of the store that they come
+// from, without conversion. A reader checks lengths before it uses the bytes that they cover.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/change_log.h"
+#include "store/store.h"
+
+namespace sparserow {
+
+struct ChangePage {
+  std::vector<std::byte> bytes;
+  std::uint32_t slots = 0;       // 0: the cursor has everything
+  std::uint32_t next_begin = 0;  // where the next page begins to look
+  bool is_last = false;          // with it the follower has everything up to the call
+};
+
+// What a cursor has not got, from slot `begin` on and around: at most max_bytes, but at least one slot. Does not move
+// the cursor. NotFound: the cursor is not open.
+Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes);
+
+struct AppliedSlot {
+  std::uint32_t slot = 0;
+  std::uint64_t version = 0;       // to be acknowledged
+  std::uint32_t oldest_at_ms = 0;  // as in SlotChanges
+};
+struct AppliedPage {
+  std::vector<AppliedSlot> slots;
+  std::uint64_t rows = 0;       // that were newer than what the store had
+  std::uint64_t unchanged = 0;  // that were not
+  std::uint64_t erased = 0;
+};
+
+// Makes `store`'s slots as the page says: newest wins in a delta, a snapshot replaces. Tables that the store does not
+// have are passed over. Only one thread may change the rows of a slot meanwhile. DataLoss: the page is damaged, nothing
+// was changed. FailedPrecondition: a table has another dim or schema version there.
+Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page);
+
+}  // namespace sparserow

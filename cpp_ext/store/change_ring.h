@@ -1,0 +1,130 @@
+// What changed in one slot of late, oldest first: a ring of (sequence, table, key) that grows while its budget lets
+// it, and then forgets the oldest. floor() says up to which sequence changes may be missing, so a reader who is behind
+// it knows that the ring cannot tell.
+//
+// Not thread-safe: guarded by its stripe's lock (store_impl.h). The budget is shared and atomic.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace sparserow {
+
+struct Change {
+  std::uint64_t sequence = 0;  // the slot's
+  std::uint64_t key = 0;
+  std::uint32_t table_id = 0;
+  std::uint32_t at_ms = 0;  // of the system's clock, low half
+};
+
+// Memory of all rings of a store.
+struct ChangeBudget {
+  std::uint64_t limit_bytes = 0;
+  std::atomic<std::uint64_t> used_bytes{0};
+  std::atomic<std::uint64_t> forgotten{0};  // changes that no reader had taken
+
+  // False when there is no room.
+  [[nodiscard]] bool take(std::uint64_t bytes) noexcept {
+    std::uint64_t used = used_bytes.load(std::memory_order_relaxed);
+    do {
+      if (used + bytes > limit_bytes) return false;
+    } while (!used_bytes.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+    return true;
+  }
+  void give_back(std::uint64_t bytes) noexcept { used_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
+};
+
+class ChangeRing {
+ public:
+  explicit ChangeRing(std::uint64_t floor = 0) noexcept : floor_(floor) {}
+
+  [[nodiscard]] std::uint64_t floor() const noexcept { return floor_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+  void add(const Change& change, ChangeBudget& budget) noexcept {
+    if (size_ == entries_.size() && !grow(budget)) {
+      budget.forgotten.fetch_add(1, std::memory_order_relaxed);
+      floor_ = size_ == 0 ? change.sequence : front().sequence;
+      if (size_ == 0) return;
+      pop();
+    }
+    entries_[place(size_++)] = change;
+  }
+
+  // Changes up to `sequence` are needed no more.
+  void pass(std::uint64_t sequence, ChangeBudget& budget) noexcept {
+    while (size_ > 0 && front().sequence <= sequence) {
+      floor_ = front().sequence;
+      pop();
+    }
+    if (size_ == 0) release(budget);
+  }
+
+  // Forgets all; changes up to `floor` are missing.
+  void reset(std::uint64_t floor, ChangeBudget& budget) noexcept {
+    size_ = 0;
+    floor_ = floor;
+    release(budget);
+  }
+
+  // Calls visit(change) for those after `since`, oldest first.
+  template <class Visit>
+  void visit_after(std::uint64_t since, Visit&& visit) const {
+    std::size_t low = 0;
+    std::size_t high = size_;
+    while (low < high) {
+      const std::size_t middle = (low + high) / 2;
+      entries_[place(middle)].sequence <= since ? low = middle + 1 : high = middle;
+    }
+    for (; low < size_; ++low) visit(entries_[place(low)]);
+  }
+
+ private:
+  static constexpr std::size_t kFirst = 8;
+  static constexpr std::size_t kMost = std::size_t{1} << 20;
+
+  [[nodiscard]] std::size_t place(std::size_t index) const noexcept { return (head_ + index) & (entries_.size() - 1); }
+  [[nodiscard]] const Change& front() const noexcept { return entries_[head_]; }
+  void pop() noexcept {
+    head_ = (head_ + 1) & (entries_.size() - 1);
+    --size_;
+  }
+
+  bool grow(ChangeBudget& budget) noexcept {
+    const std::size_t more = entries_.empty() ? kFirst : entries_.size();
+    if (entries_.size() >= kMost || !budget.take(more * sizeof(Change))) return false;
+    try {
+      std::vector<Change> larger(entries_.size() + more);
+      for (std::size_t i = 0; i < size_; ++i) larger[i] = entries_[place(i)];
+      entries_ = std::move(larger);
+      head_ = 0;
+      return true;
+    } catch (const std::bad_alloc&) {
+      budget.give_back(more * sizeof(Change));
+      return false;
+    }
+  }
+  void release(ChangeBudget& budget) noexcept {
+    budget.give_back(entries_.size() * sizeof(Change));
+    entries_ = {};
+    head_ = 0;
+  }
+
+  std::vector<Change> entries_;  // a power of two, or none
+  std::size_t head_ = 0;
+  std::size_t size_ = 0;
+  std::uint64_t floor_;
+};
+
+// What a slot has to tell followers: rows that were written, and tombstones of rows that are gone.
+struct SlotLog {
+  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor) {}
+  ChangeRing written;
+  ChangeRing erased;
+};
+
+}  // namespace sparserow

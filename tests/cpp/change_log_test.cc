@@ -1,0 +1,276 @@
+// Following a store's changes: what a cursor is told, what is forgotten, and pages from one store to another.
+#include "store/change_log.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "store/change_page.h"
+#include "store/change_ring.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::uint32_t kDim = 4;
+constexpr std::uint32_t kSlots = 8;
+
+TableSchema schema_of(std::uint32_t id, Dtype dtype = Dtype::kFloat32) {
+  return {.id = id, .name = "n/t" + std::to_string(id), .dim = kDim, .dtype = dtype, .init = {}, .optimizer = {}};
+}
+
+std::unique_ptr<Store> make_store(StoreOptions options = {}) {
+  options.slot_count = kSlots;
+  auto store = Store::create(options);
+  REQUIRE(store.is_ok());
+  REQUIRE(store.value()->create_table(schema_of(1)).is_ok());
+  REQUIRE(store.value()->create_table(schema_of(2)).is_ok());
+  return std::move(store).value();
+}
+
+void push(Store& store, std::uint32_t table, const std::vector<std::uint64_t>& keys, float value = 1.0f) {
+  const std::vector<float> grads(keys.size() * kDim, value);
+  REQUIRE(store.apply(table, keys, grads.data(), {.lr = 0.5f}).is_ok());
+}
+
+std::vector<std::uint64_t> range(std::uint64_t begin, std::uint64_t end) {
+  std::vector<std::uint64_t> keys(end - begin);
+  std::iota(keys.begin(), keys.end(), begin);
+  return keys;
+}
+
+// Every row of both tables, with its version.
+using Rows = std::map<std::pair<std::uint32_t, std::uint64_t>, std::pair<std::uint64_t, std::vector<float>>>;
+Rows rows_of(const Store& store) {
+  Rows all;
+  for (const std::uint32_t table : {1u, 2u}) {
+    const auto page = store.scan(table, 0, 1u << 20, false);
+    REQUIRE(page.is_ok());
+    for (std::size_t i = 0; i < page.value().keys.size(); ++i) {
+      const float* row = page.value().rows.data() + i * kDim;
+      all[{table, page.value().keys[i]}] = {page.value().versions[i], {row, row + kDim}};
+    }
+  }
+  return all;
+}
+
+// Takes everything that the cursor has not got to `to`.
+void follow(Store& from, const std::string& cursor, Store& to, std::uint64_t max_bytes = 4096) {
+  for (std::uint32_t begin = 0, tries = 0;; ++tries) {
+    REQUIRE(tries < 1000);
+    const auto page = read_changes(from, cursor, begin, max_bytes);
+    REQUIRE(page.is_ok());
+    if (page.value().slots == 0) return;
+    begin = page.value().next_begin;
+    const auto applied = apply_changes(to, page.value().bytes);
+    REQUIRE(applied.is_ok());
+    for (const AppliedSlot& slot : applied.value().slots) {
+      REQUIRE(from.changes().ack(cursor, slot.slot, slot.version).is_ok());
+    }
+  }
+}
+
+std::vector<std::uint64_t> nothing() { return std::vector<std::uint64_t>(kSlots, 0); }
+
+TEST_CASE("a store that nobody follows keeps no changes") {
+  const auto store = make_store();
+  push(*store, 1, range(0, 1000));
+  CHECK(store->changes().stats().used_bytes == 0);
+  CHECK(store->changes().slots_behind("serving", 0, 10).status().code() == Code::kNotFound);
+}
+
+TEST_CASE("a follower gets what is there, then what changes, and acknowledged changes are dropped") {
+  const auto from = make_store();
+  const auto to = make_store();
+  push(*from, 1, range(0, 500));
+  REQUIRE(from->changes().open("serving", nothing(), {}, std::chrono::seconds(0)).is_ok());
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+  const std::uint64_t empty = from->changes().stats().used_bytes;
+  CHECK(from->changes().stats().snapshots == kSlots);
+  push(*from, 1, range(100, 200));
+  push(*from, 2, range(0, 50));
+  REQUIRE(from->erase(1, range(0, 30)).is_ok());
+  CHECK(from->changes().stats().used_bytes > empty);
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+  CHECK(from->changes().stats().snapshots == kSlots);
+  CHECK(from->changes().stats().scans == 0);
+  CHECK(from->changes().stats().used_bytes == empty);
+  from->changes().close("serving");
+  CHECK(from->changes().stats().used_bytes == 0);
+}
+
+TEST_CASE("the slowest cursor holds changes back") {
+  const auto from = make_store();
+  const auto now = from->changes().versions();
+  REQUIRE(from->changes().open("fast", now, {}, std::chrono::seconds(0)).is_ok());
+  REQUIRE(from->changes().open("slow", now, {}, std::chrono::seconds(0)).is_ok());
+  const auto fast = make_store();
+  const auto slow = make_store();
+  push(*from, 1, range(0, 200));
+  REQUIRE(from->erase(1, range(0, 20)).is_ok());
+  follow(*from, "fast", *fast);
+  follow(*from, "slow", *slow);
+  CHECK(rows_of(*slow) == rows_of(*from));
+  CHECK(from->changes().stats().snapshots == 0);
+  CHECK(from->changes().stats().scans == 0);
+}
+
+TEST_CASE("what the budget has no room for is found by a scan, or sent as a snapshot") {
+  const std::uint64_t tiny = kSlots * (sizeof(SlotLog) + 32 * sizeof(Change));
+  const auto from = make_store({.change_log_bytes = tiny});
+  const auto to = make_store();
+  REQUIRE(from->changes().open("serving", from->changes().versions(), {}, std::chrono::seconds(0)).is_ok());
+  push(*from, 1, range(0, 5000));
+  CHECK(from->changes().stats().forgotten > 4000);
+  CHECK(from->changes().stats().used_bytes <= tiny);
+  follow(*from, "serving", *to);
+  CHECK(from->changes().stats().scans > 0);
+  CHECK(from->changes().stats().snapshots == 0);
+  REQUIRE(from->erase(1, range(1000, 4000)).is_ok());
+  follow(*from, "serving", *to);
+  CHECK(from->changes().stats().snapshots > 0);
+  CHECK(rows_of(*to) == rows_of(*from));
+}
+
+TEST_CASE("a log without room for its rings is refused") {
+  const auto store = make_store({.change_log_bytes = 10});
+  const Status status = store->changes().open("serving", nothing(), {}, std::chrono::seconds(0));
+  CHECK(status.code() == Code::kResourceExhausted);
+  CHECK(status.message().find("change_log_bytes: 10") != std::string::npos);
+}
+
+TEST_CASE("a cursor of another lineage, or of a dropped table, gets snapshots that replace") {
+  const auto from = make_store({.lineage = 7});
+  const auto to = make_store();
+  push(*to, 1, range(0, 100));  // rows that the follower must lose
+  std::vector<std::uint64_t> versions(kSlots, std::uint64_t{6} << 48 | 1000);
+  REQUIRE(from->changes().open("serving", versions, {}, std::chrono::seconds(0)).is_ok());
+  push(*from, 1, range(50, 60));
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+  CHECK(rows_of(*to).size() == 10);
+  push(*from, 2, range(0, 40));
+  follow(*from, "serving", *to);
+  REQUIRE(from->drop_table(2).is_ok());
+  REQUIRE(from->create_table(schema_of(2)).is_ok());
+  push(*from, 2, range(5, 8));
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+  CHECK(rows_of(*to).size() == 13);
+}
+
+TEST_CASE("a table is dropped between a version that somebody wrote down and a cursor from it") {
+  const auto from = make_store();
+  const auto to = make_store();
+  push(*from, 1, range(0, 100));
+  REQUIRE(from->changes().open("first", nothing(), {}, std::chrono::seconds(0)).is_ok());
+  follow(*from, "first", *to);
+  const auto written_down = from->changes().versions();
+  from->changes().close("first");
+  REQUIRE(from->drop_table(1).is_ok());
+  REQUIRE(from->create_table(schema_of(1)).is_ok());
+  REQUIRE(from->changes().open("second", written_down, {}, std::chrono::seconds(0)).is_ok());
+  follow(*from, "second", *to);
+  CHECK(rows_of(*to).empty());
+}
+
+TEST_CASE("slots and tables that are not wanted are not sent, and hold nothing back") {
+  const auto from = make_store();
+  std::vector<std::uint64_t> half = nothing();
+  std::fill(half.begin() + kSlots / 2, half.end(), ChangeLog::kNotFollowed);
+  push(*from, 1, range(0, 300));
+  push(*from, 2, range(0, 300));
+  REQUIRE(from->changes().open("serving", half, {2}, std::chrono::seconds(0)).is_ok());
+  const auto to = make_store();
+  follow(*from, "serving", *to);
+  std::size_t wanted = 0;
+  for (const std::uint64_t key : range(0, 300)) wanted += slot_of(row_hash(2, key), kSlots) < kSlots / 2 ? 1 : 0;
+  const auto got = rows_of(*to);
+  CHECK(got.size() == wanted);
+  CHECK(std::all_of(got.begin(), got.end(), [](const auto& row) { return row.first.first == 2; }));
+}
+
+TEST_CASE("a cursor that is not used is closed") {
+  const auto store = make_store();
+  REQUIRE(store->changes().open("gone", nothing(), {}, std::chrono::seconds(-1)).is_ok());  // a limit that is past
+  REQUIRE(store->changes().open("forever", nothing(), {}, std::chrono::seconds(0)).is_ok());
+  REQUIRE(store->changes().open("here", nothing(), {}, std::chrono::seconds(3600)).is_ok());
+  store->changes().close_idle();
+  CHECK(store->changes().is_open("forever"));
+  CHECK(store->changes().is_open("here"));
+}
+
+TEST_CASE("pages that are damaged, or of another schema, change nothing") {
+  const auto from = make_store();
+  push(*from, 1, range(0, 100));
+  REQUIRE(from->changes().open("serving", nothing(), {}, std::chrono::seconds(0)).is_ok());
+  const auto page = read_changes(*from, "serving", 0, 1 << 20);
+  REQUIRE(page.is_ok());
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) {
+    auto bytes = page.value().bytes;
+    bytes[random() % bytes.size()] ^= std::byte{static_cast<unsigned char>(1 + random() % 255)};
+    if (i % 3 == 0) bytes.resize(random() % bytes.size());
+    const auto to = make_store();
+    CHECK(apply_changes(*to, bytes).status().code() == Code::kDataLoss);
+    CHECK(rows_of(*to).empty());
+  }
+  StoreOptions options;
+  options.slot_count = kSlots;
+  const auto other = Store::create(options);
+  auto wider = schema_of(1);
+  wider.dim = kDim + 1;
+  REQUIRE(other.value()->create_table(wider).is_ok());
+  const Status status = apply_changes(*other.value(), page.value().bytes).status();
+  CHECK(status.code() == Code::kFailedPrecondition);
+  CHECK(status.message().find("dim 4") != std::string::npos);
+}
+
+TEST_CASE("rows arrive in the dtype of the store that follows") {
+  const auto from = make_store();
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(64 * kDim);
+  for (float& value : rows) value = normal(random);
+  REQUIRE(from->assign(1, range(0, 64), rows.data()).is_ok());
+  for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16, Dtype::kInt8}) {
+    StoreOptions options;
+    options.slot_count = kSlots;
+    auto to = Store::create(options);
+    REQUIRE(to.value()->create_table(schema_of(1, dtype)).is_ok());
+    REQUIRE(from->changes().open("serving", nothing(), {}, std::chrono::seconds(0)).is_ok());
+    follow(*from, "serving", *to.value());
+    std::vector<float> got(rows.size());
+    REQUIRE(to.value()->pull(1, range(0, 64), Dtype::kFloat32, reinterpret_cast<std::byte*>(got.data())).is_ok());
+    for (std::size_t row = 0; row < 64; ++row) {
+      std::vector<std::byte> packed(row_bytes(dtype, kDim));
+      std::vector<float> expected(kDim);
+      convert_from_float(dtype, rows.data() + row * kDim, packed.data(), kDim);
+      convert_to_float(dtype, packed.data(), expected.data(), kDim);
+      CHECK(std::equal(expected.begin(), expected.end(), got.begin() + static_cast<std::ptrdiff_t>(row * kDim)));
+    }
+  }
+}
+
+TEST_CASE("rows of int8 are read and not trained") {
+  StoreOptions options;
+  auto store = Store::create(options);
+  REQUIRE(store.value()->create_table(schema_of(1, Dtype::kInt8)).is_ok());
+  const std::vector<float> row = {1.0f, -2.0f, 0.5f, 0.0f};
+  const std::vector<std::uint64_t> key = {9};
+  REQUIRE(store.value()->assign(1, key, row.data()).is_ok());
+  std::vector<float> got(kDim);
+  REQUIRE(store.value()->pull(1, key, Dtype::kFloat32, reinterpret_cast<std::byte*>(got.data())).is_ok());
+  for (std::size_t i = 0; i < kDim; ++i) CHECK(got[i] == doctest::Approx(row[i]).epsilon(0.01));
+  CHECK(store.value()->apply(1, key, row.data(), {.lr = 1.0f}).code() == Code::kInvalidArgument);
+  auto adagrad = schema_of(2, Dtype::kInt8);
+  adagrad.optimizer.kind = OptimizerKind::kAdagrad;
+  CHECK(store.value()->create_table(adagrad).code() == Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace sparserow

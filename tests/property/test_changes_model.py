@@ -1,0 +1,155 @@
+"""Random writes, erasures and drops on a store, followed by other stores through a log with little room, with pages
+that are lost, repeated and come late: whenever a follower has everything, it equals the store, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sparserow.cpp_ext import _server
+from sparserow.proto.errors import error_of
+
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+ROUNDS = 4000 if FULL else 400
+DIM = 32
+SLOTS = 8
+TABLES = (1, 2)
+
+
+def make_store(**options: object) -> _server.Store:
+    _server.set_error_factory(error_of)
+    store = _server.Store(slot_count=SLOTS, **options)
+    for table in TABLES:
+        create(store, table)
+    return store
+
+
+def create(store: _server.Store, table: int) -> None:
+    dtype = "float32" if table == 1 else "bfloat16"
+    init = _server.InitSpec(kind="uniform", a=-1.0, b=1.0)
+    store.create_table(_server.TableSchema(id=table, name=f"n/t{table}", dim=DIM, dtype=dtype, seed=3, init=init))
+
+
+def rows_of(store: _server.Store) -> dict[tuple[int, int], tuple[int, bytes]]:
+    rows = {}
+    for table in TABLES:
+        keys, versions, _, values, _, cursor = store.scan(table, max_rows=1 << 20)
+        assert cursor == 0
+        for key, version, value in zip(keys.tolist(), versions.tolist(), values, strict=True):
+            rows[table, key] = (version, value.tobytes())
+    return rows
+
+
+class Follower:
+    """A store that follows by pages; what it has not acknowledged it may get again."""
+
+    def __init__(self, name: str, source: _server.Store, rng: np.random.Generator) -> None:
+        self.name, self.source, self.rng = name, source, rng
+        self.store = make_store()
+        self.versions = np.zeros(SLOTS, np.uint64)
+        self.begin = 0
+        self.open()
+
+    def open(self) -> None:
+        self.source.open_cursor(self.name, self.versions, tables=TABLES)
+
+    def turn(self, *, faulty: bool) -> bool:
+        """One page; False when there is none."""
+        page, slots, self.begin, _ = self.source.read_changes(
+            self.name, begin=self.begin, max_bytes=int(self.rng.choice([1, 5_000, 100_000]))
+        )
+        if slots == 0:
+            return False
+        fate = self.rng.random() if faulty else 1.0
+        if fate < 0.2:
+            return True  # lost on the way
+        applied = self.store.apply_changes(page)
+        if fate < 0.3:
+            self.store.apply_changes(page)
+        if fate < 0.5:
+            return True  # the acknowledgement is lost
+        self.source.ack_changes(self.name, applied["slots"], applied["versions"])
+        self.versions[applied["slots"]] = applied["versions"]
+        return True
+
+    def catch_up(self) -> None:
+        for _ in range(100_000):
+            if not self.turn(faulty=False):
+                return
+        raise AssertionError(f"{self.name} never has everything")
+
+
+@pytest.mark.parametrize("room", [SLOTS * 1000, 1 << 20])
+@pytest.mark.parametrize("tiered", [False, True])
+def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> None:
+    seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
+    print(f"seed {seed}, room {room}, tiered {tiered}")
+    rng = np.random.default_rng(seed)
+    tier = {"memory_budget_bytes": 512 << 10, "ssd_path": str(tmp_path), "cluster_id": 5} if tiered else {}
+    if tiered and not _server.has_ssd_tier():
+        pytest.skip("this build has no SSD tier")
+    source = make_store(change_log_bytes=room, **tier)
+    followers = [Follower(name, source, rng) for name in ("a", "b")]
+    checked = 0
+    for _ in range(ROUNDS):
+        table = int(rng.choice(TABLES))
+        keys = rng.integers(0, 8000, size=int(rng.choice([1, 20, 300])), dtype=np.uint64)
+        act = rng.random()
+        if act < 0.55:
+            source.apply(table, keys, rng.standard_normal((len(keys), DIM), np.float32), lr=0.1)
+        elif act < 0.65:
+            source.assign(table, keys, rng.standard_normal((len(keys), DIM), np.float32))
+        elif act < 0.9:
+            source.erase(table, keys)
+        elif act < 0.905:
+            source.drop_table(table)
+            create(source, table)
+        for follower in followers:
+            if rng.random() < 0.02:
+                source.close_cursor(follower.name)
+                follower.open()  # the source has forgotten it: it goes on from what it has
+            for _ in range(int(rng.integers(0, 4))):
+                follower.turn(faulty=True)
+            if rng.random() < 0.03:
+                follower.catch_up()
+                assert rows_of(follower.store) == rows_of(source)
+                checked += 1
+        assert source.change_stats()["used_bytes"] <= room
+    for follower in followers:
+        follower.catch_up()
+        assert rows_of(follower.store) == rows_of(source)
+    stats = source.change_stats()
+    print(f"checked {checked}, {stats}")
+    assert checked > 0
+    assert stats["snapshots"] > 0
+    assert (stats["forgotten"] > 0) == (room < 1 << 20)
+    assert not tiered or source.tier_stats()["rows_evicted"] > 0
+
+
+def test_a_store_restored_from_an_earlier_state_replaces_what_its_follower_has() -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    first = make_store(lineage=1)
+    follower = Follower("a", first, rng)
+    keys = np.arange(500, dtype=np.uint64)
+    first.assign(1, keys, rng.standard_normal((500, DIM), np.float32))
+    kept, versions, _, rows, _, _ = first.scan(1, max_rows=1 << 20)
+    first.apply(1, keys[:300], np.ones((300, DIM), np.float32), lr=0.1)
+    first.assign(1, keys + np.uint64(1000), rng.standard_normal((500, DIM), np.float32))
+    first.erase(1, keys[400:])
+    follower.catch_up()
+    assert rows_of(follower.store) == rows_of(first)
+    restored = make_store(lineage=2)  # goes back before the updates, the births and the deaths
+    restored.assign_versions(1, kept, versions, rows)
+    follower.source = restored
+    follower.open()
+    follower.catch_up()
+    assert rows_of(follower.store) == rows_of(restored)
+    assert len(rows_of(restored)) == 500
+    restored.apply(1, keys[:100], np.ones((100, DIM), np.float32), lr=0.1)
+    follower.catch_up()
+    assert rows_of(follower.store) == rows_of(restored)
