@@ -330,3 +330,54 @@ class TableAccess:
     def assign(self, keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> None: ...
     def erase(self, keys: NDArray[np.uint64]) -> int: ...
     def scan(self, shard: int, cursor: int, max_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.float32], int]: ...
+
+class LookupShards(Shards):
+    """The shards of a served model, for a session that only reads."""
+
+class LookupClient:
+    """Lookups in the shards of a serving process group; connects to a shard when it is first asked. Thread-safe.
+
+    Args:
+        shards: (host, port), or ("unix:PATH", 0), by shard index.
+        slot_owner: (slot_count) shard index of each slot.
+        route_epoch: of ``slot_owner``.
+        cluster_id: 0 accepts any.
+        connect_timeout_ms: of each attempt to connect.
+
+    Raises:
+        InvalidArgument: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: Sequence[tuple[str, int]],
+        slot_owner: NDArray[np.uint16],
+        route_epoch: int,
+        cluster_id: int = 0,
+        connect_timeout_ms: int = 5000,
+    ) -> None: ...
+    def shards(self, model: int) -> LookupShards:
+        """For a session whose ops read the model of this handle."""
+
+    def lookup(
+        self,
+        model: int,
+        tables: Sequence[tuple[int, int, int, NDArray[np.uint64]]],
+        *,
+        deadline_ms: int,
+        routing_key: int = 0,
+    ) -> tuple[
+        list[tuple[NDArray[np.float32], NDArray[np.uint64], NDArray[np.bool_], NDArray[np.bool_]]],
+        list[tuple[int, int, str] | None],
+    ]:
+        """Rows of several tables, given as (id, schema version, dim, keys (n)).
+
+        Returns:
+            For each table rows (n, dim), zeros where not answered; versions (n); found (n), False where the row is the
+            table's default; and answered (n). And for each shard None, when it has none of the keys, or (number of the
+            version that answered, code of its error or 0, message).
+
+        Raises:
+            InvalidArgument: a dim or deadline is out of range.
+        """

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 HASH_VERSION: int
 STALENESS_BOUNDS: list[int]
+NOT_FOLLOWED: int  # in a cursor's versions: the follower does not want this slot
 
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
     """Registers how a native error (number of its code, message) becomes an exception."""
@@ -17,6 +18,12 @@ def row_hash(table_id: int, key: int) -> int:
 
 def slot_of(hash: int, slot_count: int = 16384) -> int:  # noqa: A002
     """The slot of a row hash. Raises InvalidArgument unless ``slot_count`` is a power of two in [2, 65536]."""
+
+def slots_of(table_id: int, keys: NDArray[np.uint64], slot_count: int) -> NDArray[np.uint32]:
+    """The slot of each key (n) of a table. Raises InvalidArgument as ``slot_of``."""
+
+def routes_to_canary(routing_key: int, share: float) -> bool:
+    """Whether a routing key, which is not 0, belongs to the share [0, 1] of keys that a canary answers."""
 
 def key_of_bytes(bytes: bytes, /) -> int:  # noqa: A002
     """63-bit key of a string's bytes."""
@@ -97,7 +104,7 @@ class TableSchema:
         name: str,
         dim: int,
         version: int = 1,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",  # int8: read, never trained
         seed: int = 0,
         init: InitSpec = ...,
         optimizer: OptimizerSpec = ...,
@@ -148,6 +155,7 @@ class Store:
             refused when it is not this shard's (InvalidArgument) or in use (FailedPrecondition).
         ssd_bytes: of files in it; 0 is what the disk has.
         cluster_id, shard: whose the folder is.
+        change_log_bytes: of what followers have not taken yet; nothing is kept while there is no cursor.
     """
 
     def __init__(
@@ -160,6 +168,7 @@ class Store:
         ssd_bytes: int = 0,
         cluster_id: int = 0,
         shard: int = 0,
+        change_log_bytes: int = 67108864,
     ) -> None: ...
     @property
     def memory_budget_bytes(self) -> int: ...
@@ -229,6 +238,55 @@ class Store:
         """
 
     def stats(self) -> list[TableStats]: ...
+    def change_versions(self) -> NDArray[np.uint64]:
+        """(slot_count) version of each slot now: lineage << 48 | sequence of its last change."""
+
+    def open_cursor(
+        self, name: str, versions: NDArray[np.uint64], *, tables: Sequence[int] = (), idle_sec: int = 0
+    ) -> None:
+        """Changes are kept for this follower from now on; a cursor of the same name begins anew.
+
+        Args:
+            versions: (slot_count) up to which the follower has everything of each slot; 0: it has nothing (also of
+                another lineage); NOT_FOLLOWED: it does not want the slot.
+            tables: ids; empty: all.
+            idle_sec: without a call that names the cursor, after which ``close_idle_cursors`` ends it; 0: never.
+
+        Raises:
+            InvalidArgument: not one version for each slot.
+            ResourceExhausted: ``change_log_bytes`` is too small.
+        """
+
+    def close_cursor(self, name: str) -> None: ...
+    def close_idle_cursors(self) -> None: ...
+    def has_cursor(self, name: str) -> bool: ...
+    def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[bytes, int, int, bool]:
+        """A page (cpp_ext/store/change_page.h) of what the cursor has not got: its bytes, how many slots it has (0: the
+        cursor has everything), where the next page begins to look, and whether nothing is left. Raises NotFound.
+        """
+
+    def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:
+        """The follower has applied ``slots`` up to ``versions``. Raises NotFound."""
+
+    def apply_changes(self, page: bytes) -> dict[str, Any]:
+        """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
+
+        Returns:
+            ``slots``, ``versions`` (to be acknowledged) and ``oldest_at_ms`` (of each slot's oldest change, low half of
+            the clock in milliseconds, 0: not known), arrays of one length; ``rows``, ``unchanged`` and ``erased``.
+
+        Raises:
+            DataLoss: the page is damaged; nothing was changed.
+            FailedPrecondition: a table here has another dim or schema version.
+        """
+
+    def assign_versions(
+        self, table_id: int, keys: NDArray[np.uint64], versions: NDArray[np.uint64], rows: NDArray[np.float32]
+    ) -> None:
+        """As ``assign``, with the versions (n) that the rows have elsewhere."""
+
+    def change_stats(self) -> dict[str, int]:
+        """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots."""
 
 class Server:
     """The data-plane server of one shard: listens and serves from its own threads once made.
@@ -245,6 +303,7 @@ class Server:
         default_deadline_ms: of requests that carry none.
         hello_timeout_ms: for the first frame of a connection.
         stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
+        unix_path: of a Unix socket to listen on as well; "": none.
 
     Raises:
         Unavailable: the port is taken (names host:port).
@@ -267,6 +326,7 @@ class Server:
         default_deadline_ms: int = 30000,
         hello_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
+        unix_path: str = "",
     ) -> None: ...
     @property
     def port(self) -> int: ...
@@ -315,6 +375,27 @@ class Server:
 
     def drop_job(self, job_id: int, operation: int = 0) -> None:
         """Forgets a job; pulls that wait for it get NotFound. Raises NotFound, FailedPrecondition (older operation)."""
+
+    def set_model(
+        self,
+        handle: int,
+        store: Store,
+        number: int,
+        *,
+        canary: Store | None = None,
+        canary_number: int = 0,
+        canary_share: float = 0.0,
+    ) -> None:
+        """Answers lookups of a handle (``id_of_name("MODEL@VERSION")`` or of an alias) from ``store`` from now on;
+        those under way are ended from what they began with.
+
+        Args:
+            number: of the version, in every reply.
+            canary: answers the share [0, 1] of routing keys that their hash chooses; None: nothing does.
+        """
+
+    def remove_model(self, handle: int) -> None:
+        """Lookups of the handle are NotFound from now on."""
 
     def count_write(self, table_id: int) -> None:
         """To be called when rows of a table were changed or dropped without a frame."""

@@ -9,6 +9,7 @@
 namespace sparserow::bindings {
 
 void bind_shards(pybind11::module_& module);  // client_shards.cc: Shards, Client
+void bind_lookup(pybind11::module_& module);  // client_lookup.cc: LookupClient
 
 }  // namespace sparserow::bindings
 
@@ -16,6 +17,7 @@ PYBIND11_MODULE(_client, module) {
   module.doc() = "Data-plane client and session of a worker.";
   sparserow::bindings::bind_errors(module);
   sparserow::bindings::bind_shards(module);
+  sparserow::bindings::bind_lookup(module);
   sparserow::bindings::bind_local_shards(module);
   sparserow::bindings::bind_session(module);
   sparserow::bindings::bind_cache(module);

@@ -92,6 +92,16 @@ void drop_job(rpc::Server& server, std::uint32_t job_id, std::uint64_t operation
   raise_if_error(status);
 }
 
+void set_model(rpc::Server& server, std::uint32_t handle, std::shared_ptr<Store> store, std::uint64_t number,
+               std::shared_ptr<Store> canary, std::uint64_t canary_number, double canary_share) {
+  if (!(canary_share >= 0.0 && canary_share <= 1.0)) {
+    raise_if_error(
+        {Code::kInvalidArgument, "canary_share: " + std::to_string(canary_share) + " is not allowed; allowed: [0, 1]"});
+  }
+  const py::gil_scoped_release unlocked;
+  server.models().set(handle, {{std::move(store), number}, {std::move(canary), canary_number}, canary_share});
+}
+
 py::dict stats(const rpc::Server& server) {
   const rpc::ServerStats stats = server.stats();
   py::dict out;
@@ -130,15 +140,17 @@ py::dict stats(const rpc::Server& server) {
 
 void bind_shard(py::module_& module) {
   const rpc::ServerOptions defaults;
+  module.def("routes_to_canary", &rpc::routes_to_canary, py::arg("routing_key"), py::arg("share"));
   module.attr("STALENESS_BOUNDS") = py::cast(rpc::StalenessHistogram::kBounds);
   py::class_<rpc::Server>(module, "Server")
       .def(py::init([](std::shared_ptr<Store> store, std::string host, std::uint16_t port, std::uint32_t io_threads,
                        std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,
                        std::uint64_t kept_budget_bytes, std::uint32_t max_connections, std::uint64_t cluster_id,
                        std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
-                       std::uint32_t stall_timeout_ms) {
+                       std::uint32_t stall_timeout_ms, std::string unix_path) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
+                                             .unix_path = std::move(unix_path),
                                              .io_threads = io_threads,
                                              .max_frame_bytes = max_frame_bytes,
                                              .inflight_budget_bytes = inflight_budget_bytes,
@@ -157,7 +169,7 @@ void bind_shard(py::module_& module) {
            py::arg("max_connections") = defaults.max_connections, py::arg("cluster_id") = defaults.cluster_id,
            py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,
            py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
-           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms)
+           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "")
       .def_property_readonly("port", &rpc::Server::port)
       .def("set_route", &set_route, py::arg("route_epoch"), py::arg("slot_owner"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
@@ -165,6 +177,11 @@ void bind_shard(py::module_& module) {
       .def("hold_job", &hold_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"))
       .def("drop_job", &drop_job, py::arg("job_id"), py::arg("operation") = 0)
       .def("count_write", &rpc::Server::count_write, py::arg("table_id"))
+      .def("set_model", &set_model, py::arg("handle"), py::arg("store"), py::arg("number"), py::kw_only(),
+           py::arg("canary") = std::shared_ptr<Store>(), py::arg("canary_number") = 0, py::arg("canary_share") = 0.0)
+      .def(
+          "remove_model", [](rpc::Server& server, std::uint32_t handle) { server.models().remove(handle); },
+          py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
       .def(
           "drain",

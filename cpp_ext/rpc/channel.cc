@@ -19,14 +19,26 @@ std::uint32_t ms_until(Channel::Clock::time_point deadline, Channel::Clock::time
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(left, 1, UINT32_MAX));
 }
 
+// "shard 1 (127.0.0.1:7001)"
+std::string name_of(std::uint32_t index, const Endpoint& endpoint) {
+  std::string name = "shard " + std::to_string(index);
+  name += " (";
+  name += endpoint.host;
+  if (!endpoint.host.starts_with("unix:")) {
+    name += ':';
+    name += std::to_string(endpoint.port);
+  }
+  name += ')';
+  return name;
+}
+
 }  // namespace
 
 Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats)
     : index_(index),
       options_(options),
       stats_(stats),
-      name_("shard " + std::to_string(index) + " (" + options.shards[index].host + ":" +
-            std::to_string(options.shards[index].port) + ")"),
+      name_(name_of(index, options.shards[index])),
       jitter_(std::random_device{}()),
       staging_(kStagingBytes) {}
 
@@ -60,7 +72,7 @@ Status Channel::refusal_of(const Request& request) const {
                                               "; send fewer rows at a time");
   }
   if ((request.needs & ~features_) != 0) {
-    return Status(Code::kFailedPrecondition, "it is of an earlier build and knows no exact prefetch");
+    return Status(Code::kFailedPrecondition, "it is of an earlier build, which cannot answer such a request");
   }
   return Status::ok();
 }
@@ -138,7 +150,7 @@ void Channel::break_off(const std::string& reason) {
 void Channel::dial(Clock::time_point now) {
   attempt_until_ = now + std::chrono::milliseconds(options_.connect_timeout_ms);
   const Endpoint& endpoint = options_.shards[index_];
-  auto stream = start_tcp_connect(endpoint.host, endpoint.port);
+  auto stream = start_connect(endpoint.host, endpoint.port);
   if (!stream.is_ok()) {
     break_off(stream.status().message());
     return;

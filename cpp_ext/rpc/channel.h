@@ -45,8 +45,8 @@ struct Request {
   std::uint64_t needs = 0;  // Features that the shard must have
   std::vector<RowsSink> sinks;
   std::chrono::steady_clock::time_point deadline;
-  std::uint32_t* open_requests = nullptr;     // counted down when done
-  std::uint64_t* writes_of_others = nullptr;  // of a pull flagged kFrameWrites: where the count goes
+  std::uint32_t* open_requests = nullptr;   // counted down when done
+  std::uint64_t* reply_sequence = nullptr;  // where `sequence` of a ROWS goes, for who wants it
 
   // Written by the channel.
   bool done = false;

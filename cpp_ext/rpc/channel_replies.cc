@@ -303,7 +303,7 @@ Status Channel::on_frame_end() {
   const bool collected = std::exchange(collecting_, false);
   if (static_cast<FrameType>(reply_header_.type) == FrameType::kRows) {
     if (sink_ != request.sinks.size()) return malformed("fewer tables than asked for");
-    if (request.writes_of_others != nullptr) *request.writes_of_others = reply_header_.sequence;
+    if (request.reply_sequence != nullptr) *request.reply_sequence = reply_header_.sequence;
   } else if (collected && static_cast<FrameType>(reply_header_.type) == FrameType::kError) {
     SectionReader sections(collected_, reply_header_.section_count);
     auto section = sections.next();

@@ -81,6 +81,7 @@ class Client::Impl {
 
   Status connect();
   Status pull(std::span<const TablePull> tables, const CallOptions& options);
+  Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   Status push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options, std::uint8_t flags,
               bool every_shard);
   Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags);
@@ -104,6 +105,7 @@ class Client::Impl {
     std::condition_variable wake;
   };
 
+  void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
   void lead(Lock& lock, Call& call);
@@ -257,37 +259,76 @@ Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& 
         if (options.writes_of_others != nullptr) {
           out->request.header.flags |= kFrameWrites;
           out->request.needs |= kFeatureWriteCounts;
-          out->request.writes_of_others = options.writes_of_others + shard;
+          out->request.reply_sequence = options.writes_of_others + shard;
         }
       }
-      TableHead& head = out->heads.emplace_back();
-      head.descriptor.table_id = table.table_id;
-      head.descriptor.schema_version = table.schema_version;
-      head.descriptor.dim = table.dim;
-      head.descriptor.dtype = options_.wire_dtype;
-      head.descriptor.n = n;
-      head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
-                                                        (table.found != nullptr ? kTableFound : 0) |
-                                                        (table.known != nullptr ? kTableKnown : 0));
-      head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
-      head.section.flags = kSectionRequired;
-      const bool conditional = table.known != nullptr;
-      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
-      add_piece(out->request, &head, sizeof head);
-      add_piece(out->request, table.keys.data() + begin, std::size_t{n} * 8);
-      if (conditional) {
-        add_piece(out->request, table.known + begin, std::size_t{n} * 8);
-        out->request.needs |= kFeatureConditionalPull;
-      }
-      ++out->request.header.section_count;
-      out->request.sinks.push_back({.expected = head.descriptor,
-                                    .rows = table.rows + std::size_t{begin} * table.dim,
-                                    .versions = table.versions != nullptr ? table.versions + begin : nullptr,
-                                    .found = table.found != nullptr ? table.found + begin : nullptr,
-                                    .changed = table.changed != nullptr ? table.changed + begin : nullptr});
+      add_keys(*out, table, shard);
     }
   }
   return run(call);
+}
+
+// A shard's keys of one table, and where its rows go. The heads have their room.
+void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const {
+  const std::uint32_t begin = table.shard_begin[shard];
+  const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+  TableHead& head = out.heads.emplace_back();
+  head.descriptor.table_id = table.table_id;
+  head.descriptor.schema_version = table.schema_version;
+  head.descriptor.dim = table.dim;
+  head.descriptor.dtype = options_.wire_dtype;
+  head.descriptor.n = n;
+  head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
+                                                    (table.found != nullptr ? kTableFound : 0) |
+                                                    (table.known != nullptr ? kTableKnown : 0));
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  head.section.flags = kSectionRequired;
+  const bool conditional = table.known != nullptr;
+  head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
+  add_piece(out.request, &head, sizeof head);
+  add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+  if (conditional) {
+    add_piece(out.request, table.known + begin, std::size_t{n} * 8);
+    out.request.needs |= kFeatureConditionalPull;
+  }
+  ++out.request.header.section_count;
+  out.request.sinks.push_back({.expected = head.descriptor,
+                               .rows = table.rows + std::size_t{begin} * table.dim,
+                               .versions = table.versions != nullptr ? table.versions + begin : nullptr,
+                               .found = table.found != nullptr ? table.found + begin : nullptr,
+                               .changed = table.changed != nullptr ? table.changed + begin : nullptr});
+}
+
+Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptions& options,
+                            std::vector<ShardAnswer>& answers) {
+  for (const TablePull& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("lookup", table.dim, table.keys, table.shard_begin, shards()));
+  }
+  answers.assign(shards(), {});
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      if (table.shard_begin[shard + 1] == table.shard_begin[shard]) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kLookup, FrameType::kRows, kNoStep);
+        out->heads.reserve(tables.size());
+        out->request.header.namespace_id = options.model;
+        out->request.header.sequence = options.routing_key;
+        out->request.needs |= kFeatureLookup;
+        out->request.reply_sequence = &answers[shard].version;
+      }
+      add_keys(*out, table, shard);
+    }
+  }
+  const Status status = run(call);
+  bool is_theirs = false;
+  for (const Outgoing& out : call.requests) {
+    answers[out.request.shard].is_asked = true;
+    answers[out.request.shard].status = out.request.status;
+    is_theirs |= !out.request.status.is_ok();
+  }
+  return is_theirs ? Status::ok() : status;
 }
 
 Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options,
@@ -429,7 +470,7 @@ Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
   SR_RETURN_IF_ERROR(check_slot_owner(options.slot_owner, static_cast<std::uint32_t>(options.shards.size())));
   if (!is_valid(options.wire_dtype)) return Status(Code::kInvalidArgument, "wire_dtype: not a known dtype");
   std::shared_ptr<Client> client(new Client(std::make_unique<Impl>(options)));
-  SR_RETURN_IF_ERROR(client->impl_->connect());
+  if (!options.is_lazy) SR_RETURN_IF_ERROR(client->impl_->connect());
   return client;
 }
 
@@ -467,6 +508,10 @@ Result<std::uint64_t> Client::erase(std::uint32_t table_id, std::span<const std:
 Result<ScanPage> Client::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                               bool with_state, const CallOptions& options) {
   return impl_->scan(shard, table_id, cursor, max_rows, with_state, options);
+}
+Status Client::lookup(std::span<const TablePull> tables, const LookupOptions& options,
+                      std::vector<ShardAnswer>& answers) {
+  return impl_->lookup(tables, options, answers);
 }
 ClientStats Client::stats() const { return impl_->stats(); }
 

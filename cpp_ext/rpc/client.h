@@ -21,7 +21,7 @@
 namespace sparserow::rpc {
 
 struct Endpoint {
-  std::string host;
+  std::string host;  // or unix:PATH
   std::uint16_t port = 0;
 };
 
@@ -37,6 +37,7 @@ struct ClientOptions {
   Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
   bool frame_crc = false;                    // checksum every frame, both ways
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
+  bool is_lazy = false;                      // connect() does not wait: shards are dialled when they are asked
 };
 
 struct ClientStats {
@@ -45,6 +46,19 @@ struct ClientStats {
   std::uint64_t bytes_received = 0;
   std::uint64_t reconnects = 0;
   std::uint64_t retries = 0;
+};
+
+// What one shard made of a lookup.
+struct ShardAnswer {
+  bool is_asked = false;      // it owns a key
+  Status status;              // not ok: the rows of its keys are not there
+  std::uint64_t version = 0;  // of the model, that answered
+};
+
+struct LookupOptions {
+  std::uint32_t model = 0;        // handle: rpc/served_models.h
+  std::uint64_t routing_key = 0;  // chooses between an alias's versions; 0: never the canary
+  std::chrono::milliseconds deadline{30'000};
 };
 
 class Client final : public Shards {
@@ -69,6 +83,9 @@ class Client final : public Shards {
   // A page may hold fewer rows than asked for; next_cursor 0 says the end.
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                         bool with_state, const CallOptions& options) override;
+  // Rows of a served model, as pull(); answers has an entry per shard. A shard that fails, or does not answer in time,
+  // is said there, and its rows are unspecified. InvalidArgument: the request itself is wrong.
+  Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   [[nodiscard]] ClientStats stats() const;
 
  private:

@@ -26,10 +26,11 @@ namespace sparserow::rpc {
 
 struct PullRequest {
   FrameHeader header;
+  std::shared_ptr<Store> store;
   std::vector<PullPart> parts;
-  std::uint64_t reply_bytes = 0;       // of the reply's body
-  std::uint64_t writes_of_others = 0;  // when asked
-  Buffer body;                         // owns the keys of a pull that is parked
+  std::uint64_t reply_bytes = 0;     // of the reply's body
+  std::uint64_t reply_sequence = 0;  // writes of others, when asked; of a lookup the version that answers
+  Buffer body;                       // owns the keys of a pull that is parked
   Charge charge;
 };
 
@@ -81,11 +82,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Status check_hello(const FrameHeader& header, std::span<const std::byte> body, std::vector<std::byte>& reply) const;
   Status check_request(const FrameHeader& header) const;
-  Status check_table(const TableDescriptor& descriptor) const;
+  static Status check_table(const Store& store, const TableDescriptor& descriptor);
   Status check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
   Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
   Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
+  Task<Outcome> serve_lookup(const FrameHeader& header, Body& body);
+  // Takes the tables and keys of a request's body over, and plans its reply.
+  Outcome plan_pull(const Body& body, PullRequest& request) const;
   void count_writes(PullRequest& request);
   [[nodiscard]] static FrameHeader rows_header(const PullRequest& request);
   // Runs a request that may wait for the SSD where it holds up no other connection.

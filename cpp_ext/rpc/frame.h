@@ -7,6 +7,7 @@
 //   HELLO_ACK  server -> client  section HELLO
 //   PULL       client -> server  section TABLE_KEYS per table        header.step: clock, or kNoStep
 //   ROWS       server -> client  section TABLE_ROWS per table, in the order asked
+//   LOOKUP     client -> server  section TABLE_KEYS per table        a PULL of a served model; answered by ROWS
 //   PREPARE    client -> server  section TABLE_GRADS per table       held, memory reserved, nothing applied
 //   COMMIT     client -> server  section TABLE_GRADS per table (one-phase), or none
 //   ABORT      client -> server  none                                drops what was prepared under sequence
@@ -30,6 +31,9 @@
 //
 // A PULL flagged kFrameWrites has in its reply's `sequence` how often others than this worker wrote to the tables it
 // names, up to a constant (rpc/write_counts.h), as of before its rows were read. It may name tables without keys.
+//
+// A LOOKUP names its model by header.namespace_id (rpc/served_models.h) and by header.sequence a key that routes
+// between versions, or 0; `sequence` of the reply is the number of the version that answered. A feature of HELLO.
 //
 // Unknown sections are skipped unless flagged kRequired, then the frame is refused. Lengths are checked
 // before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO). Every length is a
@@ -65,8 +69,10 @@ inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // of a row that the cl
 enum Features : std::uint64_t {
   kFeatureConditionalPull = 1,
   kFeatureWriteCounts = 2,
+  kFeatureLookup = 4,
 };
-inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts;  // of this build
+inline constexpr std::uint64_t kFeatures =
+    kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup;  // of this build
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -84,6 +90,7 @@ enum class FrameType : std::uint16_t {
   kScanPage = 13,
   kPing = 14,
   kPong = 15,
+  kLookup = 16,
 };
 
 enum FrameFlags : std::uint8_t {
@@ -105,7 +112,8 @@ struct FrameHeader {
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
   std::uint32_t route_epoch = 0;
-  std::uint64_t sequence = 0;  // of commits, ASSIGN and DELETE by this worker; of ROWS: kFrameWrites; 0 where none
+  std::uint64_t sequence =
+      0;  // of commits, ASSIGN and DELETE by this worker; of ROWS: kFrameWrites, LOOKUP; 0 where none
   std::int64_t step = kNoStep;
   std::uint32_t section_count = 0;
   std::uint32_t crc32c = 0;

@@ -76,8 +76,8 @@ Status Connection::check_request(const FrameHeader& header) const {
   return Status::ok();
 }
 
-Status Connection::check_table(const TableDescriptor& descriptor) const {
-  const auto schema = core_.store->schema(descriptor.table_id);
+Status Connection::check_table(const Store& store, const TableDescriptor& descriptor) {
+  const auto schema = store.schema(descriptor.table_id);
   if (!schema) {
     return no_table(descriptor.table_id);
   }
@@ -119,7 +119,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
   }
   if (type != FrameType::kPull && type != FrameType::kPrepare && type != FrameType::kCommit &&
       type != FrameType::kAbort && type != FrameType::kAssign && type != FrameType::kDelete &&
-      type != FrameType::kScan) {
+      type != FrameType::kScan && type != FrameType::kLookup) {
     co_return Outcome{Status(Code::kInvalidArgument, "header.type: " + std::to_string(header.type) + " (" +
                                                          std::string(type_name(type)) + ") is not a request"),
                       true,
@@ -131,6 +131,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
         Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
   }
   if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline);
+  if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body);
   // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.
   if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on_disk_threads(header, body);
   co_return serve_write_or_scan(header, body);
@@ -179,31 +180,59 @@ Connection::Outcome Connection::parse_tables(const FrameHeader& header, std::spa
 
 Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& header, Body& body,
                                                              Clock::time_point deadline) {
-  std::vector<TableView> views;
-  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
-    co_return outcome;
-  }
   auto request = std::make_shared<PullRequest>();
   request->header = header;
-  for (const TableView& view : views) {
-    if (Status status = check_table(view.descriptor); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
-    request->parts.push_back({view.descriptor, view.keys, view.known});
-    request->reply_bytes += reply_section_bytes(request->parts.back());
-  }
-  if (request->reply_bytes > core_.options.max_frame_bytes) {
-    co_return Outcome{
-        Status(Code::kInvalidArgument,
-               "the reply would have " + std::to_string(request->reply_bytes) + " bytes, a frame has at most " +
-                   std::to_string(core_.options.max_frame_bytes) + "; pull fewer rows at a time"),
-        false,
-        {}};
-  }
+  request->store = core_.store;
+  if (Outcome outcome = plan_pull(body, *request); !outcome.status.is_ok()) co_return outcome;
   if (header.step != kNoStep) {
     bool parked = false;
     Outcome outcome = park_until_readable(request, body, deadline, parked);
     if (parked || !outcome.status.is_ok()) co_return outcome;
   }
   if (!co_await send_rows(*request)) closed_ = true;
+  co_return Outcome{};
+}
+
+Connection::Outcome Connection::plan_pull(const Body& body, PullRequest& request) const {
+  std::vector<TableView> views;
+  Outcome outcome = parse_tables(request.header, body.bytes, SectionKind::kTableKeys, views);
+  if (!outcome.status.is_ok()) return outcome;
+  for (const TableView& view : views) {
+    if (Status status = check_table(*request.store, view.descriptor); !status.is_ok()) {
+      return {std::move(status), false, {}};
+    }
+    request.parts.push_back({view.descriptor, view.keys, view.known});
+    request.reply_bytes += reply_section_bytes(request.parts.back());
+  }
+  if (request.reply_bytes > core_.options.max_frame_bytes) {
+    return {Status(Code::kInvalidArgument,
+                   "the reply would have " + std::to_string(request.reply_bytes) + " bytes, a frame has at most " +
+                       std::to_string(core_.options.max_frame_bytes) + "; pull fewer rows at a time"),
+            false,
+            {}};
+  }
+  return outcome;
+}
+
+Connection::Task<Connection::Outcome> Connection::serve_lookup(const FrameHeader& header, Body& body) {
+  const ServedVersion served = core_.models.find(header.namespace_id, header.sequence);
+  if (served.store == nullptr) {
+    co_return Outcome{Status(Code::kNotFound, "model: there is none with handle " +
+                                                  std::to_string(header.namespace_id) + " in this process"),
+                      false,
+                      {}};
+  }
+  PullRequest request;
+  request.header = header;
+  request.header.step = kNoStep;  // a lookup has no clock
+  request.store = served.store;
+  request.reply_sequence = served.number;
+  if (Outcome outcome = plan_pull(body, request); !outcome.status.is_ok()) co_return outcome;
+  for (const PullPart& part : request.parts) {
+    Status status = check_owner(part.descriptor.table_id, part.keys);
+    if (!status.is_ok()) co_return Outcome{std::move(status), false, {}};
+  }
+  if (!co_await send_rows(request)) closed_ = true;
   co_return Outcome{};
 }
 
@@ -294,19 +323,19 @@ FrameHeader Connection::rows_header(const PullRequest& request) {
   FrameHeader header = reply_to(request.header, FrameType::kRows);
   header.section_count = static_cast<std::uint32_t>(request.parts.size());
   header.body_bytes = static_cast<std::uint32_t>(request.reply_bytes);
-  header.sequence = request.writes_of_others;
+  header.sequence = request.reply_sequence;
   return header;
 }
 
 Connection::Task<Status> Connection::bring_rows(const PullRequest& request) {
-  const bool blocks =
-      core_.disk != nullptr && std::any_of(request.parts.begin(), request.parts.end(), [this](const PullPart& part) {
-        return core_.store->would_block(part.descriptor.table_id, part.keys);
-      });
+  const bool blocks = core_.disk != nullptr &&
+                      std::any_of(request.parts.begin(), request.parts.end(), [&request](const PullPart& part) {
+                        return request.store->would_block(part.descriptor.table_id, part.keys);
+                      });
   if (!blocks) co_return Status::ok();
-  const auto bring = [this, &request]() -> Task<Status> {
+  const auto bring = [&request]() -> Task<Status> {
     for (const PullPart& part : request.parts) {
-      Status status = core_.store->bring(part.descriptor.table_id, part.keys);
+      Status status = request.store->bring(part.descriptor.table_id, part.keys);
       if (!status.is_ok()) co_return status;
     }
     co_return Status::ok();
@@ -343,7 +372,7 @@ void Connection::count_writes(PullRequest& request) {
   if ((header.flags & kFrameWrites) == 0) return;
   std::vector<std::uint32_t> tables;
   for (const PullPart& part : request.parts) tables.push_back(part.descriptor.table_id);
-  request.writes_of_others =
+  request.reply_sequence =
       core_.commits.writes().by_others(tables, {header.job_id, header.worker_id, header.worker_epoch});
 }
 
@@ -367,7 +396,7 @@ Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
       extras.found = reinterpret_cast<std::uint8_t*>(packer.claim(n));
       packer.zero(padded8(n) - n);
     }
-    status = core_.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);
+    status = request.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);
     if (!status.is_ok()) break;
     core_.counters.rows_pulled += n;
   }
@@ -385,7 +414,7 @@ Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
 }
 
 Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
-  const auto body = changed_rows_body(*core_.store, request.parts);
+  const auto body = changed_rows_body(*request.store, request.parts);
   if (!body.is_ok()) {
     ++core_.counters.frames_refused;
     const auto refusal = error_frame(reply_to(request.header, FrameType::kError), body.status());
@@ -408,7 +437,7 @@ Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
 // in between cannot be told any more: the connection ends, and the retry learns it.
 Connection::Task<bool> Connection::send_rows_chunked(PullRequest& request) {
   const FrameHeader header = rows_header(request);
-  RowChunks chunks(core_, header, request.parts);
+  RowChunks chunks(core_, *request.store, header, request.parts);
   while (true) {
     const auto bytes = chunks.next();
     if (!bytes.is_ok()) co_return false;
@@ -452,7 +481,7 @@ Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& bo
                 .blocks = {},
                 .owner = nullptr};
   for (const TableView& view : views) {
-    Status status = check_table(view.descriptor);
+    Status status = check_table(*core_.store, view.descriptor);
     if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
     if (!status.is_ok()) return {std::move(status), false, {}};
     commit.blocks.push_back({.table_id = view.descriptor.table_id,
@@ -508,7 +537,7 @@ Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Bo
     // All memory is promised before the first row is set: a frame is assigned whole or not at all.
     std::vector<Store::Reservation> reservations;
     for (const TableView& view : views) {
-      SR_RETURN_IF_ERROR(check_table(view.descriptor));
+      SR_RETURN_IF_ERROR(check_table(*core_.store, view.descriptor));
       SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
       auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
       if (!reservation.is_ok()) return reservation.status();

@@ -73,8 +73,14 @@ std::uint64_t reply_section_bytes(const PullPart& part) noexcept {
 }
 
 struct RowChunks::Shared {
-  Shared(ServerCore& server, const FrameHeader& reply, std::span<const PullPart> asked)
-      : core(server), header(reply), parts(asked), chunks(plan(asked)), versions(asked.size()), found(asked.size()) {
+  Shared(ServerCore& server, const Store& rows_of, const FrameHeader& reply, std::span<const PullPart> asked)
+      : core(server),
+        store(rows_of),
+        header(reply),
+        parts(asked),
+        chunks(plan(asked)),
+        versions(asked.size()),
+        found(asked.size()) {
     for (std::size_t p = 0; p < parts.size(); ++p) {
       if (wants(parts[p], kTableVersions)) versions[p].resize(parts[p].keys.size());
       if (wants(parts[p], kTableFound)) found[p].resize(padded8(parts[p].keys.size()));
@@ -119,8 +125,8 @@ struct RowChunks::Shared {
       PullExtras extras;
       if (!versions[slice.part].empty()) extras.versions = versions[slice.part].data() + slice.begin;
       if (!found[slice.part].empty()) extras.found = found[slice.part].data() + slice.begin;
-      SR_RETURN_IF_ERROR(core.store->pull(part.descriptor.table_id, part.keys.subspan(slice.begin, slice.count),
-                                          part.descriptor.dtype, at, extras));
+      SR_RETURN_IF_ERROR(store.pull(part.descriptor.table_id, part.keys.subspan(slice.begin, slice.count),
+                                    part.descriptor.dtype, at, extras));
       const std::size_t bytes = slice.count * row_bytes_of(part);
       at += bytes;
       if (slice.begin + slice.count == part.keys.size()) {
@@ -134,6 +140,7 @@ struct RowChunks::Shared {
   }
 
   ServerCore& core;
+  const Store& store;
   const FrameHeader header;
   const std::span<const PullPart> parts;
   const std::vector<Chunk> chunks;
@@ -156,8 +163,8 @@ struct RowChunks::Shared {
   int tail = 0;
 };
 
-RowChunks::RowChunks(ServerCore& core, const FrameHeader& header, std::span<const PullPart> parts)
-    : shared_(std::make_shared<Shared>(core, header, parts)) {}
+RowChunks::RowChunks(ServerCore& core, const Store& store, const FrameHeader& header, std::span<const PullPart> parts)
+    : shared_(std::make_shared<Shared>(core, store, header, parts)) {}
 
 RowChunks::~RowChunks() {
   std::unique_lock lock(shared_->mutex);

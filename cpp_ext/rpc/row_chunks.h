@@ -33,8 +33,8 @@ class RowChunks {
   static constexpr std::size_t kChunkBytes = 256u << 10;
   static constexpr std::size_t kAhead = 4;
 
-  // parts and what their keys point to must outlive the object. `header` is the reply's, complete.
-  RowChunks(ServerCore& core, const FrameHeader& header, std::span<const PullPart> parts);
+  // store, parts and what their keys point to must outlive the object. `header` is the reply's, complete.
+  RowChunks(ServerCore& core, const Store& store, const FrameHeader& header, std::span<const PullPart> parts);
   RowChunks(const RowChunks&) = delete;
   RowChunks& operator=(const RowChunks&) = delete;
   ~RowChunks();  // waits for a chunk that another thread is gathering

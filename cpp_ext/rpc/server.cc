@@ -43,17 +43,17 @@ Status check(const ServerOptions& options) {
 
 class Server::Impl {
  public:
-  Impl(const ServerOptions& options, std::shared_ptr<Store> store, int listener)
-      : core_(options, std::move(store)),
-        listener_fd_(listener),
-        port_(local_port(listener)),
-        listener_(core_.io, listener),
-        timer_(core_.io) {}
+  // unix_listener: -1 for none.
+  Impl(const ServerOptions& options, std::shared_ptr<Store> store, int listener, int unix_listener)
+      : core_(options, std::move(store)), port_(local_port(listener)), timer_(core_.io) {
+    listeners_.emplace_back(core_.io, listener);
+    if (unix_listener >= 0) listeners_.emplace_back(core_.io, unix_listener);
+  }
 
   ~Impl() { stop(); }
 
   void run() {
-    asio::co_spawn(core_.io, accept_loop(), asio::detached);
+    for (auto& listener : listeners_) asio::co_spawn(core_.io, accept_loop(listener), asio::detached);
     asio::co_spawn(core_.io, tick_loop(), asio::detached);
     for (std::uint32_t i = 0; i < core_.options.io_threads; ++i) {
       threads_.emplace_back([this] { core_.io.run(); });
@@ -67,15 +67,14 @@ class Server::Impl {
   [[nodiscard]] ServerCore& core() noexcept { return core_; }
 
  private:
-  asio::awaitable<void> accept_loop();
+  asio::awaitable<void> accept_loop(asio::posix::stream_descriptor& listener);
   asio::awaitable<void> tick_loop();
   void admit(int fd);
   std::vector<std::shared_ptr<Connection>> connections();
 
   ServerCore core_;
-  const int listener_fd_;
   const std::uint16_t port_;
-  asio::posix::stream_descriptor listener_;  // owns the listening fd
+  std::list<asio::posix::stream_descriptor> listeners_;  // own the listening fds
   asio::steady_timer timer_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
@@ -83,18 +82,18 @@ class Server::Impl {
   std::list<std::weak_ptr<Connection>> connections_;  // guarded by connections_mutex_
 };
 
-asio::awaitable<void> Server::Impl::accept_loop() {
+asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& listener) {
   asio::steady_timer pause(core_.io);
   while (!stopping_) {
-    const int fd = ::accept4(listener_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd = ::accept4(listener.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
       admit(fd);
       continue;
     }
     asio::error_code error;
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED) {
-      co_await listener_.async_wait(asio::posix::stream_descriptor::wait_read,
-                                    asio::redirect_error(asio::use_awaitable, error));
+      co_await listener.async_wait(asio::posix::stream_descriptor::wait_read,
+                                   asio::redirect_error(asio::use_awaitable, error));
       if (error) co_return;
     } else {  // out of descriptors or memory: those that exist are served, new ones wait in the backlog
       pause.expires_after(std::chrono::milliseconds(100));
@@ -104,7 +103,7 @@ asio::awaitable<void> Server::Impl::accept_loop() {
 }
 
 void Server::Impl::admit(int fd) {
-  auto stream = make_tcp_stream(fd);
+  auto stream = make_socket_stream(fd);
   if (core_.counters.connections_open >= core_.options.max_connections) {
     FrameHeader header;
     const auto refusal = error_frame(
@@ -164,7 +163,7 @@ void Server::Impl::stop() {
   core_.draining = true;
   core_.commits.fail_parked(Status(Code::kUnavailable, "the shard is stopping"));
   asio::post(core_.io, [this] {
-    listener_.close();
+    for (auto& listener : listeners_) listener.close();
     timer_.cancel();
   });
   for (const auto& connection : connections()) connection->close();
@@ -177,6 +176,7 @@ void Server::Impl::stop() {
   core_.io.stop();
   for (std::thread& thread : threads_) thread.join();
   if (core_.disk != nullptr) core_.disk->join();
+  if (!core_.options.unix_path.empty()) ::unlink(core_.options.unix_path.c_str());
 }
 
 ServerStats Server::Impl::stats() const {
@@ -200,7 +200,17 @@ Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, std:
   SR_RETURN_IF_ERROR(check(options));
   auto listener = listen_tcp(options.host, options.port);
   if (!listener.is_ok()) return listener.status();
-  std::unique_ptr<Server> server(new Server(std::make_unique<Impl>(options, std::move(store), listener.value())));
+  int unix_listener = -1;
+  if (!options.unix_path.empty()) {
+    const auto at_path = listen_unix(options.unix_path);
+    if (!at_path.is_ok()) {
+      ::close(listener.value());
+      return at_path.status();
+    }
+    unix_listener = at_path.value();
+  }
+  std::unique_ptr<Server> server(
+      new Server(std::make_unique<Impl>(options, std::move(store), listener.value(), unix_listener)));
   server->impl_->run();
   return server;
 }
@@ -230,6 +240,7 @@ Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
 }
 void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes().add(table_id, nullptr); }
 ServerStats Server::stats() const { return impl_->stats(); }
+ServedModels& Server::models() noexcept { return impl_->core().models; }
 void Server::drain(std::chrono::milliseconds deadline) { impl_->drain(deadline); }
 void Server::stop() { impl_->stop(); }
 

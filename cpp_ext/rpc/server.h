@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rpc/commit_log.h"
+#include "rpc/served_models.h"
 #include "rpc/staleness_histogram.h"
 #include "store/store.h"
 #include "util/status.h"
@@ -24,6 +25,7 @@ namespace sparserow::rpc {
 struct ServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;                            // 0: chosen by the OS
+  std::string unix_path = {};                        // of a Unix socket to listen on as well; empty: none
   std::uint32_t io_threads = 2;                      // [1, 256]
   std::uint32_t disk_threads = 4;                    // that wait for the SSD of a store that has one, [1, 256]
   std::uint32_t max_frame_bytes = 1u << 30;          // of one frame's body, [64 KiB, 2^32 - 8]
@@ -71,6 +73,8 @@ class Server {
   // To be called when rows of a table were changed or dropped without a frame.
   void count_write(std::uint32_t table_id);
   [[nodiscard]] ServerStats stats() const;
+  // What LOOKUP is answered from; `store` answers all other requests.
+  [[nodiscard]] ServedModels& models() noexcept;
 
   // Refuses new requests with kUnavailable, answers parked pulls so, and waits for the requests under
   // way, at most `deadline`.

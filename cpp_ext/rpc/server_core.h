@@ -14,6 +14,7 @@
 #include "rpc/buffer_pool.h"
 #include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
+#include "rpc/served_models.h"
 #include "rpc/server.h"
 #include "rpc/staleness_histogram.h"
 #include "store/store.h"
@@ -90,6 +91,7 @@ struct ServerCore {
 
   const ServerOptions options;
   const std::shared_ptr<Store> store;
+  ServedModels models;
   std::atomic<bool> draining{false};
   Counters counters;
   StalenessHistogram staleness;

@@ -5,6 +5,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,11 +39,11 @@ Transfer transfer_of(ssize_t moved, Transfer::Want want) noexcept {
   return {0, Transfer::Want::kNothing, errno};
 }
 
-class TcpStream final : public Stream {
+class SocketStream final : public Stream {
  public:
-  explicit TcpStream(int fd) : fd_(fd) {
+  explicit SocketStream(int fd) : fd_(fd) {
     const int one = 1;
-    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // a Unix socket has none, and no delay
     ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
@@ -103,18 +105,48 @@ Status resolve(const std::string& host, std::uint16_t port, int flags, AddressLi
   return Status(Code::kUnavailable, "cannot resolve " + host + ": " + ::gai_strerror(error));
 }
 
+constexpr std::string_view kUnixScheme = "unix:";
+
+Result<sockaddr_un> unix_address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    return Status(Code::kInvalidArgument, "unix socket '" + path + "': allowed: a path of 1 to " +
+                                              std::to_string(sizeof address.sun_path - 1) + " bytes");
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Result<int> unix_socket(const sockaddr_un& address, bool connects) {
+  FileDescriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto* name = reinterpret_cast<const sockaddr*>(&address);
+  if (fd.get() >= 0) {
+    const int failed = connects ? ::connect(fd.get(), name, sizeof address) : ::bind(fd.get(), name, sizeof address);
+    if (failed == 0 && (connects || ::listen(fd.get(), SOMAXCONN) == 0)) return fd.release();
+  }
+  return Status(Code::kUnavailable, std::string(address.sun_path) + ": " + std::strerror(errno));
+}
+
 }  // namespace
 
-std::unique_ptr<Stream> make_tcp_stream(int fd) { return std::make_unique<TcpStream>(fd); }
+std::unique_ptr<Stream> make_socket_stream(int fd) { return std::make_unique<SocketStream>(fd); }
 
-Result<std::unique_ptr<Stream>> start_tcp_connect(const std::string& host, std::uint16_t port) {
+Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port) {
+  if (host.starts_with(kUnixScheme)) {
+    const auto address = unix_address(host.substr(kUnixScheme.size()));
+    SR_RETURN_IF_ERROR(address.status());
+    const auto fd = unix_socket(address.value(), /*connects=*/true);
+    SR_RETURN_IF_ERROR(fd.status());
+    return make_socket_stream(fd.value());
+  }
   AddressList addresses;
   SR_RETURN_IF_ERROR(resolve(host, port, 0, addresses));
   int error = 0;
   for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
     FileDescriptor fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol));
     if (fd.get() >= 0 && (::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 || errno == EINPROGRESS)) {
-      return make_tcp_stream(fd.release());
+      return make_socket_stream(fd.release());
     }
     error = errno;
   }
@@ -143,6 +175,24 @@ Result<int> listen_tcp(const std::string& host, std::uint16_t port) {
   }
   return Status(Code::kUnavailable,
                 "cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(error));
+}
+
+Result<int> listen_unix(const std::string& path) {
+  const auto address = unix_address(path);
+  SR_RETURN_IF_ERROR(address.status());
+  // What a killed process left behind; one that still listens is not touched.
+  struct stat info{};
+  if (::lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) {
+    const auto living = unix_socket(address.value(), /*connects=*/true);
+    if (living.is_ok()) {
+      const FileDescriptor closes(living.value());
+      return Status(Code::kUnavailable, "cannot listen on " + path + ": another process does");
+    }
+    ::unlink(path.c_str());
+  }
+  const auto fd = unix_socket(address.value(), /*connects=*/false);
+  if (!fd.is_ok()) return Status(Code::kUnavailable, "cannot listen on " + fd.status().message());
+  return fd.value();
 }
 
 std::uint16_t local_port(int fd) noexcept {

@@ -1,4 +1,4 @@
-// The byte stream under the frames: TCP here; TLS and Unix sockets fit the same seam.
+// The byte stream under the frames: TCP and Unix sockets; TLS fits the same seam.
 //
 // A Stream moves what can be moved now and says what to wait for; it never blocks and never waits. The
 // server waits through its event loop, the client through poll(2), both on fd(). One reader and one writer
@@ -39,15 +39,18 @@ class Stream {
 };
 
 // Takes over a connected or connecting socket.
-[[nodiscard]] std::unique_ptr<Stream> make_tcp_stream(int fd);
+[[nodiscard]] std::unique_ptr<Stream> make_socket_stream(int fd);
 
 // Resolves (may block as long as the resolver does) and starts a non-blocking connect; writability of the
-// stream ends it, then connect_error() says how. kUnavailable with the reason.
-Result<std::unique_ptr<Stream>> start_tcp_connect(const std::string& host, std::uint16_t port);
+// stream ends it, then connect_error() says how. A host "unix:PATH" is a Unix socket, whatever the port. kUnavailable
+// with the reason.
+Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port);
 [[nodiscard]] int connect_error(const Stream& stream) noexcept;  // errno of the connect; 0 when connected
 
 // Bound and listening, non-blocking. kUnavailable naming host:port when it is taken.
 Result<int> listen_tcp(const std::string& host, std::uint16_t port);
+// Likewise at a path, which must not exist, or be a socket that nobody listens on any more.
+Result<int> listen_unix(const std::string& path);
 [[nodiscard]] std::uint16_t local_port(int fd) noexcept;
 
 }  // namespace sparserow::rpc
