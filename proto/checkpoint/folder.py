@@ -1,0 +1,198 @@
+"""A folder by URL, through fsspec: a file is there whole or not at all, and on the disk when ``write`` returns.
+
+An object store has whole objects only. On a local disk a file is synced before it counts, and the one that must appear
+in one instant takes its name by a rename.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+
+Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
+
+_TRIES = 4  # of a remote call
+_FIRST_PAUSE_SEC = 0.2
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError)
+
+
+@contextmanager
+def typed(url: str) -> Iterator[None]:
+    """Errors of storage as errors of ours, naming the URL."""
+    try:
+        yield
+    except (SparserowError, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise NotFound(f"{url}: no such file or folder") from error
+    except PermissionError as error:
+        raise FailedPrecondition(f"{url}: {error.strerror or 'permission denied'}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceExhausted(f"{url}: {error.strerror}; make room and try again") from error
+        raise FailedPrecondition(f"{url}: {error.strerror or error}") from error
+
+
+def file_system_of(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and its path there.
+
+    Raises:
+        InvalidArgument: an unknown scheme, or one whose package is not installed.
+    """
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise InvalidArgument(f"{url}: {error}") from error
+    return file_system, str(path)
+
+
+class Folder:
+    """A folder that need not exist yet. Thread-safe as fsspec is.
+
+    Raises:
+        InvalidArgument: an unknown scheme, or one whose package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") or "/"
+        self._file_system, path = file_system_of(url)
+        self._path = path.rstrip("/")
+        self.is_local = isinstance(self._file_system, LocalFileSystem)
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(f"{self.url}/{name}")
+
+    def make(self) -> None:
+        """Makes it, with its parents; harmless when it is there.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: it cannot be made.
+        """
+        with typed(self.url):
+            self._file_system.makedirs(self._path, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """Names of what lies in it, sorted; none when it does not exist."""
+        with typed(self.url):
+            self._file_system.invalidate_cache()
+            try:
+                found = self._again(lambda: self._file_system.ls(self._path, detail=False))
+            except FileNotFoundError:
+                return []
+        return sorted(name for name in (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found) if name)
+
+    def exists(self, name: str) -> bool:
+        """Whether a file of that name is there."""
+        with typed(self.url):
+            self._file_system.invalidate_cache()
+            return bool(self._again(lambda: self._file_system.exists(f"{self._path}/{name}")))
+
+    def size(self, name: str) -> int:
+        """Bytes of a file.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with typed(f"{self.url}/{name}"):
+            return int(self._again(lambda: self._file_system.size(f"{self._path}/{name}")))
+
+    def write(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Writes a file, which is on the disk when this returns; what is left of a failure has no use.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: naming the file.
+        """
+        with typed(f"{self.url}/{name}"):
+            if not self.is_local:
+                data = b"".join(_bytes_of(piece) for piece in pieces)
+                self._again(lambda: self._file_system.pipe_file(f"{self._path}/{name}", data))
+                return
+            path = f"{self._path}/{name}"
+            try:
+                with open(path, "wb", buffering=0) as file:
+                    for piece in pieces:
+                        rest = _bytes_of(piece)
+                        while rest:
+                            rest = rest[file.write(rest) :]
+                    os.fdatasync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(path)
+                raise
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a small file that appears in one instant, after all that was written before it.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: naming the file.
+        """
+        if not self.is_local:
+            self.write(name, [data])
+            return
+        self.write(f"{name}.partial", [data])
+        with typed(f"{self.url}/{name}"):
+            os.replace(f"{self._path}/{name}.partial", f"{self._path}/{name}")
+            for path in (self._path, str(Path(self._path).parent)):
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(held)
+                finally:
+                    os.close(held)
+
+    def read(self, name: str) -> memoryview:
+        """A file's bytes; a local one is mapped, so that what is not looked at is not read.
+
+        Raises:
+            NotFound, FailedPrecondition: naming the file.
+        """
+        with typed(f"{self.url}/{name}"):
+            path = f"{self._path}/{name}"
+            if not self.is_local:
+                return memoryview(self._again(lambda: self._file_system.cat_file(path)))
+            if os.path.getsize(path) == 0:
+                return memoryview(b"")
+            return memoryview(np.memmap(path, np.uint8, mode="r"))  # type: ignore[arg-type]
+
+    def remove(self) -> None:
+        """Removes it with all that lies in it; harmless when it is gone. Its manifest goes first.
+
+        Raises:
+            FailedPrecondition: it cannot be removed.
+        """
+        with typed(self.url):
+            for path in (f"{self._path}/manifest.json", self._path):
+                with suppress(FileNotFoundError):
+                    self._again(partial(self._file_system.rm, path, recursive=path == self._path))
+
+    def _again(self, call: Any) -> Any:
+        """A remote call is tried some times: object stores refuse a request now and then."""
+        pause = _FIRST_PAUSE_SEC
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return call()
+            except _FINAL:
+                raise
+            except OSError:
+                if self.is_local or not left:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+        raise AssertionError("unreachable")
+
+
+def _bytes_of(piece: Piece) -> memoryview:
+    if isinstance(piece, np.ndarray):
+        return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+    return memoryview(piece).cast("B")

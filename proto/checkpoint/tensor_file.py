@@ -1,0 +1,121 @@
+"""The safetensors format, both ways: an 8-byte length, a JSON header, then the tensors, one after the other.
+
+Written here and not by the library because servers have no torch, and numpy has no bfloat16; what is written, the
+library reads (tests/unit/test_checkpoint_files.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..errors import DataLoss
+from .folder import Piece
+
+# Of safetensors: the numpy dtype that holds it. bfloat16 has none, and is held as its bits.
+DTYPES: dict[str, str] = {
+    "BOOL": "|b1",
+    "U8": "|u1",
+    "I8": "|i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F32": "<f4",
+    "F64": "<f8",
+}
+_CHECKSUM = "sparserow.xxh3"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a file: its safetensors dtype, and its values in the numpy dtype that holds it."""
+
+    dtype: str
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A file to be written, with its size and the checksum of all its bytes."""
+
+    pieces: list[Piece]
+    size: int
+    xxh3: str
+
+
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Encoded:
+    """A file of these tensors; the metadata also gets the checksum of their bytes."""
+    offset, entries = 0, {}
+    digest = xxhash.xxh3_64()
+    for name, tensor in tensors.items():
+        size = tensor.values.nbytes
+        entries[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.values.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+        digest.update(_bytes(tensor.values))
+    header = {"__metadata__": {**metadata, _CHECKSUM: digest.hexdigest()}, **entries}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    head = len(text).to_bytes(8, "little") + text
+    whole = xxhash.xxh3_64(head)
+    for tensor in tensors.values():
+        whole.update(_bytes(tensor.values))
+    return Encoded([head, *(tensor.values for tensor in tensors.values())], len(head) + offset, whole.hexdigest())
+
+
+def _bytes(values: NDArray[Any]) -> Any:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def decode(data: memoryview, name: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a file's bytes; the tensors are views of them.
+
+    Raises:
+        DataLoss: it is cut short or is no such file; names it.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > len(data) - 8:
+            raise ValueError(f"its header ends beyond its {len(data)} bytes")
+        header = json.loads(bytes(data[8 : 8 + length]))
+        metadata: dict[str, str] = header.pop("__metadata__", {})
+        body = data[8 + length :]
+        tensors: dict[str, Tensor] = {}
+        for tensor, entry in header.items():
+            begin, end = entry["data_offsets"]
+            dtype = np.dtype(DTYPES[entry["dtype"]])
+            if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry["shape"]) * dtype.itemsize:
+                raise ValueError(f"tensor {tensor} lies beyond its end")
+            values = np.frombuffer(body[begin:end], dtype).reshape(entry["shape"])
+            tensors[tensor] = Tensor(entry["dtype"], values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataLoss(f"{name}: is damaged, or no safetensors file: {error}") from None
+    return metadata, tensors
+
+
+def check_sum(metadata: Mapping[str, str], tensors: Sequence[Tensor], name: str) -> None:
+    """Compares tensors, in their order, with the checksum that their file gives.
+
+    Raises:
+        DataLoss: they differ; names the file.
+    """
+    digest = xxhash.xxh3_64()
+    for tensor in tensors:
+        digest.update(_bytes(tensor.values))
+    if metadata.get(_CHECKSUM) != digest.hexdigest():
+        raise DataLoss(f"{name}: its bytes do not have the checksum of its header")
