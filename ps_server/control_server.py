@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 class _ErrorStatus(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Turns what a method of ours raises into a status."""
 
-    def __init__(self, service: str) -> None:
-        self._prefix = f"/{service}/"
+    def __init__(self, services: Sequence[str]) -> None:
+        self._prefixes = tuple(f"/{service}/" for service in services)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefix):
+        if handler is None or not handler_call_details.method.startswith(self._prefixes):
             return handler
 
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -59,19 +59,23 @@ class ControlServer:
     """One listening gRPC server.
 
     Args:
-        service: full name, such as ``sparserow.v1.Coordinator``.
-        add_service: registers the servicer with a server.
+        service: full name, such as ``sparserow.v1.Coordinator``; health speaks of it.
+        add_service: registers the servicer with a server, and those of ``beside``.
         host, port: 0 lets the system choose; ``port`` afterwards says which.
+        beside: full names of other services that it registers.
     """
 
-    def __init__(self, service: str, add_service: Callable[[Any], None], *, host: str, port: int) -> None:
+    def __init__(
+        self, service: str, add_service: Callable[[Any], None], *, host: str, port: int, beside: Sequence[str] = ()
+    ) -> None:
         check_port_free(host, port)
         self._service = service
-        self._server = grpc.aio.server(interceptors=(_ErrorStatus(service),), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(_ErrorStatus((service, *beside)),), options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_service(self._server)
-        reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        names = (service, *beside, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
         try:
             self.port: int = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:

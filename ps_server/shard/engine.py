@@ -50,6 +50,7 @@ class ShardEngine:
     """
 
     def __init__(self, options: EngineOptions, place: Place) -> None:
+        self.cluster_id = place.cluster_id
         self._slot_count = place.slot_count
         self._memory_budget_bytes = options.memory_budget_bytes
         self._store = _server.Store(
@@ -72,6 +73,11 @@ class ShardEngine:
         self.host = options.host
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
+
+    @property
+    def store(self) -> _server.Store:
+        """The rows; thread-safe."""
+        return self._store
 
     @property
     def port(self) -> int:

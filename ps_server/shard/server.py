@@ -7,6 +7,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+from ...proto import changes_pb2_grpc as changes_grpc
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.control import parse_address
 from ...proto.errors import SparserowError, Unavailable
@@ -14,6 +15,7 @@ from ..control_server import ControlServer
 from ..listen import check_host, check_port_free
 from ..metrics import serve_metrics
 from ..stopping import StopRequest
+from .changes import ChangesService
 from .coordinator_link import CoordinatorLink
 from .engine import EngineOptions, ShardEngine
 from .metrics import ShardMetrics
@@ -22,7 +24,9 @@ from .service import ShardService
 log = logging.getLogger(__name__)
 
 SERVICE = "sparserow.v1.Shard"
+CHANGES_SERVICE = "sparserow.v1.Changes"
 _STOP_GRACE_SEC = 2.0
+_IDLE_LOOK_SEC = 5.0
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,13 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
             await asyncio.wait_for(drained.wait(), deadline_ms / 1000 + 1)
 
         service = ShardService(engine_of, drain)
-        server = ControlServer(
-            SERVICE,
-            lambda grpc_server: pb_grpc.add_ShardServicer_to_server(service, grpc_server),
-            host=host,
-            port=options.control_port,
-        )
+        changes = ChangesService(engine_of)
+
+        def add_services(grpc_server: object) -> None:
+            pb_grpc.add_ShardServicer_to_server(service, grpc_server)
+            changes_grpc.add_ChangesServicer_to_server(changes, grpc_server)
+
+        server = ControlServer(SERVICE, add_services, host=host, port=options.control_port, beside=(CHANGES_SERVICE,))
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         link = CoordinatorLink(options.coordinator, index, (host, server.port))
@@ -89,10 +94,21 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
         await server.set_serving(True)
         log.info("rows are served at %s:%d", host, engine.port)
-        await _beat_until_stopped(link, stop)
+        closing = asyncio.get_running_loop().create_task(_close_idle_cursors(engine))
+        try:
+            await _beat_until_stopped(link, stop)
+        finally:
+            closing.cancel()
         await server.set_serving(False)
         await _drain(engine, link, options.drain_sec)
         drained.set()
+
+
+async def _close_idle_cursors(engine: ShardEngine) -> None:
+    """Followers that went away hold nothing back for ever."""
+    while True:
+        await asyncio.sleep(_IDLE_LOOK_SEC)
+        await asyncio.to_thread(engine.store.close_idle_cursors)
 
 
 async def _beat_until_stopped(link: CoordinatorLink, stop: StopRequest) -> None:

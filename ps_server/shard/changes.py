@@ -1,0 +1,101 @@
+"""The Changes service: serving processes follow this shard's rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...proto import changes_pb2 as pb
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from .engine import ShardEngine
+
+_LOOK_SEC = 0.05  # between looks for a change that a follower waits for
+_MOST_WAIT_MS = 10_000
+_MOST_PAGE_BYTES = 64 << 20
+
+T = TypeVar("T")
+
+
+class ChangesService:
+    """Answers followers. Belongs to one event loop; what reads rows runs in a thread.
+
+    Args:
+        engine: gives the engine; raises Unavailable until the coordinator has said how it must be made.
+    """
+
+    def __init__(self, engine: Callable[[], ShardEngine]) -> None:
+        self._engine = engine
+
+    async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
+        """The version of each slot, and a cursor there when one is asked for."""
+        engine = self._checked(request.cluster_id)
+        versions = await asyncio.to_thread(engine.store.change_versions)
+        if request.cursor:
+            await asyncio.to_thread(
+                engine.store.open_cursor, request.cursor, versions, idle_sec=_idle_sec(request.idle_sec)
+            )
+        return pb.GetVersionsReply(versions=versions.tobytes())
+
+    async def OpenCursor(self, request: pb.OpenCursorRequest, context: Any) -> pb.OpenCursorReply:
+        """Keeps changes for a follower from now on."""
+        engine = self._checked(request.cluster_id)
+        versions = _array(request.versions, np.uint64, "versions")
+        await asyncio.to_thread(
+            engine.store.open_cursor,
+            request.cursor,
+            versions,
+            tables=list(request.table_ids),
+            idle_sec=_idle_sec(request.idle_sec),
+        )
+        return pb.OpenCursorReply()
+
+    async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> pb.ReadChangesReply:
+        """Takes acknowledgements and gives the next page, waiting for a change when there is none."""
+        store = self._engine().store
+        if not 0 < request.max_bytes <= _MOST_PAGE_BYTES or request.wait_ms > _MOST_WAIT_MS:
+            raise InvalidArgument(
+                f"ReadChanges: max_bytes {request.max_bytes}, wait_ms {request.wait_ms}; "
+                f"allowed: [1, {_MOST_PAGE_BYTES}] and [0, {_MOST_WAIT_MS}]"
+            )
+        slots = _array(request.acked_slots, np.uint32, "acked_slots")
+        if len(slots):
+            versions = _array(request.acked_versions, np.uint64, "acked_versions")
+            await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.wait_ms / 1000
+        while True:
+            page, count, begin, is_last = await asyncio.to_thread(
+                store.read_changes, request.cursor, begin=request.begin, max_bytes=request.max_bytes
+            )
+            if count or loop.time() >= deadline:
+                return pb.ReadChangesReply(page=page if count else b"", slots=count, next_begin=begin, is_last=is_last)
+            await asyncio.sleep(_LOOK_SEC)
+
+    async def CloseCursor(self, request: pb.CloseCursorRequest, context: Any) -> pb.CloseCursorReply:
+        """Keeps changes for this follower no longer; harmless when it is not known."""
+        await asyncio.to_thread(self._engine().store.close_cursor, request.cursor)
+        return pb.CloseCursorReply()
+
+    def _checked(self, cluster_id: int) -> ShardEngine:
+        engine = self._engine()
+        if cluster_id != engine.cluster_id:
+            raise FailedPrecondition(
+                f"cluster id: the follower belongs to {cluster_id:016x}, this shard to {engine.cluster_id:016x}; "
+                "follow the cluster that trained the model"
+            )
+        return engine
+
+
+def _idle_sec(seconds: int) -> int:
+    if seconds < 1:
+        raise InvalidArgument("idle_sec: 0 is not allowed; allowed: >= 1")
+    return seconds
+
+
+def _array(data: bytes, dtype: type[T], field: str) -> Any:
+    if len(data) % np.dtype(dtype).itemsize:
+        raise InvalidArgument(f"{field}: {len(data)} bytes are no whole number of {np.dtype(dtype).name}")
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,298 @@
+"""Live sync: the rows of a loaded version follow the training cluster.
+
+One thread per training shard reads pages of changes for this process's slots there, applies them (newest wins; a
+snapshot replaces), and acknowledges with the next read. What was not acknowledged comes again, so either side may be
+killed at any moment: a shard that does not know the cursor gets it opened again at the versions that this store has,
+and one of another lineage sends its slots whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cpp_ext import _server
+from ..proto import changes_pb2 as pb
+from ..proto import changes_pb2_grpc as pb_grpc
+from ..proto.control import ControlClient
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
+from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from .loaded_version import LoadedVersion
+
+log = logging.getLogger(__name__)
+
+FRESHNESS_SEC: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
+
+_CALL_DEADLINE_SEC = 20.0
+_WAIT_MS = 1000
+_PAGE_BYTES = 4 << 20
+_IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
+_MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
+
+
+@dataclass
+class SyncStats:
+    """What a follower has done; written under its lock.
+
+    Attributes:
+        rows, erased: that changed something here; ``unchanged`` rows came again.
+        pages, reopened: pages applied, and cursors opened again after a loss.
+        freshness: slots by the age of their oldest change when it became visible, bucket i up to FRESHNESS_SEC[i], the
+            last one beyond.
+        freshness_sum_sec: of all these ages.
+    """
+
+    rows: int = 0
+    unchanged: int = 0
+    erased: int = 0
+    pages: int = 0
+    reopened: int = 0
+    freshness: list[int] = field(default_factory=lambda: [0] * (len(FRESHNESS_SEC) + 1))
+    freshness_sum_sec: float = 0.0
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How a version follows.
+
+    Args:
+        coordinator: ``HOST:PORT`` of the training cluster.
+        name: of this process among all followers of the cluster; begins the cursors' names.
+        interval_sec: between a page and the next one, when nothing is behind: changes of one row in it are sent once.
+        retry_sec: after a failure.
+    """
+
+    coordinator: str
+    name: str
+    interval_sec: float = 0.1
+    retry_sec: float = 0.5
+
+
+class Follower:
+    """Keeps a version's store as the training cluster's rows are. Thread-safe; ``close`` ends its threads.
+
+    Args:
+        version: whose store follows; nobody else may write to it.
+        owned: (slot_count) the slots of this process.
+        options: whom, and how.
+
+    Raises:
+        Unavailable: the coordinator cannot be reached, or not every shard serves.
+        FailedPrecondition: it is another cluster than the one that trained the version, or a table has another schema.
+    """
+
+    def __init__(self, version: LoadedVersion, owned: NDArray[np.bool_], options: FollowOptions) -> None:
+        self._version = version
+        self._owned = owned
+        self._options = options
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._stats = SyncStats()
+        self._problems: dict[int, str] = {}
+        self._caught_up: dict[int, float] = {}
+        shards = _checked_shards(version, options.coordinator)
+        self._threads = [
+            threading.Thread(target=self._run, args=(shard,), name=f"sparserow-sync-{shard}", daemon=True)
+            for shard in shards
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends the threads; the shards forget the cursors at once when they can be reached."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_CALL_DEADLINE_SEC + 5)
+
+    def stats(self) -> SyncStats:
+        """What was done so far."""
+        with self._lock:
+            return SyncStats(**{**vars(self._stats), "freshness": list(self._stats.freshness)})
+
+    @property
+    def problem(self) -> str:
+        """Why it does not follow now; empty when it does."""
+        with self._lock:
+            return "; ".join(self._problems.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has had everything of every shard once."""
+        with self._lock:
+            return len(self._caught_up) == len(self._threads)
+
+    @property
+    def behind_sec(self) -> float:
+        """Since it last had everything of every shard; infinity before the first time."""
+        with self._lock:
+            if len(self._caught_up) < len(self._threads):
+                return float("inf")
+            return time.monotonic() - min(self._caught_up.values())
+
+    def _run(self, shard: int) -> None:
+        cursor = f"{self._options.name}/{self._version.model}@{self._version.version}"
+        while not self._stop.is_set():
+            try:
+                with _ShardStream(self._version, self._owned, self._options, shard, cursor) as stream:
+                    self._set_problem(shard, "")
+                    self._follow(shard, stream)
+            except SparserowError as error:
+                if self.problem == "" and not self._stop.is_set():
+                    log.warning("live sync of %s: shard %d: %s; trying again", self._version.model, shard, error)
+                self._set_problem(shard, f"shard {shard}: {error}")
+                with self._lock:
+                    self._stats.reopened += 1
+                self._stop.wait(self._options.retry_sec)
+            except Exception as error:  # a bug must not end live sync in silence
+                log.exception("live sync of %s: shard %d", self._version.model, shard)
+                self._set_problem(shard, f"shard {shard}: {type(error).__name__}: {error}")
+                self._stop.wait(self._options.retry_sec)
+
+    def _follow(self, shard: int, stream: _ShardStream) -> None:
+        while not self._stop.is_set():
+            begun = time.monotonic()
+            applied, is_last = stream.turn()
+            with self._lock:
+                if is_last:
+                    self._caught_up[shard] = begun
+                if applied is None:
+                    continue
+                self._stats.pages += 1
+                self._stats.rows += applied["rows"]
+                self._stats.unchanged += applied["unchanged"]
+                self._stats.erased += applied["erased"]
+                self._count_freshness(applied["oldest_at_ms"])
+            self._stop.wait(self._options.interval_sec)
+
+    def _count_freshness(self, oldest_at_ms: NDArray[np.uint32]) -> None:
+        known = oldest_at_ms[oldest_at_ms != 0]
+        now = np.uint32(int(time.time() * 1000) & 0xFFFFFFFF)
+        ages = (now - known).astype(np.int32).clip(0) / 1000.0
+        counts = np.bincount(np.searchsorted(FRESHNESS_SEC, ages), minlength=len(self._stats.freshness))
+        self._stats.freshness = [a + int(b) for a, b in zip(self._stats.freshness, counts, strict=True)]
+        self._stats.freshness_sum_sec += float(ages.sum())
+
+    def _set_problem(self, shard: int, problem: str) -> None:
+        with self._lock:
+            self._problems.pop(shard, None)
+            if problem:
+                self._problems[shard] = problem
+
+
+class _ShardStream:
+    """An open cursor at one shard."""
+
+    def __init__(
+        self, version: LoadedVersion, owned: NDArray[np.bool_], options: FollowOptions, shard: int, cursor: str
+    ) -> None:
+        self._store = version.store
+        self._slots = version.slots
+        self._cursor = cursor
+        with ControlClient(options.coordinator) as control:
+            view = control.cluster()
+            status = control.status()
+        _check_cluster(version, view.cluster_id)
+        control_of = {entry.shard: entry.control for entry in status.shards}
+        if shard not in control_of or not control_of[shard].port:
+            raise Unavailable(f"shard {shard} has not registered")
+        address = f"{control_of[shard].host}:{control_of[shard].port}"
+        self._peer = f"shard {shard} at {address}"
+        self._channel = grpc.insecure_channel(address, options=_MESSAGE_OPTIONS)
+        self._stub: Any = pb_grpc.ChangesStub(self._channel)
+        self._begin = 0
+        self._acked: tuple[bytes, bytes] = (b"", b"")
+        wanted = owned & (view.slot_owner == shard)
+        versions = np.where(wanted, version.slots, np.uint64(_server.NOT_FOLLOWED)).astype("<u8")
+        try:
+            self._call(
+                self._stub.OpenCursor,
+                pb.OpenCursorRequest(
+                    cursor=cursor,
+                    cluster_id=view.cluster_id,
+                    versions=versions.tobytes(),
+                    table_ids=[table.schema.id for table in version.tables.values()],
+                    idle_sec=_IDLE_SEC,
+                ),
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def __enter__(self) -> _ShardStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            try:
+                self._stub.CloseCursor(pb.CloseCursorRequest(cursor=self._cursor), timeout=1.0)
+            except grpc.RpcError as error:
+                log.info("%s: the cursor ends by itself: %s", self._peer, error.code())
+        self._channel.close()
+
+    def turn(self) -> tuple[dict[str, Any] | None, bool]:
+        """Reads a page and applies it: what came of it, None when there was none within a second; and whether this
+        store has everything now that the shard had at the beginning of the call."""
+        slots, versions = self._acked
+        reply = self._call(
+            self._stub.ReadChanges,
+            pb.ReadChangesRequest(
+                cursor=self._cursor,
+                acked_slots=slots,
+                acked_versions=versions,
+                begin=self._begin,
+                max_bytes=_PAGE_BYTES,
+                wait_ms=_WAIT_MS,
+            ),
+        )
+        self._acked = (b"", b"")
+        self._begin = reply.next_begin
+        if not reply.slots:
+            return None, True
+        applied = self._store.apply_changes(reply.page)
+        self._slots[applied["slots"]] = applied["versions"]
+        self._acked = (applied["slots"].astype("<u4").tobytes(), applied["versions"].astype("<u8").tobytes())
+        return applied, reply.is_last
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=_CALL_DEADLINE_SEC)
+        except grpc.RpcError as error:
+            raise error_of_status(error, self._peer) from None
+
+
+def _checked_shards(version: LoadedVersion, coordinator: str) -> Sequence[int]:
+    """The training cluster's shards, once it is known to be the right one."""
+    with ControlClient(coordinator) as control:
+        view = control.cluster()
+        _check_cluster(version, view.cluster_id)
+        there = {schema.name: schema for schema in control.list_tables(version.namespace)}
+    if view.slot_count != version.slot_count:
+        raise FailedPrecondition(f"the cluster has {view.slot_count} slots, the model {version.slot_count}")
+    for name, table in version.tables.items():
+        schema = there.get(name)
+        if schema is None:
+            raise NotFound(f"table {version.namespace}/{name}: is not in the cluster at {coordinator} any more")
+        if (schema.id, schema.version, schema.dim) != (table.schema.id, table.schema.version, table.schema.dim):
+            raise FailedPrecondition(
+                f"table {schema.full_name}: has dim {schema.dim} and schema version {schema.version} in training, "
+                f"{table.schema.dim} and {table.schema.version} in {version.model}@{version.version}; publish it anew"
+            )
+    if not view.shards:
+        raise InvalidArgument(f"the cluster at {coordinator} has no shards")
+    return [shard.index for shard in view.shards]
+
+
+def _check_cluster(version: LoadedVersion, cluster_id: int) -> None:
+    if version.cluster_id != cluster_id:
+        raise FailedPrecondition(
+            f"{version.model}@{version.version} was trained by cluster {version.cluster_id:016x}, "
+            f"not by {cluster_id:016x}; follow that one, or publish from this one"
+        )

@@ -1,0 +1,131 @@
+"""A version of a model in memory: its rows of this process's slots, in the native store, weights alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cpp_ext import _server
+from ..proto.errors import DataLoss
+from ..proto.native import init_parameters
+from ..proto.schema import TableSchema
+from .manifest import Manifest, ServedDtype
+from .place import Place
+from .registry import ModelRegistry
+from .row_parts import read_rows, read_tensors
+
+Progress: TypeAlias = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedTable:
+    """A table as it is served: its schema in training, and the dtype of the rows here."""
+
+    schema: TableSchema
+    dtype: ServedDtype
+
+
+@dataclasses.dataclass
+class LoadedVersion:
+    """A version in memory. The store is thread-safe.
+
+    Attributes:
+        model, version: 0 is no published version: rows come from the training cluster alone.
+        cluster_id, namespace: where live sync finds its tables.
+        tables: by name.
+        store: rows, with the versions that they have in training.
+        slots: (slot_count) version up to which the store has everything; 0: nothing.
+    """
+
+    model: str
+    version: int
+    cluster_id: int
+    namespace: str
+    tables: dict[str, ServedTable]
+    store: _server.Store
+    slots: NDArray[np.uint64]
+
+    @property
+    def slot_count(self) -> int:
+        """Of the cluster that trained it."""
+        return int(self.store.slot_count)
+
+
+def make_store(tables: dict[str, ServedTable], slot_count: int, memory_budget_bytes: int) -> _server.Store:
+    """An empty store with the tables; absent rows read as in training, rounded to the served dtype."""
+    store = _server.Store(memory_budget_bytes=memory_budget_bytes, slot_count=slot_count)
+    for table in tables.values():
+        store.create_table(_weights_only(table))
+    return store
+
+
+def load_version(
+    registry: ModelRegistry,
+    manifest: Manifest,
+    place: Place,
+    *,
+    memory_budget_bytes: int = 0,
+    progress: Progress | None = None,
+) -> LoadedVersion:
+    """Reads a version's rows of this process's slots.
+
+    Args:
+        registry: where it lies.
+        manifest: of the version.
+        place: whose slots.
+        memory_budget_bytes: of rows and indexes; 0: no budget.
+        progress: told how many rows were read so far.
+
+    Raises:
+        DataLoss: a part fails its checksum.
+        NotFound: a part is missing.
+        ResourceExhausted: the rows do not fit into the budget.
+    """
+    folder = registry.folder(manifest.model, manifest.version)
+    tables = {table.schema.name: ServedTable(table.schema, table.dtype) for table in manifest.tables}
+    owned = place.owned(manifest.slot_count)
+    slots = read_tensors(folder, manifest.slots).get("version")
+    if slots is None or slots.shape != (manifest.slot_count,):
+        raise DataLoss(f"{folder.url}/{manifest.slots.file}: has no version for each of {manifest.slot_count} slots")
+    store = make_store(tables, manifest.slot_count, memory_budget_bytes)
+    done = 0
+    for table in manifest.tables:
+        schema = table.schema
+        for part in table.parts:
+            keys, versions, rows = read_rows(folder, part, table.dtype, schema.dim)
+            if place.shards > 1:
+                mine = owned[_server.slots_of(schema.id, np.ascontiguousarray(keys), manifest.slot_count)]
+                keys, versions, rows = keys[mine], versions[mine], rows[mine]
+            store.assign_versions(
+                schema.id, np.ascontiguousarray(keys), np.ascontiguousarray(versions), np.ascontiguousarray(rows)
+            )
+            done += part.rows
+            if progress is not None:
+                progress(done)
+    return LoadedVersion(
+        model=manifest.model,
+        version=manifest.version,
+        cluster_id=manifest.cluster_id,
+        namespace=manifest.namespace,
+        tables=tables,
+        store=store,
+        slots=np.array(slots, dtype=np.uint64),
+    )
+
+
+def _weights_only(table: ServedTable) -> _server.TableSchema:
+    schema = table.schema
+    kind, a, b = init_parameters(schema.init)
+    return _server.TableSchema(
+        id=schema.id,
+        name=schema.full_name,
+        dim=schema.dim,
+        version=schema.version,
+        dtype=table.dtype,
+        seed=schema.seed,
+        init=_server.InitSpec(kind=kind, a=a, b=b),
+    )

@@ -1,0 +1,160 @@
+"""What a published version of a model is: its rows, its program, its card. Immutable once its manifest is there.
+
+ROOT/MODEL/v000001/                 one version; without manifest.json it is none
+    rows.TABLE.SHARD.N.safetensors  rows (row_parts.py)
+    slots.safetensors               the version of each slot that the rows have at least: where live sync begins
+    program.pt2                     the model by torch.export, where there is one
+    manifest.json                   written last: all of it, with sizes and checksums
+ROOT/MODEL/aliases.json             names that move (registry.py)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from google.protobuf import json_format
+
+from ..proto import control_pb2 as pb
+from ..proto.errors import DataLoss
+from ..proto.schema import DTYPES, Dtype, TableSchema
+from ..proto.schema_message import message_of_schema, schema_of_message
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SLOTS = "slots.safetensors"
+PROGRAM = "program.pt2"
+
+ServedDtype: TypeAlias = Dtype | Literal["int8"]
+SERVED_DTYPES: tuple[ServedDtype, ...] = (*DTYPES, "int8")
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file of a version: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
+
+    file: str
+    bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Part(FileFacts):
+    """Some rows of a table."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of a version; ``dtype`` is that of the published rows, ``schema`` the table's in training."""
+
+    schema: TableSchema
+    dtype: ServedDtype
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many were published."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A version.
+
+    Attributes:
+        model, version: ``version`` counts from 1.
+        created: UTC, ISO 8601.
+        cluster_id, slot_count: of the cluster that trained it.
+        namespace: of its tables.
+        tables: by name.
+        slots: the file with the version of each slot.
+        program: the exported model; None where only rows were published.
+        card: what its publisher says of it: step, data_position, auc, and more.
+    """
+
+    model: str
+    version: int
+    created: str
+    cluster_id: int
+    slot_count: int
+    namespace: str
+    tables: tuple[PublishedTable, ...]
+    slots: FileFacts
+    program: FileFacts | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Of all tables."""
+        return sum(table.rows for table in self.tables)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files that it names."""
+        parts = sum(part.bytes for table in self.tables for part in table.parts)
+        return parts + self.slots.bytes + (self.program.bytes if self.program is not None else 0)
+
+    def to_json(self) -> bytes:
+        """The manifest's file."""
+        tables = [
+            {
+                "schema": json_format.MessageToDict(message_of_schema(table.schema), preserving_proto_field_name=True),
+                "dtype": table.dtype,
+                "parts": [asdict(part) for part in table.parts],
+            }
+            for table in self.tables
+        ]
+        document = {
+            "format": FORMAT,
+            **{key: getattr(self, key) for key in ("model", "version", "created", "slot_count", "namespace", "card")},
+            "cluster_id": f"{self.cluster_id:016x}",
+            "tables": tables,
+            "slots": asdict(self.slots),
+            "program": None if self.program is None else asdict(self.program),
+        }
+        return json.dumps(document, indent=2).encode() + b"\n"
+
+    @staticmethod
+    def from_json(data: bytes, where: str) -> Manifest:
+        """A manifest from its file.
+
+        Raises:
+            DataLoss: it is damaged, or of another format; names ``where``.
+        """
+        try:
+            document = json.loads(data)
+            if document["format"] != FORMAT:
+                raise DataLoss(f"{where}: has format {document['format']!r}; this program reads {FORMAT}")
+            tables = tuple(
+                PublishedTable(
+                    schema=schema_of_message(json_format.ParseDict(table["schema"], pb.TableSchema())),
+                    dtype=_served_dtype(table["dtype"]),
+                    parts=tuple(Part(**part) for part in table["parts"]),
+                )
+                for table in document["tables"]
+            )
+            program = document["program"]
+            return Manifest(
+                model=document["model"],
+                version=document["version"],
+                created=document["created"],
+                cluster_id=int(document["cluster_id"], 16),
+                slot_count=document["slot_count"],
+                namespace=document["namespace"],
+                tables=tables,
+                slots=FileFacts(**document["slots"]),
+                program=None if program is None else FileFacts(**program),
+                card=document["card"],
+            )
+        except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
+            raise DataLoss(f"{where}: is damaged: {type(error).__name__}: {error}") from None
+
+
+def _served_dtype(name: str) -> ServedDtype:
+    for dtype in SERVED_DTYPES:
+        if dtype == name:
+            return dtype
+    raise ValueError(f"dtype {name!r}")

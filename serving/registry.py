@@ -1,0 +1,205 @@
+"""The models in a folder by URL: their versions, and the aliases that name them.
+
+A version never changes. An alias is a small file that appears in one instant, so whoever reads it sees it before or
+after a move; ``history`` is what rollback goes back along.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+
+from ..proto.checkpoint.folder import Folder
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from .manifest import MANIFEST, Manifest
+
+ALIASES = "aliases.json"
+DEFAULT_ALIAS = "live"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_VERSION = re.compile(r"v(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """What an alias names.
+
+    Attributes:
+        version: that it names.
+        canary: another version, which answers ``canary_share`` of routing keys; None: none.
+        history: versions that it named before, the last one last.
+    """
+
+    version: int
+    canary: int | None = None
+    canary_share: float = 0.0
+    history: tuple[int, ...] = field(default=())
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that must be served."""
+        return (self.version,) if self.canary is None else (self.version, self.canary)
+
+
+def check_name(what: str, name: str) -> str:
+    """Raises InvalidArgument unless ``name`` may name a model or an alias."""
+    if not _NAME.fullmatch(name) or name.isdecimal():
+        raise InvalidArgument(
+            f"{what}: {name!r} is not allowed; allowed: 1 to 100 of A-Z a-z 0-9 _ . -, not digits alone"
+        )
+    return name
+
+
+def parse_model(text: str) -> tuple[str, str]:
+    """``NAME[@ALIAS|@VERSION]`` as its two parts; the alias is ``live`` when it is left out."""
+    name, at, which = text.partition("@")
+    check_name("model", name)
+    which = which if at else DEFAULT_ALIAS
+    if not which.isdecimal():
+        check_name("alias", which)
+    return name, which
+
+
+class ModelRegistry:
+    """Models below a folder.
+
+    Args:
+        root: path or URL (fsspec), such as ``s3://bucket/models``.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = Folder(root)
+
+    def models(self) -> list[str]:
+        """Names of the models that have a version."""
+        return [name for name in self.root.names() if _NAME.fullmatch(name) and self.versions(name)]
+
+    def versions(self, model: str) -> list[int]:
+        """Complete versions of a model, ascending; none when there is no such model."""
+        folder = self.root / check_name("model", model)
+        found = (int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name)))
+        return sorted(version for version in found if self.folder(model, version).exists(MANIFEST))
+
+    def folder(self, model: str, version: int) -> Folder:
+        """Where a version lies."""
+        return self.root / check_name("model", model) / f"v{version:06d}"
+
+    def manifest(self, model: str, version: int) -> Manifest:
+        """A version's manifest.
+
+        Raises:
+            NotFound: there is no such version (names those that are there).
+            DataLoss: it is damaged.
+        """
+        folder = self.folder(model, version)
+        if not folder.exists(MANIFEST):
+            known = ", ".join(map(str, self.versions(model))) or "none"
+            raise NotFound(f"model {model!r} at {self.root.url}: has no version {version}; it has: {known}")
+        return Manifest.from_json(bytes(folder.read(MANIFEST)), f"{folder.url}/{MANIFEST}")
+
+    def next_version(self, model: str) -> int:
+        """One that has never been used, also by a publication that was not finished."""
+        folder = self.root / check_name("model", model)
+        return max((int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name))), default=0) + 1
+
+    def aliases(self, model: str) -> dict[str, Alias]:
+        """Aliases by name; none when there is no such model.
+
+        Raises:
+            DataLoss: their file is damaged.
+        """
+        folder = self.root / check_name("model", model)
+        if not folder.exists(ALIASES):
+            return {}
+        try:
+            document = json.loads(bytes(folder.read(ALIASES)))
+            return {
+                name: Alias(**{**entry, "history": tuple(entry.get("history", ()))}) for name, entry in document.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataLoss(f"{folder.url}/{ALIASES}: is damaged: {error}") from None
+
+    def resolve(self, model: str, which: str) -> Alias:
+        """What ``NAME@which`` names: an alias, or a version by its number.
+
+        Raises:
+            NotFound: there is no such model, alias or version; names those that are there.
+        """
+        versions = self.versions(model)
+        if not versions:
+            known = ", ".join(self.models()) or "none"
+            raise NotFound(f"model {model!r}: there is none at {self.root.url}; there are: {known}")
+        if which.isdecimal():
+            if int(which) not in versions:
+                raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
+            return Alias(int(which))
+        aliases = self.aliases(model)
+        if which not in aliases:
+            known = ", ".join(sorted(aliases)) or "none"
+            raise NotFound(f"model {model!r}: has no alias {which!r}; it has: {known}")
+        return aliases[which]
+
+    def point(self, model: str, alias: str, version: int) -> Alias:
+        """Has an alias name a version, and ends its canary.
+
+        Raises:
+            NotFound: there is no such version.
+        """
+        check_name("alias", alias)
+        self.manifest(model, version)
+        before = self.aliases(model).get(alias)
+        history = () if before is None else before.history
+        if before is not None and before.version != version:
+            history = (*history, before.version)
+        return self._put(model, alias, Alias(version, history=history))
+
+    def canary(self, model: str, alias: str, version: int, share: float) -> Alias:
+        """Has another version answer a share of an alias's routing keys.
+
+        Raises:
+            InvalidArgument: ``share`` is not in (0, 1].
+            NotFound: there is no such alias or version.
+        """
+        if not 0 < share <= 1:
+            raise InvalidArgument(f"canary share: {share!r} is not allowed; allowed: (0, 1]")
+        before = self.resolve(model, check_name("alias", alias))
+        self.manifest(model, version)
+        return self._put(model, alias, replace(before, canary=version, canary_share=share))
+
+    def rollback(self, model: str, alias: str) -> Alias:
+        """Has an alias name the version that it named before.
+
+        Raises:
+            NotFound: there is no such alias.
+            FailedPrecondition: it has named no other version that is still there.
+        """
+        before = self.resolve(model, check_name("alias", alias))
+        there = set(self.versions(model))
+        history = [version for version in before.history if version in there]
+        if not history:
+            raise FailedPrecondition(f"{model}@{alias}: has named no version before {before.version} that is there")
+        return self._put(model, alias, Alias(history[-1], history=tuple(history[:-1])))
+
+    def prune(self, model: str, keep: int) -> list[int]:
+        """Removes the oldest versions, but the newest ``keep``, those that an alias names, and the one before each of
+        these. Returns the versions removed.
+
+        Raises:
+            InvalidArgument: ``keep`` is below 1.
+        """
+        if keep < 1:
+            raise InvalidArgument(f"keep: {keep} is not allowed; allowed: >= 1")
+        versions = self.versions(model)
+        needed = set(versions[-keep:])
+        for alias in self.aliases(model).values():
+            needed.update(alias.versions)
+            needed.update(alias.history[-1:])
+        gone = [version for version in versions if version not in needed]
+        for version in gone:
+            self.folder(model, version).remove()
+        return gone
+
+    def _put(self, model: str, alias: str, value: Alias) -> Alias:
+        document = {name: asdict(entry) for name, entry in {**self.aliases(model), alias: value}.items()}
+        (self.root / model).put(ALIASES, json.dumps(document, indent=2).encode() + b"\n")
+        return value

@@ -1,0 +1,99 @@
+"""Rows of a published table as a safetensors file: ``key`` uint64 (n), ``version`` uint64 (n), and the weights: ``row``
+(n, dim), or with int8 ``code`` int8 (n, dim) and ``scale`` float32 (n): a weight is its code times its row's scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.tensor_file import Tensor, decode, encode
+from ..proto.errors import DataLoss
+from .manifest import FileFacts, Part, ServedDtype
+
+_TENSOR_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+Keys = NDArray[np.uint64]
+Rows = NDArray[np.float32]
+
+
+def write_rows(
+    folder: Folder, file: str, dtype: ServedDtype, keys: Keys, versions: NDArray[np.uint64], rows: Rows
+) -> Part:
+    """Writes a part of rows (n, dim) float32 in ``dtype``, rounded to the nearest value."""
+    tensors = {"key": Tensor("U64", keys), "version": Tensor("U64", versions), **_packed(dtype, rows)}
+    facts = write_tensors(folder, file, tensors, {"dtype": dtype})
+    return Part(facts.file, facts.bytes, facts.xxh3, len(keys))
+
+
+def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FileFacts:
+    """Writes a safetensors file; gives what a manifest says of it."""
+    encoded = encode(tensors, {f"sparserow.{key}": value for key, value in metadata.items()})
+    folder.write(file, encoded.pieces)
+    return FileFacts(file, encoded.size, encoded.xxh3)
+
+
+def read_file(folder: Folder, facts: FileFacts) -> memoryview:
+    """A file's bytes, as its manifest says.
+
+    Raises:
+        DataLoss: size or checksum differ (names the file).
+        NotFound: it is not there.
+    """
+    data = folder.read(facts.file)
+    where = f"{folder.url}/{facts.file}"
+    if len(data) != facts.bytes:
+        raise DataLoss(f"{where}: has {len(data)} bytes, its manifest says {facts.bytes}")
+    if xxhash.xxh3_64_hexdigest(data) != facts.xxh3:
+        raise DataLoss(f"{where}: fails its checksum")
+    return data
+
+
+def read_tensors(folder: Folder, facts: FileFacts) -> dict[str, NDArray[Any]]:
+    """The tensors of a file whose size and checksum hold."""
+    _, tensors = decode(read_file(folder, facts), f"{folder.url}/{facts.file}")
+    return {name: tensor.values for name, tensor in tensors.items()}
+
+
+def read_rows(folder: Folder, part: Part, dtype: ServedDtype, dim: int) -> tuple[Keys, NDArray[np.uint64], Rows]:
+    """Keys (n), versions (n) and rows (n, dim) float32 of a part.
+
+    Raises:
+        DataLoss: it is damaged, or not what its manifest says; names the file.
+    """
+    tensors = read_tensors(folder, part)
+    try:
+        rows = _unpacked(dtype, tensors)
+        keys, versions = tensors["key"], tensors["version"]
+    except KeyError as error:
+        raise DataLoss(f"{folder.url}/{part.file}: has no tensor {error}") from None
+    if keys.shape != (part.rows,) or versions.shape != keys.shape or rows.shape != (part.rows, dim):
+        raise DataLoss(f"{folder.url}/{part.file}: its tensors do not fit ({part.rows}, {dim}) rows")
+    return keys, versions, rows
+
+
+def _packed(dtype: ServedDtype, rows: Rows) -> dict[str, Tensor]:
+    if dtype == "int8":
+        scale = np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            code = np.where(scale[:, None] > 0, np.rint(rows / scale[:, None]), 0)
+        return {"code": Tensor("I8", np.clip(code, -127, 127).astype(np.int8)), "scale": Tensor("F32", scale)}
+    if dtype == "bfloat16":
+        bits = rows.view(np.uint32)
+        values: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    else:
+        values = rows.astype(np.float16 if dtype == "float16" else np.float32)
+    return {"row": Tensor(_TENSOR_DTYPES[dtype], values)}
+
+
+def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> Rows:
+    if dtype == "int8":
+        return np.asarray(tensors["code"].astype(np.float32) * tensors["scale"][:, None], np.float32)
+    values = tensors["row"]
+    if dtype == "bfloat16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(values, dtype=np.float32)
