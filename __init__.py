@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .deploy.local_cluster import LocalCluster, local_cluster
+    from .deploy.publishing import Published, publish
     from .proto.errors import (
         DataLoss,
         DeadlineExceeded,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         XavierNormal,
         XavierUniform,
     )
+    from .serving.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.connect import connect
     from .worker.deferred import deferred
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
+    "deploy.publishing": ("Published", "publish"),
     "proto.errors": (
         "DataLoss",
         "DeadlineExceeded",
@@ -81,6 +84,7 @@ _HOMES = {
         "XavierNormal",
         "XavierUniform",
     ),
+    "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
     "worker.connect": ("connect",),
     "worker.deferred": ("deferred",),
@@ -123,6 +127,11 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "XavierUniform",
     "LocalCluster",
     "local_cluster",
+    "Published",
+    "publish",
+    "AsyncServingClient",
+    "LookupRows",
+    "ServingClient",
     "RowCache",
     "connect",
     "deferred",

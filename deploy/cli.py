@@ -19,7 +19,11 @@ from typer.core import TyperGroup
 from ..proto.errors import SparserowError
 
 # In the order of the help text.
-COMMANDS: tuple[str, ...] = ("demo", "train", "up", "status", "table", "inspect", "bench", "coordinator", "ps")
+COMMANDS: tuple[str, ...] = (
+    *("demo", "train", "up", "status", "table", "inspect"),
+    *("publish", "list", "alias", "rollback", "prune", "serve"),
+    *("bench", "coordinator", "ps"),
+)
 
 
 def _command(name: str) -> Any:

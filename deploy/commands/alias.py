@@ -1,0 +1,31 @@
+"""``sparserow alias``: has an alias name a version, or gives it a canary."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def alias(
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone: NAME@live.", show_default=False)],
+    version: Annotated[int, typer.Argument(help="A version of the model.", show_default=False)],
+    *,
+    root: options.ModelRoot,
+    canary: Annotated[
+        float | None, typer.Option(help="Share of routing keys, (0, 1], that the version answers; the others stay.")
+    ] = None,
+) -> None:
+    """Move an alias to a version, or have the version answer a share of its routing keys."""
+    from ...serving.registry import ModelRegistry, parse_model
+
+    name, which = parse_model(model)
+    registry = ModelRegistry(root)
+    if canary is None:
+        registry.point(name, which, version)
+        typer.echo(f"{name}@{which} is version {version}")
+    else:
+        held = registry.canary(name, which, version, canary)
+        typer.echo(f"{name}@{which} is version {held.version}, and version {version} for {canary:.1%} of routing keys")

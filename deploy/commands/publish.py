@@ -1,0 +1,74 @@
+"""``sparserow publish``: rows of a running cluster as a new version of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from ...serving.manifest import ServedDtype
+
+
+def publish(
+    model: Annotated[str, typer.Argument(help="Name of the model.", show_default=False)],
+    *,
+    root: options.ModelRoot,
+    namespace: Annotated[str, typer.Option(help="Whose tables are published.")],
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
+    alias: Annotated[str, typer.Option(help='Names the version once it is there; "": none does.')] = "live",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of the rows: float32, bfloat16, float16 or int8, or PATTERN=DTYPE. Default: as in training."
+        ),
+    ] = None,
+    card: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the model card; may be repeated.")] = None,
+) -> None:
+    """Publish the rows of a namespace. Dense parts go with ``sr.publish(session, name, model=...)`` in the trainer."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ...proto.control import ControlClient
+    from ...proto.units import format_bytes
+    from ..publishing import Publication, publish_from
+
+    publication = Publication(
+        name=model, root=root, alias=alias or None, dtype=_dtypes(dtype or []), card=_card(card or [])
+    )
+    columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())
+    with ControlClient(coordinator) as control, Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        done = publish_from(control, namespace, publication, lambda rows: bar.update(task, completed=rows))
+    typer.echo(f"published {done.model}@{done.version}: {done.rows:,} rows, {format_bytes(done.bytes)}, {done.url}")
+
+
+def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
+    from ...proto.errors import InvalidArgument
+    from ...serving.manifest import SERVED_DTYPES
+
+    chosen: dict[str, ServedDtype] = {}
+    for text in given:
+        pattern, _, name = text.rpartition("=")
+        dtype = next((dtype for dtype in SERVED_DTYPES if dtype == name), None)
+        if dtype is None:
+            raise InvalidArgument(f"--dtype {text!r} is not allowed; allowed: {', '.join(SERVED_DTYPES)}")
+        chosen[pattern or "*"] = dtype
+    return chosen or None
+
+
+def _card(given: list[str]) -> dict[str, str | float]:
+    from ...proto.errors import InvalidArgument
+
+    card: dict[str, str | float] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InvalidArgument(f"--card {text!r} is not allowed; allowed: KEY=VALUE")
+        try:
+            card[key] = float(value)
+        except ValueError:
+            card[key] = value
+    return card

@@ -1,0 +1,21 @@
+"""``sparserow rollback``: an alias goes back to the version that it named before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone: NAME@live.", show_default=False)],
+    *,
+    root: options.ModelRoot,
+) -> None:
+    """Have an alias name the version that it named before."""
+    from ...serving.registry import ModelRegistry, parse_model
+
+    name, which = parse_model(model)
+    typer.echo(f"{name}@{which} is version {ModelRegistry(root).rollback(name, which).version}")

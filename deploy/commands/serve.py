@@ -1,0 +1,119 @@
+"""``sparserow serve``: one serving process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+DEFAULT_PORT = 7100
+
+
+def serve(
+    *,
+    model: Annotated[
+        list[str], typer.Option("--model", help="NAME[@ALIAS|@VERSION]; may be repeated. NAME alone: NAME@live.")
+    ],
+    root: Annotated[
+        str | None, typer.Option(help="Path or URL of published models. Default: rows come from --follow alone.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(help="I/N: this process answers for the I-th of N shards of the slots.")
+    ] = "0/1",
+    replica: Annotated[int, typer.Option(help="Which process of those that serve the same shard.")] = 0,
+    follow: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the training cluster's coordinator. Default: no live sync.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Without --root: whose tables are served.")] = None,
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
+    data_port: Annotated[int, typer.Option(help="Port of the data plane; 0: any free one.")] = 0,
+    http_port: Annotated[
+        int | None, typer.Option(help="Port of HTTP/JSON; 0: any free one. Default: none is served.")
+    ] = None,
+    unix_path: Annotated[
+        str | None, typer.Option(help="Path of a Unix socket of the data plane. Default: none.")
+    ] = None,
+    insecure: options.Insecure = False,
+    memory_budget: Annotated[
+        str | None, typer.Option(help="Rows of each version, such as 8GiB. Default: no budget.")
+    ] = None,
+    io_threads: Annotated[int, typer.Option(help="Network threads of the data plane.")] = 2,
+    sync_interval: Annotated[
+        str, typer.Option(help="Between pages of live sync, such as 100ms: changes of a row within it are sent once.")
+    ] = "100ms",
+    poll: Annotated[str, typer.Option(help="Between looks at the aliases, such as 500ms.")] = "500ms",
+    grace: Annotated[
+        str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
+    ] = "30s",
+    log_format: options.LogFormat = "plain",
+    log_level: options.LogLevel = "info",
+    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
+) -> None:
+    """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
+    from ...ps_server.parent import die_with_parent as follow_parent
+
+    if die_with_parent:
+        follow_parent(die_with_parent)
+
+    import uvloop
+
+    from ...proto import serving_pb2_grpc as pb_grpc
+    from ...proto.config import LogConfig, validate
+    from ...proto.errors import InvalidArgument
+    from ...proto.units import parse_bytes, parse_seconds
+    from ...ps_server.control_server import ControlServer
+    from ...ps_server.listen import check_host, check_port_free
+    from ...ps_server.logs import start_log
+    from ...ps_server.stopping import StopRequest
+    from ...serving.models import ServedModels
+    from ...serving.place import Place
+    from ...serving.process import ControlPlane, ServeOptions
+    from ...serving.process import serve as run_serve
+    from ...serving.service import Address
+
+    for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
+        if not 0 <= number <= 65535:
+            raise InvalidArgument(f"{name} {number} is not allowed; allowed: [0, 65535]")
+        check_port_free(host, number, option=name)
+    check_host(host, insecure=insecure)
+    seconds = {name: parse_seconds(value) for name, value in (("poll", poll), ("grace", grace))}
+    if not seconds["poll"] > 0:
+        raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
+    config = ServeOptions(
+        models=tuple(model),
+        place=Place.parse(shard, replica),
+        root=root,
+        follow=follow,
+        namespace=namespace,
+        host=host,
+        data_port=data_port,
+        http_port=http_port,
+        unix_path=unix_path,
+        memory_budget_bytes=parse_bytes(memory_budget) if memory_budget is not None else 0,
+        io_threads=io_threads,
+        sync_interval_sec=parse_seconds(sync_interval),
+        poll_sec=seconds["poll"],
+        grace_sec=seconds["grace"],
+    )
+    start_log(f"serving {shard}.{replica}", validate(LogConfig, {"format": log_format, "level": log_level}))
+
+    def say_ready(models: ServedModels, control: ControlPlane, address: Address, http: int | None) -> None:
+        named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
+        places = f"gRPC {control.host}:{control.port}, data plane {address.host}:{address.port}"
+        places += f", {address.unix_path}" if address.unix_path else ""
+        places += f", HTTP {host}:{http}" if http is not None else ""
+        print(f"sparserow: serving {named} ready at {places}", flush=True)
+
+    async def run() -> None:
+        await run_serve(
+            config,
+            StopRequest(),
+            lambda service, add: ControlServer(service, add, host=host, port=port),
+            pb_grpc.add_ServingServicer_to_server,
+            say_ready,
+        )
+
+    uvloop.run(run())

@@ -1,0 +1,335 @@
+"""``publish``: an immutable version of a model, from a running cluster's rows and the trainer's dense side."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..cpp_ext import _client
+from ..proto import changes_pb2 as pb
+from ..proto import changes_pb2_grpc as pb_grpc
+from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.tensor_file import Tensor
+from ..proto.control import ClusterView, ControlClient
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ..proto.schema import TableSchema
+from ..serving.manifest import (
+    MANIFEST,
+    PROGRAM,
+    SERVED_DTYPES,
+    SLOTS,
+    FileFacts,
+    Manifest,
+    Part,
+    PublishedTable,
+    ServedDtype,
+)
+from ..serving.registry import ModelRegistry, check_name
+from ..serving.row_parts import write_rows, write_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..worker.session import Session
+
+_PART_BYTES = 256 << 20
+_CURSOR_IDLE_SEC = 1800  # for so long after a publication live sync finds what changed since, without whole slots
+_CALL_DEADLINE_SEC = 30.0
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that was written.
+
+    Attributes:
+        model, version: its name.
+        rows, bytes: of all tables; of all files.
+        url: its folder.
+    """
+
+    model: str
+    version: int
+    rows: int
+    bytes: int
+    url: str
+
+
+@dataclass(frozen=True)
+class ProgramSource:
+    """A model to export: the module, example arguments of its forward, and which of their dimensions vary."""
+
+    model: torch.nn.Module
+    example: tuple[Any, ...]
+    dynamic_shapes: Any = None
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is published, and how.
+
+    Args:
+        name: of the model.
+        root: folder of the registry, by path or URL.
+        alias: that names the version once it is there; None: none does.
+        dtype: of the published rows: one for all tables, or by pattern of their names; None, and tables that no pattern
+            matches: as they are stored in training.
+        card: what is worth to know of it: step, data_position, auc, ...
+        program: the dense side; None: rows alone.
+    """
+
+    name: str
+    root: str
+    alias: str | None = "live"
+    dtype: ServedDtype | Mapping[str, ServedDtype] | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+    program: ProgramSource | None = None
+
+
+def publish(
+    session: Session,
+    name: str,
+    *,
+    root: str,
+    model: torch.nn.Module | None = None,
+    example: tuple[Any, ...] | None = None,
+    dynamic_shapes: Any = None,
+    alias: str | None = "live",
+    dtype: ServedDtype | Mapping[str, ServedDtype] | None = None,
+    card: Mapping[str, Any] | None = None,
+) -> Published:
+    """Writes the rows of the session's namespace, and the model, as a new version; then moves the alias to it.
+
+    Rows are read while training goes on: each is whole, and live sync brings all of them to one state. Nothing is
+    published when anything fails; the alias then names what it named before. One worker calls it.
+
+    Args:
+        session: of a cluster.
+        name: of the model.
+        root: folder of published models, by path or URL.
+        model: in any mode; exported in eval mode by ``torch.export``. None: rows alone.
+        example: arguments of its forward, needed with ``model``.
+        dynamic_shapes: as in ``torch.export.export``; None: the first dimension of every tensor of ``example`` varies.
+        alias: names the version afterwards; None: none does.
+        dtype: of the published rows: "float32", "bfloat16", "float16" or "int8" for all tables, or a mapping from
+            patterns of table names; None: as in training.
+        card: goes into the manifest; ``step`` is added.
+
+    Raises:
+        InvalidArgument: an argument is not allowed.
+        FailedPrecondition: the session is not of a cluster, or a row is not finite.
+        Unavailable: a shard is down (names it).
+        NotFound: the namespace has no tables.
+    """
+    if not isinstance(session.catalog, ControlClient):
+        raise FailedPrecondition("publish: needs a session of a cluster (sr.connect), not of stores in this process")
+    if (model is None) != (example is None):
+        raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
+    program = None if model is None or example is None else ProgramSource(model, example, dynamic_shapes)
+    session.flush()
+    card = {"step": session.current_step, **(card or {})}
+    publication = Publication(name, root, alias, dtype, card, program)
+    return publish_from(session.catalog, session.namespace, publication)
+
+
+def publish_from(
+    control: ControlClient,
+    namespace: str,
+    publication: Publication,
+    progress: Callable[[int], None] | None = None,
+) -> Published:
+    """As :func:`publish`, of a cluster's coordinator; ``progress`` is told how many rows were written so far."""
+    check_name("model", publication.name)
+    if publication.alias is not None:
+        check_name("alias", publication.alias)
+    schemas = control.list_tables(namespace)
+    if not schemas:
+        raise NotFound(f"namespace {namespace!r}: has no tables at {control.address}")
+    dtypes = _dtypes(schemas, publication.dtype)
+    registry = ModelRegistry(publication.root)
+    program = None if publication.program is None else _export(publication.program)
+    view = control.cluster()
+    version = registry.next_version(publication.name)
+    folder = registry.folder(publication.name, version)
+    folder.make()
+    try:
+        slots = _slot_versions(control, view, f"publish/{publication.name}@{version}")
+        client = _client.Client(
+            shards=[(shard.host, shard.port) for shard in view.shards],
+            slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
+            route_epoch=view.route_epoch,
+            cluster_id=view.cluster_id,
+        )
+        writer = _RowWriter(folder, client, len(view.shards), progress)
+        tables = tuple(
+            PublishedTable(schema, dtypes[schema.name], tuple(writer.write(schema, dtypes[schema.name], index)))
+            for index, schema in enumerate(schemas)
+        )
+        manifest = Manifest(
+            model=publication.name,
+            version=version,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            cluster_id=view.cluster_id,
+            slot_count=view.slot_count,
+            namespace=namespace,
+            tables=tables,
+            slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}, {}),
+            program=None if program is None else _write_program(folder, program),
+            card=_checked_card(publication.card),
+        )
+        folder.put(MANIFEST, manifest.to_json())
+    except BaseException:
+        folder.remove()
+        raise
+    if publication.alias is not None:
+        registry.point(publication.name, publication.alias, version)
+    return Published(publication.name, version, manifest.rows, manifest.size, folder.url)
+
+
+def load_program(root: str, name: str, version: int) -> bytes:
+    """The exported program of a version, as ``torch.export.load`` takes it from a file.
+
+    Raises:
+        NotFound: there is no such version, or it has rows alone.
+        DataLoss: it is damaged.
+    """
+    registry = ModelRegistry(root)
+    manifest = registry.manifest(name, version)
+    if manifest.program is None:
+        raise NotFound(f"{name}@{version}: was published without a program; publish it with model= and example=")
+    data = bytes(registry.folder(name, version).read(manifest.program.file))
+    if xxhash.xxh3_64_hexdigest(data) != manifest.program.xxh3:
+        raise DataLoss(f"{registry.folder(name, version).url}/{manifest.program.file}: fails its checksum")
+    return data
+
+
+class _RowWriter:
+    """Scans tables shard by shard into parts."""
+
+    def __init__(
+        self, folder: Folder, client: _client.Client, shards: int, progress: Callable[[int], None] | None
+    ) -> None:
+        self._folder = folder
+        self._client = client
+        self._shards = shards
+        self._progress = progress
+        self._done = 0
+
+    def write(self, schema: TableSchema, dtype: ServedDtype, index: int) -> Iterator[Part]:
+        """The parts of one table, written one after the other."""
+        part_rows = max(1, min(1 << 20, _PART_BYTES // (16 + 4 * schema.dim)))
+        for shard in range(self._shards):
+            for number, (keys, versions, rows) in enumerate(self._chunks(schema, shard, part_rows)):
+                if not bool(np.isfinite(rows).all()):
+                    bad = keys[~np.isfinite(rows).all(axis=1)][0]
+                    raise FailedPrecondition(f"table {schema.full_name}: the row of key {bad} is not finite")
+                file = f"rows.{index}.{shard}.{number}.safetensors"
+                yield write_rows(self._folder, file, dtype, keys, versions, rows)
+                self._done += len(keys)
+                if self._progress is not None:
+                    self._progress(self._done)
+
+    def _chunks(
+        self, schema: TableSchema, shard: int, part_rows: int
+    ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float32]]]:
+        held: list[tuple[Any, Any, Any]] = []
+        count = 0
+        for keys, versions, _, rows, _ in self._client.scan(schema.id, shard=shard, max_rows=min(part_rows, 65536)):
+            held.append((keys, versions, rows))
+            count += len(keys)
+            if count >= part_rows:
+                yield _joined(held)
+                held, count = [], 0
+        if held:
+            yield _joined(held)
+
+
+def _joined(held: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    keys, versions, rows = (np.concatenate(column) for column in zip(*held, strict=True))
+    return keys, versions, rows
+
+
+def _slot_versions(control: ControlClient, view: ClusterView, cursor: str) -> NDArray[np.uint64]:
+    """(slot_count) what each slot's owner has now; it keeps what changes afterwards for whoever follows."""
+    addresses = {entry.shard: entry.control for entry in control.status().shards}
+    versions = np.zeros(view.slot_count, np.uint64)
+    for shard in view.shards:
+        address = f"{addresses[shard.index].host}:{addresses[shard.index].port}"
+        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            request = pb.GetVersionsRequest(cluster_id=view.cluster_id, cursor=cursor, idle_sec=_CURSOR_IDLE_SEC)
+            stub: Any = pb_grpc.ChangesStub(channel)
+            try:
+                reply = stub.GetVersions(request, timeout=_CALL_DEADLINE_SEC)
+            except grpc.RpcError as error:
+                raise error_of_status(error, f"shard {shard.index} at {address}") from None
+        own = np.frombuffer(reply.versions, "<u8")
+        if len(own) != view.slot_count:
+            raise Unavailable(f"shard {shard.index} has {len(own)} slots, the cluster {view.slot_count}")
+        mine = view.slot_owner == shard.index
+        versions[mine] = own[mine]
+    return versions
+
+
+def _dtypes(
+    schemas: tuple[TableSchema, ...], dtype: ServedDtype | Mapping[str, ServedDtype] | None
+) -> dict[str, ServedDtype]:
+    patterns = dict(dtype) if isinstance(dtype, Mapping) else ({} if dtype is None else {"*": dtype})
+    for pattern, chosen in patterns.items():
+        if chosen not in SERVED_DTYPES:
+            raise InvalidArgument(f"dtype: {chosen!r} is not allowed; allowed: {', '.join(SERVED_DTYPES)}")
+        if not any(fnmatch.fnmatchcase(schema.name, pattern) for schema in schemas):
+            names = ", ".join(schema.name for schema in schemas)
+            raise InvalidArgument(f"dtype[{pattern!r}] matches no table; tables: {names}")
+
+    def of(schema: TableSchema) -> ServedDtype:
+        matching = (chosen for pattern, chosen in patterns.items() if fnmatch.fnmatchcase(schema.name, pattern))
+        return next(matching, schema.dtype)
+
+    return {schema.name: of(schema) for schema in schemas}
+
+
+def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in card.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None.__class__):
+            raise InvalidArgument(f"card[{key!r}]: {value!r} is not allowed; allowed: text, numbers, true, false, null")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidArgument(f"card[{key!r}]: {value!r} is not finite")
+    return dict(card)
+
+
+def _export(source: ProgramSource) -> bytes:
+    import torch
+
+    shapes = source.dynamic_shapes
+    if shapes is None:
+        batch = torch.export.Dim("batch", min=1)
+        shapes = tuple(
+            {0: batch} if isinstance(value, torch.Tensor) and value.dim() else None for value in source.example
+        )
+    was_training = source.model.training
+    source.model.eval()
+    try:
+        with torch.no_grad():
+            program = torch.export.export(source.model, source.example, dynamic_shapes=shapes)
+    except Exception as error:  # torch.export has errors of many kinds
+        raise InvalidArgument(f"publish: the model cannot be exported: {' '.join(str(error).split())[:500]}") from error
+    finally:
+        source.model.train(was_training)
+    out = io.BytesIO()
+    torch.export.save(program, out)
+    return out.getvalue()
+
+
+def _write_program(folder: Folder, program: bytes) -> FileFacts:
+    folder.write(PROGRAM, [program])
+    return FileFacts(PROGRAM, len(program), xxhash.xxh3_64_hexdigest(program))

@@ -1,0 +1,379 @@
+"""``ServingClient``: lookups in published models, over the data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cpp_ext import _client, _server
+from ..proto.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SparserowError,
+    error_of,
+)
+from .cluster_view import ServingView, TableShape, fetch_view
+from .lookup import routing_hash
+from .models import handle_of
+from .registry import parse_model
+
+Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
+_NOT_FOUND = NotFound.number
+_INVALID = (InvalidArgument.number, FailedPrecondition.number)
+_HEDGE_THREADS = 32
+
+
+@dataclass(frozen=True)
+class LookupRows:
+    """Rows of a table; unpacks as ``rows, found``.
+
+    Attributes:
+        rows: (n, dim) float32, in the order of the keys; zeros where not answered.
+        found: (n) bool; False where the row is the table's default, which a row has that was never trained.
+        versions: (n) uint64, of the rows in training; 0 where not found.
+        answered: (n) bool; False where a shard failed or the deadline passed: the result is partial.
+        version: of the model that answered.
+        errors: why shards did not answer; empty when all did.
+    """
+
+    rows: NDArray[np.float32]
+    found: NDArray[np.bool_]
+    versions: NDArray[np.uint64]
+    answered: NDArray[np.bool_]
+    version: int
+    errors: tuple[SparserowError, ...] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some rows are missing."""
+        return not bool(self.answered.all())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.rows, self.found))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One try: the tables as the native client wants them, and by when."""
+
+    handle: int
+    tables: list[tuple[int, int, int, NDArray[np.uint64]]]
+    deadline: float
+
+
+class ServingClient:
+    """A client of the processes that serve a model. Thread-safe; close it, or use it in a ``with`` statement.
+
+    Args:
+        addresses: ``HOST:PORT`` of gRPC of the serving processes, one or several: all shards and replicas.
+        model: ``NAME[@ALIAS|@VERSION]``; None: the only one that is served, at ``live``.
+        connections: to each replica; a connection works on one request at a time.
+        hedge_ms: after which a request that is not answered goes to the next replica as well, where there is one;
+            None: never.
+        local: use a Unix socket where a process has one; they must run on this machine.
+        refresh_sec: between looks at what is served, by a thread.
+        deadline_sec: within which the processes must say what they serve.
+
+    Raises:
+        Unavailable: no process answers for some shard.
+        NotFound: the model is not served (says what is).
+        InvalidArgument: an address or an argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        model: str | None = None,
+        connections: int = 2,
+        hedge_ms: float | None = None,
+        local: bool = False,
+        refresh_sec: float = 1.0,
+        deadline_sec: float = 5.0,
+    ) -> None:
+        if connections < 1 or not refresh_sec > 0 or not deadline_sec > 0 or (hedge_ms is not None and hedge_ms < 0):
+            raise InvalidArgument(
+                f"ServingClient: connections {connections}, refresh_sec {refresh_sec}, deadline_sec {deadline_sec}, "
+                f"hedge_ms {hedge_ms}; allowed: >= 1, > 0, > 0, >= 0 or None"
+            )
+        self._addresses = tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
+        self._local = local
+        self._connections = connections
+        self._hedge_sec = None if hedge_ms is None else hedge_ms / 1000
+        self._refresh_sec = refresh_sec
+        self._deadline_sec = deadline_sec
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._pool = concurrent.futures.ThreadPoolExecutor(_HEDGE_THREADS, thread_name_prefix="sparserow-lookup")
+        self._view = self._fetch()
+        self._clients = self._connect(self._view)
+        self.model, self._which = parse_model(model) if model is not None else (_only_model(self._view), "live")
+        self._version: int | None = None
+        self._resolve(0)
+        self._thread = threading.Thread(target=self._keep_fresh, name="sparserow-serving-view", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> ServingClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections when the last call has returned."""
+        self._closed.set()
+        self._thread.join(self._deadline_sec + 1)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def version(self) -> int:
+        """Of the model, that lookups without a routing key are answered from now."""
+        return self._resolve(0)[0]
+
+    def tables(self) -> dict[str, int]:
+        """Dim by name, of the version in use."""
+        return {name: shape.dim for name, shape in self._resolve(0)[1].items()}
+
+    def lookup(self, table: str, keys: Keys, *, deadline_ms: int = 1000, routing_key: str = "") -> LookupRows:
+        """Rows of one table.
+
+        Args:
+            table: of the model.
+            keys: (n) integers in [0, 2**64), or strings, hashed as in training; may repeat.
+            deadline_ms: after which the result is partial.
+            routing_key: who asks; chooses between an alias's version and its canary.
+
+        Raises:
+            NotFound: no such table.
+            InvalidArgument: the keys are no integers or strings, or the deadline is below 1.
+            DeadlineExceeded, Unavailable: not one shard answered.
+        """
+        return self.lookup_many({table: keys}, deadline_ms=deadline_ms, routing_key=routing_key)[table]
+
+    def lookup_many(
+        self, tables: Mapping[str, Keys], *, deadline_ms: int = 1000, routing_key: str = ""
+    ) -> dict[str, LookupRows]:
+        """Rows of several tables in one call, all of one version; as :meth:`lookup`."""
+        if not isinstance(deadline_ms, int) or deadline_ms < 1:
+            raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: integers >= 1")
+        deadline = time.monotonic() + deadline_ms / 1000
+        keys_of = {name: as_lookup_keys(keys) for name, keys in tables.items()}
+        routing = routing_hash(routing_key)
+        for is_last in (False, True):
+            version, shapes = self._resolve(routing)
+            asked = _Asked(
+                handle_of(self.model, version),
+                [_table_of(self.model, name, shapes, keys) for name, keys in keys_of.items()],
+                deadline,
+            )
+            parts, answers = self._ask(asked)
+            given_up = any(answer is not None and answer[1] == _NOT_FOUND for answer in answers)
+            if not given_up or is_last:  # a version that was just given up: look again at what is served
+                break
+            self._refresh()
+        errors = tuple(error_of(answer[1], answer[2]) for answer in answers if answer is not None and answer[1])
+        if errors and len(errors) == sum(answer is not None for answer in answers):
+            raise errors[0]
+        refused = next((error for error in errors if error.number in _INVALID), None)
+        if refused is not None:
+            raise refused
+        return {
+            name: LookupRows(rows, found, versions, answered, version, errors)
+            for name, (rows, versions, found, answered) in zip(keys_of, parts, strict=True)
+        }
+
+    def shards(self, version: int | None = None) -> tuple[_client.LookupShards, int, dict[str, TableShape]]:
+        """For a session whose ops read this model: its shards, the version, and its tables."""
+        found, shapes = self._resolve(0)
+        if version is not None:
+            with self._lock:
+                shapes = self._view.versions.get(self.model, {}).get(version, {})
+            if not shapes:
+                raise NotFound(f"model {self.model}@{version}: is not served")
+            found = version
+        return self._clients[0][0].shards(handle_of(self.model, found)), found, shapes
+
+    # ---- how
+
+    def _ask(self, asked: _Asked) -> tuple[Any, Any]:
+        """The first whole answer of a replica, or the best partial one at the deadline."""
+        with self._lock:
+            clients = self._clients
+        turn = next(self._turn)
+        first = clients[0][turn % len(clients[0])] if self._hedge_sec is None else None
+        if first is not None or len(clients) == 1:
+            return self._call(clients[0][turn % len(clients[0])], asked)
+        assert self._hedge_sec is not None
+        running: list[concurrent.futures.Future[Any]] = []
+        best: tuple[Any, Any] | None = None
+        for rank, of_replica in enumerate(clients):
+            client = of_replica[turn % len(of_replica)]
+            running.append(self._pool.submit(self._call, client, asked))
+            is_last = rank == len(clients) - 1
+            wait_until = asked.deadline if is_last else min(asked.deadline, time.monotonic() + self._hedge_sec)
+            while running and time.monotonic() < wait_until + (0.5 if is_last else 0.0):
+                done, _ = concurrent.futures.wait(
+                    running, wait_until - time.monotonic() + 0.01, concurrent.futures.FIRST_COMPLETED
+                )
+                for future in done:
+                    running.remove(future)
+                    answer = future.result()
+                    if all(told is None or told[1] == 0 for told in answer[1]):
+                        return answer  # type: ignore[no-any-return]
+                    best = _better(best, answer)
+                if done and not running and not is_last:
+                    break  # it failed early: ask the next replica now
+                if not done and time.monotonic() >= wait_until:
+                    break
+        if best is None:
+            raise DeadlineExceeded("lookup: no replica answered within the deadline")
+        return best
+
+    @staticmethod
+    def _call(client: _client.LookupClient, asked: _Asked) -> tuple[Any, Any]:
+        left_ms = max(1, round((asked.deadline - time.monotonic()) * 1000))
+        return client.lookup(asked.handle, asked.tables, deadline_ms=left_ms)
+
+    def _resolve(self, routing: int) -> tuple[int, dict[str, TableShape]]:
+        with self._lock:
+            view, current = self._view, self._version
+            version, canary, share = view.alias(self.model, self._which, current)
+            self._version = version
+        if canary and routing and _server.routes_to_canary(routing, share):
+            version = canary
+        return version, view.versions[self.model][version]
+
+    def _fetch(self) -> ServingView:
+        return fetch_view(self._addresses, local=self._local, deadline_sec=self._deadline_sec)
+
+    def _connect(self, view: ServingView) -> list[list[_client.LookupClient]]:
+        """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
+        most = max(len(replicas) for replicas in view.endpoints)
+        return [
+            [
+                _client.LookupClient(
+                    shards=[replicas[rank % len(replicas)] for replicas in view.endpoints],
+                    slot_owner=view.slot_owner,
+                    route_epoch=view.route_epoch,
+                )
+                for _ in range(self._connections)
+            ]
+            for rank in range(most)
+        ]
+
+    def _refresh(self) -> None:
+        view = self._fetch()
+        with self._lock:
+            moved = view.endpoints != self._view.endpoints or view.route_epoch != self._view.route_epoch
+        clients = self._connect(view) if moved else None
+        with self._lock:
+            self._view = view
+            self._clients = clients or self._clients
+
+    def _keep_fresh(self) -> None:
+        while not self._closed.wait(self._refresh_sec):
+            try:
+                self._refresh()
+            except SparserowError:  # what is known stays; a lookup says itself what fails
+                continue
+
+
+class AsyncServingClient:
+    """:class:`ServingClient` for asyncio: the same, awaited. Its calls run in threads of its own.
+
+    Args:
+        client: is closed with this one.
+        threads: lookups at once.
+    """
+
+    def __init__(self, client: ServingClient, *, threads: int = 16) -> None:
+        self._client = client
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="sparserow-async")
+
+    @staticmethod
+    async def connect(addresses: str | Sequence[str], **options: Any) -> AsyncServingClient:
+        """As :class:`ServingClient` with these options."""
+        return AsyncServingClient(await asyncio.to_thread(lambda: ServingClient(addresses, **options)))
+
+    async def __aenter__(self) -> AsyncServingClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await asyncio.to_thread(self._client.close)
+        self._pool.shutdown(wait=False)
+
+    async def lookup(self, table: str, keys: Keys, *, deadline_ms: int = 1000, routing_key: str = "") -> LookupRows:
+        """As :meth:`ServingClient.lookup`."""
+        found = await self.lookup_many({table: keys}, deadline_ms=deadline_ms, routing_key=routing_key)
+        return found[table]
+
+    async def lookup_many(
+        self, tables: Mapping[str, Keys], *, deadline_ms: int = 1000, routing_key: str = ""
+    ) -> dict[str, LookupRows]:
+        """As :meth:`ServingClient.lookup_many`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._pool,
+            lambda: self._client.lookup_many(tables, deadline_ms=deadline_ms, routing_key=routing_key),
+        )
+
+
+def as_lookup_keys(keys: Keys) -> NDArray[np.uint64]:
+    """(n) uint64; strings by the hash that ``hash_key`` gives.
+
+    Raises:
+        InvalidArgument: neither integers nor strings, or negative.
+    """
+    if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str):
+        return np.array([_client.key_of_bytes(str(key).encode()) for key in keys], dtype=np.uint64)
+    array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.kind == "i" and bool((array < 0).any())):
+        raise InvalidArgument(
+            f"keys: {array.dtype} of shape {array.shape} is not allowed; allowed: (n) integers in [0, 2**64) or strings"
+        )
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _table_of(
+    model: str, name: str, shapes: Mapping[str, TableShape], keys: NDArray[np.uint64]
+) -> tuple[int, int, int, NDArray[np.uint64]]:
+    shape = shapes.get(name)
+    if shape is None:
+        raise NotFound(f"table {name!r}: is not in model {model!r}; it has: {', '.join(sorted(shapes))}")
+    return shape.id, shape.schema_version, shape.dim, keys
+
+
+def _better(best: tuple[Any, Any] | None, other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Of two partial answers the one with more rows."""
+    if best is None:
+        return other
+    rows = [sum(int(part[3].sum()) for part in answer[0]) for answer in (best, other)]
+    return best if rows[0] >= rows[1] else other
+
+
+def _only_model(view: ServingView) -> str:
+    if len(view.versions) != 1:
+        known = ", ".join(sorted(view.versions)) or "none"
+        raise InvalidArgument(f"ServingClient: model: is missing, as several are served; allowed: {known}")
+    return next(iter(view.versions))

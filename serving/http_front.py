@@ -1,0 +1,151 @@
+"""HTTP/JSON for curl and for languages without gRPC: a thread of its own, one thread per connection.
+
+GET  /v1/health   200 when this process is ready, else 503
+GET  /v1/models   versions and aliases
+POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7"}
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ..proto.errors import InvalidArgument, SparserowError
+from .lookup import LocalLookup, checked_keys
+from .models import ServedModels
+
+_STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "Unavailable": 503}
+_MOST_BYTES = 64 << 20
+_SOCKET_SEC = 30.0
+
+
+class HttpFront:
+    """Listens until ``close``.
+
+    Args:
+        host, port: 0 lets the system choose; ``port`` afterwards says which.
+        lookup: answers.
+        models: what is served.
+    """
+
+    def __init__(self, host: str, port: int, lookup: LocalLookup, models: ServedModels) -> None:
+        routes: dict[tuple[str, str], Callable[[Any], tuple[int, Any]]] = {
+            ("GET", "/v1/health"): lambda _: _health(models),
+            ("GET", "/v1/models"): lambda _: (200, _models(models)),
+            ("POST", "/v1/lookup"): lambda body: (200, _lookup(lookup, body)),
+        }
+
+        class Handler(_Handler):
+            served = routes
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="sparserow-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5.0)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    served: dict[tuple[str, str], Callable[[Any], tuple[int, Any]]]
+    protocol_version = "HTTP/1.1"
+    timeout = _SOCKET_SEC
+
+    def do_GET(self) -> None:
+        self._answer("GET", None)
+
+    def do_POST(self) -> None:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            self._send(411, {"error": "Content-Length: is missing"}, ends=True)
+            return
+        if not 0 <= length <= _MOST_BYTES:
+            self._send(413, {"error": f"Content-Length: {length}; allowed: [0, {_MOST_BYTES}]"}, ends=True)
+            return
+        data = self.rfile.read(length)
+        try:
+            body = json.loads(data)
+        except ValueError as error:
+            self._send(400, {"error": f"the body is no JSON: {error}"})
+            return
+        self._answer("POST", body)
+
+    def _answer(self, method: str, body: Any) -> None:
+        route = self.served.get((method, self.path))
+        if route is None:
+            known = ", ".join(f"{verb} {path}" for verb, path in self.served)
+            self._send(404, {"error": f"{method} {self.path}: is not served; served: {known}"})
+            return
+        try:
+            status, reply = route(body)
+        except SparserowError as error:
+            status, reply = _STATUS.get(error.code, 500), {"error": str(error), "code": error.code}
+        self._send(status, reply)
+
+    def _send(self, status: int, reply: Any, *, ends: bool = False) -> None:
+        data = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if ends:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Requests are not logged."""
+
+
+def _health(models: ServedModels) -> tuple[int, Any]:
+    ready = models.is_ready
+    problems = {f"{model}@{which}": problem for (model, which), problem in models.book().problems.items()}
+    return (200 if ready else 503), {"ready": ready, "problems": problems}
+
+
+def _models(models: ServedModels) -> Any:
+    book = models.book()
+    return {
+        "versions": [
+            {"model": model, "version": version, "ready": served.is_ready, "tables": sorted(served.loaded.tables)}
+            for (model, version), served in sorted(book.versions.items())
+        ],
+        "aliases": [
+            {"model": model, "alias": which, "version": alias.version, "canary": alias.canary}
+            for (model, which), alias in sorted(book.aliases.items())
+        ],
+    }
+
+
+def _lookup(lookup: LocalLookup, body: Any) -> Any:
+    if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
+        raise InvalidArgument('the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}')
+    unknown = sorted(set(body) - {"model", "tables", "routing_key"})
+    if unknown:
+        raise InvalidArgument(f"{unknown[0]}: unknown key; known keys: model, tables, routing_key")
+    model, routing_key = body.get("model"), body.get("routing_key", "")
+    if not isinstance(model, str) or not isinstance(routing_key, str):
+        raise InvalidArgument("model and routing_key must be strings")
+    keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
+    version, found = lookup.lookup(model, keys, routing_key)
+    return {
+        "version": version,
+        "tables": {
+            rows.table: {
+                "rows": rows.rows.tolist(),
+                "found": rows.found.tolist(),
+                "answered": rows.answered.tolist(),
+                "versions": rows.versions.tolist(),
+            }
+            for rows in found
+        },
+    }

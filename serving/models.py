@@ -1,0 +1,236 @@
+"""The versions that a serving process answers from: loaded, followed, swapped and given up as aliases move."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..cpp_ext import _server
+from ..proto.errors import NotFound, SparserowError
+from .follower import Follower, FollowOptions
+from .loaded_version import LoadedVersion, load_version
+from .place import Place
+from .registry import Alias, ModelRegistry
+
+log = logging.getLogger(__name__)
+
+
+def handle_of(model: str, which: str | int) -> int:
+    """The handle of ``MODEL@VERSION`` or ``MODEL@ALIAS`` on the data plane."""
+    return int(_server.id_of_name(f"{model}@{which}"))
+
+
+@dataclass
+class Served:
+    """A loaded version and what keeps it fresh.
+
+    Attributes:
+        follower: None: it does not follow.
+        problem: why it does not, although it should.
+        unused_since: monotonic seconds; None while an alias names it.
+    """
+
+    loaded: LoadedVersion
+    follower: Follower | None = None
+    problem: str = ""
+    unused_since: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every slot of this process is complete."""
+        if self.loaded.version > 0:
+            return True
+        return self.follower is not None and self.follower.is_complete
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """What is served, and how.
+
+    Args:
+        wanted: (model, alias or version) pairs.
+        place: whose slots.
+        follow: live sync; None: versions stay as they were published.
+        memory_budget_bytes: of each version's rows; 0: no budget.
+        poll_sec: between looks at the aliases.
+        grace_sec: how long a version that no alias names is still answered from.
+    """
+
+    wanted: tuple[tuple[str, str], ...]
+    place: Place
+    follow: FollowOptions | None = None
+    memory_budget_bytes: int = 0
+    poll_sec: float = 0.5
+    grace_sec: float = 30.0
+
+
+@dataclass
+class _Book:
+    versions: dict[tuple[str, int], Served] = field(default_factory=dict)
+    aliases: dict[tuple[str, str], Alias] = field(default_factory=dict)
+    problems: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class ServedModels:
+    """Loads what the aliases name and tells the native server. ``refresh`` belongs to one thread; reads to any.
+
+    Args:
+        registry: where versions lie; None: rows come from the training cluster alone (``live``).
+        server: answers lookups.
+        options: what and how.
+        live: makes the version that has no files, when there is no registry.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry | None,
+        server: _server.Server,
+        options: ModelsOptions,
+        live: Callable[[str], LoadedVersion] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._server = server
+        self._options = options
+        self._live = live
+        self._lock = threading.Lock()
+        self._book = _Book()  # replaced whole, so that readers need no lock for long
+
+    def refresh(self) -> None:
+        """Looks at the aliases: loads what they name, then points them there, then gives up what none names.
+
+        A version that cannot be loaded leaves its alias where it was; ``problem_of`` says why.
+        """
+        for model, which in self._options.wanted:
+            try:
+                self._refresh(model, which)
+                self._forget_problem(model, which)
+            except SparserowError as error:
+                self._say_problem(model, which, str(error))
+        self._give_up_unused()
+
+    def book(self) -> _Book:
+        """What is served now; not to be changed."""
+        with self._lock:
+            return self._book
+
+    def find(self, model: str, which: str) -> tuple[Alias, dict[int, Served]]:
+        """What ``MODEL@which`` names here, and the loaded versions that it needs.
+
+        Raises:
+            NotFound: this process does not serve it (says what it does).
+        """
+        book = self.book()
+        if which.isdecimal() and (model, int(which)) in book.versions:
+            return Alias(int(which)), {int(which): book.versions[model, int(which)]}
+        alias = book.aliases.get((model, which))
+        if alias is None:
+            problem = book.problems.get((model, which))
+            served = ", ".join(f"{name}@{named}" for name, named in sorted(book.aliases)) or "nothing yet"
+            raise NotFound(f"model {model}@{which}: " + (problem or f"is not served here; served: {served}"))
+        return alias, {version: book.versions[model, version] for version in alias.versions}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that was asked for is served, and complete."""
+        book = self.book()
+        return all(
+            (model, which) in book.aliases
+            and all(book.versions[model, version].is_ready for version in book.aliases[model, which].versions)
+            for model, which in self._options.wanted
+        )
+
+    def close(self) -> None:
+        """Ends live sync."""
+        for served in self.book().versions.values():
+            if served.follower is not None:
+                served.follower.close()
+
+    def _refresh(self, model: str, which: str) -> None:
+        alias = self._registry.resolve(model, which) if self._registry is not None else Alias(0)
+        for version in alias.versions:
+            if (model, version) not in self.book().versions:
+                self._load(model, version)
+            self._keep_following(self.book().versions[model, version])
+        if self.book().aliases.get((model, which)) == alias:
+            return
+        versions = self.book().versions
+        main = versions[model, alias.version]
+        canary = None if alias.canary is None else versions[model, alias.canary].loaded.store
+        self._server.set_model(
+            handle_of(model, which),
+            main.loaded.store,
+            alias.version,
+            canary=canary,
+            canary_number=alias.canary or 0,
+            canary_share=alias.canary_share,
+        )
+        self._change(lambda book: book.aliases.update({(model, which): alias}))
+        log.info("%s@%s is version %d now", model, which, alias.version)
+
+    def _load(self, model: str, version: int) -> None:
+        begun = time.monotonic()
+        if self._registry is None:
+            assert self._live is not None
+            loaded = self._live(model)
+        else:
+            manifest = self._registry.manifest(model, version)
+            loaded = load_version(
+                self._registry,
+                manifest,
+                self._options.place,
+                memory_budget_bytes=self._options.memory_budget_bytes,
+            )
+        self._server.set_model(handle_of(model, version), loaded.store, version)
+        self._change(lambda book: book.versions.update({(model, version): Served(loaded)}))
+        rows = sum(table.rows for table in loaded.store.stats())
+        log.info("%s@%d: %d rows in %.1f s", model, version, rows, time.monotonic() - begun)
+
+    def _keep_following(self, served: Served) -> None:
+        """Starts live sync where it should be and is not; a cluster that cannot be reached is tried again."""
+        follow = self._options.follow
+        if follow is None or served.follower is not None:
+            return
+        try:
+            owned = self._options.place.owned(served.loaded.slot_count)
+            served.follower = Follower(served.loaded, owned, follow)
+            served.problem = ""
+        except SparserowError as error:
+            if served.problem != str(error):
+                log.error("live sync of %s@%d: %s", served.loaded.model, served.loaded.version, error)
+            served.problem = str(error)
+
+    def _give_up_unused(self) -> None:
+        book = self.book()
+        needed = {(model, version) for (model, _), alias in book.aliases.items() for version in alias.versions}
+        now = time.monotonic()
+        for key, served in book.versions.items():
+            if key in needed:
+                served.unused_since = None
+            elif served.unused_since is None:
+                served.unused_since = now
+            elif now - served.unused_since > self._options.grace_sec:
+                self._server.remove_model(handle_of(*key))
+                self._forget_version(*key)
+                if served.follower is not None:
+                    served.follower.close()
+                log.info("%s@%d is given up: no alias names it", *key)
+
+    def _say_problem(self, model: str, which: str, text: str) -> None:
+        if self.book().problems.get((model, which)) != text:
+            log.error("%s@%s: %s", model, which, text)
+        self._change(lambda book: book.problems.update({(model, which): text}))
+
+    def _forget_problem(self, model: str, which: str) -> None:
+        self._change(lambda book: book.problems.pop((model, which), None))
+
+    def _forget_version(self, model: str, version: int) -> None:
+        self._change(lambda book: book.versions.pop((model, version)))
+
+    def _change(self, change: Callable[[_Book], object]) -> None:
+        with self._lock:
+            book = _Book(dict(self._book.versions), dict(self._book.aliases), dict(self._book.problems))
+            change(book)
+            self._book = book

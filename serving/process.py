@@ -1,0 +1,230 @@
+"""The composition root of a serving process: registry, stores, data plane, gRPC, HTTP, live sync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..cpp_ext import _server
+from ..proto.control import ControlClient
+from ..proto.errors import InvalidArgument, NotFound
+from .follower import FollowOptions
+from .http_front import HttpFront
+from .loaded_version import LoadedVersion, ServedTable, make_store
+from .lookup import LocalLookup
+from .models import ModelsOptions, ServedModels
+from .place import Place
+from .registry import ModelRegistry, parse_model
+from .service import Address, ServingService
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sparserow.v1.Serving"
+_DRAIN_MS = 5_000
+_STOP_GRACE_SEC = 2.0
+
+
+class Stop(Protocol):
+    """Ends the process; set by signals."""
+
+    async def wait(self) -> str: ...
+
+
+class ControlPlane(Protocol):
+    """A gRPC server with health and reflection."""
+
+    host: str
+    port: int
+
+    async def start(self) -> None: ...
+    async def set_serving(self, serving: bool) -> None: ...
+    async def stop(self, grace_sec: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a serving process is run.
+
+    Args:
+        models: ``NAME[@ALIAS|@VERSION]``, each.
+        place: whose slots.
+        root: of the registry; None: rows come from the cluster at ``follow`` alone.
+        follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
+        namespace: of the tables, without a root.
+        host: that all of it listens on.
+        data_port, http_port: 0 lets the system choose; ``http_port`` None: no HTTP.
+        unix_path: of a Unix socket of the data plane; None: none.
+        memory_budget_bytes: of each version's rows; 0: no budget.
+        io_threads: of the data plane.
+        sync_interval_sec: between pages of live sync; changes of one row within it are sent once.
+        poll_sec, grace_sec: as in ModelsOptions.
+    """
+
+    models: tuple[str, ...]
+    place: Place
+    root: str | None = None
+    follow: str | None = None
+    namespace: str | None = None
+    host: str = "127.0.0.1"
+    data_port: int = 0
+    http_port: int | None = None
+    unix_path: str | None = None
+    memory_budget_bytes: int = 0
+    io_threads: int = 2
+    sync_interval_sec: float = 0.1
+    poll_sec: float = 0.5
+    grace_sec: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise InvalidArgument("--model: is missing; allowed: NAME[@ALIAS|@VERSION]")
+        if self.root is None and (self.follow is None or self.namespace is None):
+            raise InvalidArgument(
+                "--root: is missing; name the folder of published models, or --follow and --namespace"
+            )
+        if self.root is not None and self.namespace is not None:
+            raise InvalidArgument("--namespace has no effect with --root; remove one of them")
+
+
+async def serve(
+    options: ServeOptions,
+    stop: Stop,
+    make_control: Callable[[str, Callable[[Any], None]], ControlPlane],
+    add_service: Callable[[ServingService, Any], None],
+    on_ready: Callable[[ServedModels, ControlPlane, Address, int | None], None],
+) -> None:
+    """Serves until it is asked to stop.
+
+    Args:
+        options: what and where.
+        stop: when to end.
+        make_control: makes the gRPC server of a service's name; its argument registers the servicer.
+        add_service: registers the servicer with a gRPC server.
+        on_ready: called once, when every slot is complete.
+
+    Raises:
+        SparserowError: it cannot start: a port is taken, or what it shall serve is not there.
+    """
+    registry = ModelRegistry(options.root) if options.root is not None else None
+    wanted = tuple(parse_model(model) for model in options.models)
+    slot_count = await asyncio.to_thread(_slot_count, registry, wanted, options)
+    async with contextlib.AsyncExitStack() as stack:
+        server = _server.Server(
+            _server.Store(slot_count=slot_count),
+            host=options.host,
+            port=options.data_port,
+            io_threads=options.io_threads,
+            shard_index=options.place.shard,
+            unix_path=options.unix_path or "",
+        )
+        stack.callback(server.stop)
+        server.set_route(options.place.route_epoch, options.place.owners(slot_count))
+        address = Address(options.host, server.port, options.unix_path or "")
+        models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))
+        stack.callback(models.close)
+        lookup = LocalLookup(models, options.place)
+        service = ServingService(models, lookup, options.place, address)
+        control = make_control(SERVICE, lambda grpc_server: add_service(service, grpc_server))
+        await control.start()
+        stack.push_async_callback(control.stop, _STOP_GRACE_SEC)
+        http = None
+        if options.http_port is not None:
+            http = HttpFront(options.host, options.http_port, lookup, models)
+            stack.callback(http.close)
+        http_port = None if http is None else http.port
+        refreshing = asyncio.get_running_loop().create_task(
+            _keep_fresh(models, control, options.poll_sec, lambda: on_ready(models, control, address, http_port))
+        )
+        try:
+            await _until_stopped(stop, refreshing)
+        finally:
+            refreshing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await refreshing
+        await control.set_serving(False)
+        await asyncio.to_thread(server.drain, _DRAIN_MS)
+
+
+async def _until_stopped(stop: Stop, refreshing: asyncio.Task[None]) -> None:
+    stopping = asyncio.get_running_loop().create_task(stop.wait())
+    done, _ = await asyncio.wait((stopping, refreshing), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if refreshing in done:
+        refreshing.result()
+
+
+async def _keep_fresh(
+    models: ServedModels, control: ControlPlane, poll_sec: float, on_first_ready: Callable[[], None]
+) -> None:
+    """Looks at the aliases again and again; health says whether every slot is complete."""
+    said = False
+    while True:
+        await asyncio.to_thread(models.refresh)
+        await control.set_serving(models.is_ready)
+        if models.is_ready and not said:
+            said = True
+            on_first_ready()
+        await asyncio.sleep(poll_sec)
+
+
+def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...]) -> ModelsOptions:
+    place = options.place
+    follow = None
+    if options.follow is not None:
+        name = f"serving/{place.shard}/{place.shards}.{place.replica}"
+        follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec)
+    return ModelsOptions(
+        wanted=wanted,
+        place=place,
+        follow=follow,
+        memory_budget_bytes=options.memory_budget_bytes,
+        poll_sec=options.poll_sec,
+        grace_sec=options.grace_sec,
+    )
+
+
+def _slot_count(registry: ModelRegistry | None, wanted: tuple[tuple[str, str], ...], options: ServeOptions) -> int:
+    """That all models share, since one data plane answers for them.
+
+    Raises:
+        InvalidArgument: they have different ones.
+        NotFound, Unavailable: a model, or the cluster, is not there.
+    """
+    if registry is None:
+        assert options.follow is not None
+        with ControlClient(options.follow) as control:
+            return control.cluster().slot_count
+    counts = {
+        f"{model}@{which}": registry.manifest(model, registry.resolve(model, which).version).slot_count
+        for model, which in wanted
+    }
+    if len(set(counts.values())) != 1:
+        raise InvalidArgument(f"--model: models of different slot counts need a process each: {counts}")
+    return next(iter(counts.values()))
+
+
+def _live(model: str, options: ServeOptions) -> LoadedVersion:
+    """A version without files: the tables of a namespace as they are in the cluster, no row yet."""
+    assert options.follow is not None
+    assert options.namespace is not None
+    with ControlClient(options.follow) as control:
+        view = control.cluster()
+        schemas = control.list_tables(options.namespace)
+    if not schemas:
+        raise NotFound(f"namespace {options.namespace!r}: has no tables in the cluster at {options.follow}")
+    tables = {schema.name: ServedTable(schema, schema.dtype) for schema in schemas}
+    return LoadedVersion(
+        model=model,
+        version=0,
+        cluster_id=view.cluster_id,
+        namespace=options.namespace,
+        tables=tables,
+        store=make_store(tables, view.slot_count, options.memory_budget_bytes),
+        slots=np.zeros(view.slot_count, np.uint64),
+    )

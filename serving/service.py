@@ -1,0 +1,136 @@
+"""The Serving service over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..proto import serving_pb2 as pb
+from ..proto.errors import InvalidArgument
+from .follower import FRESHNESS_SEC
+from .lookup import FoundRows, LocalLookup, checked_keys
+from .models import Served, ServedModels
+from .place import Place
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the data plane listens; ``unix_path`` is empty when there is no Unix socket."""
+
+    host: str
+    port: int
+    unix_path: str = ""
+
+
+class ServingService:
+    """Answers clients. Belongs to one event loop; what reads rows runs in a thread.
+
+    Args:
+        models: what is served.
+        lookup: answers from it.
+        place: which slots.
+        address: of the data plane.
+    """
+
+    def __init__(self, models: ServedModels, lookup: LocalLookup, place: Place, address: Address) -> None:
+        self._models = models
+        self._lookup = lookup
+        self._place = place
+        self._address = address
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
+        """Rows of keys."""
+        tables = {}
+        for entry in request.tables:
+            if entry.table in tables:
+                raise InvalidArgument(f"table {entry.table!r}: is named twice; put its keys together")
+            tables[entry.table] = checked_keys(_keys(entry), entry.table)
+        version, found = await asyncio.to_thread(self._lookup.lookup, request.model, tables, request.routing_key)
+        return pb.LookupReply(version=version, tables=[_message(rows) for rows in found])
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        """What this process serves, and where."""
+        book = self._models.book()
+        versions = [served for (model, _), served in sorted(book.versions.items()) if request.model in ("", model)]
+        aliases = [
+            pb.ServedAlias(
+                model=model,
+                alias=which,
+                version=alias.version,
+                canary=alias.canary or 0,
+                canary_share=alias.canary_share,
+            )
+            for (model, which), alias in sorted(book.aliases.items())
+            if request.model in ("", model) and not which.isdecimal()
+        ]
+        return pb.DescribeReply(
+            shard=self._place.shard,
+            shards=self._place.shards,
+            replica=self._place.replica,
+            data_host=self._address.host,
+            data_port=self._address.port,
+            unix_path=self._address.unix_path,
+            slot_count=versions[0].loaded.slot_count if versions else 0,
+            versions=[_described(served) for served in versions],
+            aliases=aliases,
+            freshness=_freshness(versions),
+        )
+
+
+def _keys(entry: pb.TableKeys) -> Any:
+    if not entry.packed_keys:
+        return np.array(entry.keys, dtype=np.uint64)
+    if entry.keys or len(entry.packed_keys) % 8:
+        raise InvalidArgument(
+            f"table {entry.table!r}: packed_keys are uint64, 8 bytes each, and stand in place of keys"
+        )
+    return np.frombuffer(entry.packed_keys, "<u8")
+
+
+def _message(found: FoundRows) -> pb.TableRows:
+    return pb.TableRows(
+        table=found.table,
+        dim=found.rows.shape[1],
+        rows=found.rows.astype("<f4", copy=False).tobytes(),
+        found=found.found.tobytes(),
+        answered=found.answered.tobytes(),
+        versions=found.versions.tolist(),
+    )
+
+
+def _described(served: Served) -> pb.ServedVersion:
+    loaded, follower = served.loaded, served.follower
+    rows = {table.table_id: table.rows for table in loaded.store.stats()}
+    return pb.ServedVersion(
+        model=loaded.model,
+        version=loaded.version,
+        ready=served.is_ready,
+        tables=[
+            pb.ServedTable(
+                name=name,
+                id=table.schema.id,
+                schema_version=table.schema.version,
+                dim=table.schema.dim,
+                dtype=table.dtype,
+                rows=rows.get(table.schema.id, 0),
+            )
+            for name, table in sorted(loaded.tables.items())
+        ],
+        follows=follower is not None,
+        behind_sec=follower.behind_sec if follower is not None else 0.0,
+        problem=served.problem or (follower.problem if follower is not None else ""),
+        rows_synced=follower.stats().rows if follower is not None else 0,
+        cluster_id=loaded.cluster_id,
+    )
+
+
+def _freshness(versions: list[Served]) -> list[pb.FreshnessBucket]:
+    counts = [served.follower.stats().freshness for served in versions if served.follower is not None]
+    bounds = (*FRESHNESS_SEC, math.inf)
+    return [
+        pb.FreshnessBucket(at_most_sec=bound, slots=sum(each[i] for each in counts)) for i, bound in enumerate(bounds)
+    ]
