@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+_CLUSTER_DEADLINE_SEC = 60.0
+
 
 def demo(
     *,
@@ -16,20 +18,24 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the click log and of training.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
 ) -> None:
-    """Train DLRM on a synthetic click log: a cluster, two workers, an evaluation, everything stopped again.
+    """Train DLRM on a synthetic click log and serve it live: two shards, two workers, a serving process.
 
     The log is written in Criteo's form to a temporary folder. Its generating model's own AUC is the best that can be
-    reached on average.
+    reached on average. While it trains, the model's rows are published and served, live sync brings what changes, and
+    at the end every serving row is compared with the training row. Everything is stopped again.
     """
+    import contextlib
     import tempfile
 
     from rich.console import Console
 
-    from ...proto.config import load_config
-    from ...proto.errors import InvalidArgument, ResourceExhausted
+    from ...proto.config import ClusterConfig, LogConfig, load_config
+    from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
     from ...proto.job import JobConfig
     from ...worker.data.synthetic import write_click_log
+    from ..local_cluster import start_local
     from ..result_file import check_result_file, write_result
+    from ..serving_demo import ServingDemo
     from ..training_display import summary
     from ..training_job import run_job
 
@@ -53,7 +59,16 @@ def demo(
         except OSError as error:
             raise ResourceExhausted(f"{folder}: the click log cannot be written: {error.strerror}") from error
         note.print(f"starting {shards} parameter servers and {workers} workers")
-        result = run_job(job)
+        with contextlib.ExitStack() as stack:
+            cluster = start_local(job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
+            stack.callback(cluster.stop)
+            serving = ServingDemo(cluster.address, job.name, f"{folder}/models")
+            serving.start()
+            stack.callback(serving.abandon)
+            result = run_job(job.model_copy(update={"cluster": ClusterConfig(address=cluster.address)}))
+            note.print("comparing every serving row with the training row")
+            served = serving.finish()
+            cluster.check()
     figures = {
         "test_auc": result.test_auc,
         "bayes_auc": log.bayes_auc,
@@ -65,6 +80,17 @@ def demo(
         "bayes_log_loss": log.bayes_log_loss,
         "table_rows": result.rows,
         "seed": seed,
+        "serving_rows_checked": served.rows_checked,
+        "serving_rows_equal": served.rows_equal,
+        "freshness_p99_ms": served.freshness_p99_ms,
+        "lookup_p50_ms": served.lookup_p50_ms,
     }
     write_result(json_file, figures)
-    Console().print(summary("demo: DLRM on a synthetic click log", result, bayes_auc=log.bayes_auc))
+    table = summary("demo: DLRM on a synthetic click log", result, bayes_auc=log.bayes_auc)
+    table.add_row("serving rows equal to training", f"{served.rows_equal:,} of {served.rows_checked:,}")
+    if served.freshness_p99_ms is not None:
+        table.add_row("served after a change, p99 below", f"{served.freshness_p99_ms:,.0f} ms")
+    table.add_row("lookup of 100 keys, p50", f"{served.lookup_p50_ms:.2f} ms")
+    Console().print(table)
+    if served.rows_equal != served.rows_checked:
+        raise Internal(f"{served.rows_checked - served.rows_equal} serving rows differ from the training rows")

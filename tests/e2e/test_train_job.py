@@ -189,6 +189,9 @@ def test_demo(launcher, tmp_path):
     assert (figures["rows"], figures["shards"], figures["workers"]) == (30000, 2, 2)
     assert 0.65 < figures["test_auc"] < figures["bayes_auc"]
     assert "AUC of the generating model" in run.out
+    assert figures["serving_rows_checked"] == figures["serving_rows_equal"] == figures["table_rows"]
+    assert figures["lookup_p50_ms"] > 0
+    assert figures["freshness_p99_ms"] is None or figures["freshness_p99_ms"] > 0
     assert not launcher.living()
 
 

@@ -1,0 +1,118 @@
+"""``local_serving``: serving processes on this machine for the duration of a script, a notebook or a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..proto.errors import DeadlineExceeded, InvalidArgument, Unavailable
+
+_STOP_DEADLINE_SEC = 30.0
+_READY = re.compile(r"ready at gRPC (\S+:\d+), data plane (\S+:\d+)")
+
+
+@dataclass(frozen=True)
+class LocalServing:
+    """Running serving processes.
+
+    Attributes:
+        addresses: ``HOST:PORT`` of gRPC of each, for ``ServingClient``.
+        pids: of the processes.
+    """
+
+    addresses: tuple[str, ...]
+    pids: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def local_serving(
+    model: str,
+    *,
+    root: str | None = None,
+    follow: str | None = None,
+    namespace: str | None = None,
+    shards: int = 1,
+    replicas: int = 1,
+    sync_interval: str = "100ms",
+    poll: str = "500ms",
+    log_level: str = "warning",
+    deadline_sec: float = 60.0,
+) -> Iterator[LocalServing]:
+    """Starts serving processes on this machine and stops them at the end of the block.
+
+    Args:
+        model: ``NAME[@ALIAS|@VERSION]``.
+        root: folder of published models; None: rows come from the cluster at ``follow`` alone.
+        follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
+        namespace: of the tables, without a root.
+        shards, replicas: how many processes share the slots out, and how many of each there are.
+        sync_interval, poll: as in ``sparserow serve``.
+        log_level: least severity that the processes write to stderr.
+        deadline_sec: within which all must be ready.
+
+    Raises:
+        InvalidArgument: ``shards`` or ``replicas`` is below 1.
+        Unavailable: a process ended before it was ready; its message is on stderr.
+        DeadlineExceeded: not ready in time.
+    """
+    if shards < 1 or replicas < 1:
+        raise InvalidArgument(f"local_serving: shards {shards}, replicas {replicas}; allowed: >= 1")
+    options = {"root": root, "follow": follow, "namespace": namespace}
+    named = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    named += [f"--model={model}", f"--sync-interval={sync_interval}", f"--poll={poll}", f"--log-level={log_level}"]
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for shard in range(shards):
+            for replica in range(replicas):
+                processes.append(_start([*named, f"--shard={shard}/{shards}", f"--replica={replica}"]))
+        deadline = time.monotonic() + deadline_sec
+        addresses = tuple(_ready_address(process, deadline) for process in processes)
+        yield LocalServing(addresses, tuple(process.pid for process in processes))
+    finally:
+        _stop(processes)
+
+
+def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"{__package__}.cli", "serve", "--port=0", *arguments]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C goes to the script, which then stops them in order
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def _ready_address(process: subprocess.Popen[str], deadline: float) -> str:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise DeadlineExceeded("sparserow serve: was not ready in time")
+    line = process.stdout.readline()
+    match = _READY.search(line)
+    if match is None:
+        code = process.wait(_STOP_DEADLINE_SEC)
+        raise Unavailable(f"sparserow serve: ended with exit code {code} before it was ready; its message is on stderr")
+    return match[1]
+
+
+def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_STOP_DEADLINE_SEC)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
