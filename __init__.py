@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .deploy.inference import ServedModel
     from .deploy.local_cluster import LocalCluster, local_cluster
+    from .deploy.local_serving import LocalServing, local_serving
     from .deploy.publishing import Published, publish
     from .proto.errors import (
         DataLoss,
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "deploy.inference": ("ServedModel",),
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
+    "deploy.local_serving": ("LocalServing", "local_serving"),
     "deploy.publishing": ("Published", "publish"),
     "proto.errors": (
         "DataLoss",
@@ -125,8 +129,11 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "ServedModel",
     "LocalCluster",
     "local_cluster",
+    "LocalServing",
+    "local_serving",
     "Published",
     "publish",
     "AsyncServingClient",

@@ -21,7 +21,7 @@ from ..proto.errors import SparserowError
 # In the order of the help text.
 COMMANDS: tuple[str, ...] = (
     *("demo", "train", "up", "status", "table", "inspect"),
-    *("publish", "list", "alias", "rollback", "prune", "serve"),
+    *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "predict"),
     *("bench", "coordinator", "ps"),
 )
 

@@ -53,6 +53,19 @@ def checked_keys(keys: object, table: str) -> NDArray[np.uint64]:
     return np.ascontiguousarray(keys, dtype=np.uint64)
 
 
+def key_of_text(text: str, *, hashed: bool) -> int:
+    """A key as a user types it.
+
+    Raises:
+        InvalidArgument: it is no integer in [0, 2**64), and is not to be hashed.
+    """
+    if hashed:
+        return int(_server.key_of_bytes(text.encode()))
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise InvalidArgument(f"key {text!r} is no integer in [0, 2**64); strings are hashed with --hash")
+    return int(text)
+
+
 class LocalLookup:
     """Answers from the stores of this process. Thread-safe.
 

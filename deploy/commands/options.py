@@ -8,6 +8,7 @@ import typer
 
 DEFAULT_PORT = 7000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+DEFAULT_SERVING = "127.0.0.1:7100"
 
 Host = Annotated[str, typer.Option(help="Address to listen on; one that is not loopback needs --insecure.")]
 Insecure = Annotated[
@@ -30,6 +31,7 @@ MetricsPort = Annotated[
 LogFormat = Annotated[str, typer.Option(help="plain or json: how log lines are written to stderr.")]
 LogLevel = Annotated[str, typer.Option(help="Least severity that is logged: debug, info, warning or error.")]
 ModelRoot = Annotated[str, typer.Option("--root", help="Path or URL of the folder of published models.")]
+Serving = Annotated[str, typer.Option(help="HOST:PORT of gRPC of serving processes, with commas.")]
 Shards = Annotated[int, typer.Option(help="Number of parameter servers that make up the cluster.")]
 SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
 WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]

@@ -1,0 +1,41 @@
+"""``sparserow predict``: a published model on rows of a CSV file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def predict(
+    *,
+    model: Annotated[str, typer.Option(help="NAME[@ALIAS|@VERSION].")],
+    input_file: Annotated[
+        Path, typer.Option("--input", help="CSV file; its columns are the program's arguments: ids, or ids[0], ids[1].")
+    ],
+    root: options.ModelRoot,
+    serving: options.Serving = options.DEFAULT_SERVING,
+    output: Annotated[Path | None, typer.Option(help="Where the lines go. Default: standard output.")] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows of a call of the model.")] = 1024,
+) -> None:
+    """Score the rows of a CSV file with a published model; its embedding rows come from the serving processes."""
+    import sys
+    from contextlib import nullcontext
+
+    from ...proto.errors import InvalidArgument
+    from ...serving.client import ServingClient
+    from ..inference import ServedModel
+    from ..prediction import format_output, read_batches
+
+    if output is not None and not output.parent.is_dir():
+        raise InvalidArgument(f"--output {output}: its folder does not exist; create it first")
+    with (
+        ServingClient(serving, model=model) as client,
+        ServedModel(client, root) as served,
+        nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as lines,
+    ):
+        for batch in read_batches(input_file, served.inputs, batch_rows):
+            lines.writelines(f"{line}\n" for line in format_output(served(*batch)))

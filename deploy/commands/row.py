@@ -1,0 +1,36 @@
+"""``sparserow row``: one row, in training and in serving."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def row(
+    table: Annotated[str, typer.Argument(help="NAMESPACE/NAME of the table.", show_default=False)],
+    key: Annotated[str, typer.Argument(help="An integer, or a string with --hash.", show_default=False)],
+    *,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
+    serving: Annotated[
+        str | None, typer.Option(help="HOST:PORT of serving processes, with commas. Default: training alone.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="NAME[@ALIAS|@VERSION]. Default: the only one served.")] = None,
+    hashed: Annotated[bool, typer.Option("--hash", help="The key is a string, hashed as in training.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show slot, shard, version and how serving compares.")
+    ] = False,
+) -> None:
+    """Show a row of a table; with --explain where it is, its version, and training against serving."""
+    from ...serving.lookup import key_of_text
+    from ..row_explanation import explain_row
+
+    told = explain_row(coordinator, table, key_of_text(key, hashed=hashed), serving=serving, model=model)
+    typer.echo(f"training: {told.training_line}")
+    if told.serving_line is not None:
+        typer.echo(f"serving:  {told.serving_line}")
+    if explain:
+        for name, value in told.facts.items():
+            typer.echo(f"{name}: {value}")

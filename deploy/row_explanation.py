@@ -1,0 +1,89 @@
+"""What there is to know of one row: where it is, its version, and how training and serving compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..cpp_ext import _client, _server
+from ..proto.control import ControlClient
+from ..proto.errors import InvalidArgument, NotFound
+from ..serving.client import ServingClient
+
+
+@dataclass(frozen=True)
+class ExplainedRow:
+    """One row in words.
+
+    Attributes:
+        training_line, serving_line: its values; the latter is None when serving was not asked.
+        facts: name and value, in the order to be shown.
+    """
+
+    training_line: str
+    serving_line: str | None
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def explain_row(
+    coordinator: str, table: str, key: int, *, serving: str | None = None, model: str | None = None
+) -> ExplainedRow:
+    """Asks the training cluster, and the serving processes when they are named.
+
+    Raises:
+        InvalidArgument: ``table`` is not NAMESPACE/NAME.
+        NotFound: no such table, in training or in serving.
+        Unavailable: a server cannot be reached.
+    """
+    namespace, slash, name = table.partition("/")
+    if not namespace or not slash or not name:
+        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+    with ControlClient(coordinator) as control:
+        view = control.cluster()
+        schemas = {schema.name: schema for schema in control.list_tables(namespace)}
+    if name not in schemas:
+        raise NotFound(f"table {table!r}: is not there; namespace {namespace!r} has: {', '.join(schemas) or 'none'}")
+    schema = schemas[name]
+    client = _client.Client(
+        shards=[(shard.host, shard.port) for shard in view.shards],
+        slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
+        route_epoch=view.route_epoch,
+        cluster_id=view.cluster_id,
+    )
+    keys = np.array([key], np.uint64)
+    rows, versions, found = client.pull(schema.id, keys, dim=schema.dim, versions=True, found=True)
+    assert versions is not None
+    assert found is not None
+    slot = int(_server.slots_of(schema.id, keys, view.slot_count)[0])
+    shard = int(view.slot_owner[slot])
+    facts = {
+        "key": str(key),
+        "slot": f"{slot} of {view.slot_count}",
+        "training shard": f"{shard} at {view.shards[shard].host}:{view.shards[shard].port}",
+        "stored as": f"{schema.dtype}, dim {schema.dim}, {type(schema.optimizer).__name__}",
+        "version in training": _version(int(versions[0])),
+    }
+    training_line = _line(rows[0], bool(found[0]))
+    if serving is None:
+        return ExplainedRow(training_line, None, facts)
+    with ServingClient(serving, model=model) as lookups:
+        served = lookups.lookup(name, keys)
+        facts["model"] = f"{lookups.model} version {served.version}"
+    if not served.answered[0]:
+        raise served.errors[0]
+    facts["version in serving"] = _version(int(served.versions[0]))
+    same_version = int(served.versions[0]) == int(versions[0])
+    facts["serving is"] = (
+        "the same version" if same_version else "another version: live sync has not brought it, or is off"
+    )
+    facts["largest difference"] = f"{float(np.abs(served.rows[0] - rows[0]).max()):.3g}"
+    return ExplainedRow(training_line, _line(served.rows[0], bool(served.found[0])), facts)
+
+
+def _line(row: np.ndarray[tuple[int], np.dtype[np.float32]], found: bool) -> str:
+    return " ".join(f"{value:.6g}" for value in row) + ("" if found else "  (default row)")
+
+
+def _version(version: int) -> str:
+    return f"lineage {version >> 48}, sequence {version & (1 << 48) - 1}" if version else "none: the row does not exist"

@@ -1,0 +1,181 @@
+"""Inference with a published program: raw ids in, rows from the serving processes, results as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from fastapi.testclient import TestClient
+from sparserow.deploy import cli
+from sparserow.deploy.examples.online_service import make_app
+from sparserow.deploy.inference import ServedModel
+from sparserow.serving.registry import ModelRegistry
+from sparserow_process import wait_until
+from torch import Tensor, nn
+
+
+class Scorer(nn.Module):
+    """A table of ids, a table of bags, a dense tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(1000, 4)
+        self.tags = nn.EmbeddingBag(500, 4, mode="mean")
+        self.tower = nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, user: Tensor, tags: Tensor, age: Tensor) -> Tensor:
+        found: Tensor = self.tower(torch.cat([self.user(user), self.tags(tags), age.unsqueeze(1)], dim=1))
+        return found.squeeze(1)
+
+
+def batch(seed: int, rows: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return (
+        torch.randint(0, 1000, (rows,), generator=made),
+        torch.randint(0, 500, (rows, 3), generator=made),
+        torch.rand(rows, generator=made),
+    )
+
+
+class Trained:
+    """A model trained for a few steps in a cluster, published, and served."""
+
+    def __init__(self, cluster: sr.LocalCluster, session: sr.Session, root: str) -> None:
+        self.cluster, self.session, self.root = cluster, session, root
+        torch.manual_seed(0)
+        self.model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        self.dense = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.train(5)
+        self.publish()
+
+    def train(self, steps: int) -> None:
+        for step in range(steps):
+            self.model(*batch(step)).square().mean().backward()
+            self.session.step(self.dense)
+
+    def publish(self) -> sr.Published:
+        return sr.publish(self.session, "ctr", root=self.root, model=self.model, example=batch(0))
+
+    def score(self, arguments: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        self.model.eval()
+        with torch.no_grad():
+            scored: Tensor = self.model(*arguments)
+        self.model.train()
+        return scored
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads") as session:
+        yield Trained(cluster, session, str(tmp_path_factory.mktemp("models")))
+
+
+@pytest.fixture(scope="module")
+def scores(trained: Trained) -> list[list[float]]:
+    """By version, of batch(9) cut to 6 rows; the second is trained further. The names are given free afterwards."""
+    first = trained.score(batch(9, 6))
+    trained.train(5)
+    trained.publish()
+    second = trained.score(batch(9, 6))
+    assert (first - second).abs().max() > 1e-3
+    trained.session.close()
+    return [first.tolist(), second.tolist()]
+
+
+def test_a_program_scores_as_in_training_and_changes_with_its_alias(
+    trained: Trained, scores: list[list[float]]
+) -> None:
+    with (
+        sr.local_serving("ctr", root=trained.root, poll="50ms") as serving,
+        sr.ServingClient(serving.addresses, refresh_sec=0.1) as client,
+        ServedModel(client, trained.root) as served,
+    ):
+        assert served.version == 2
+        np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[1], rtol=1e-5, atol=1e-6)
+        assert [given.name for given in served.inputs] == ["user", "tags", "age"]
+        assert served.inputs[1].shape == (None, 3)
+        with pytest.raises(sr.FailedPrecondition, match="is already bound in this process"):
+            ServedModel(client, trained.root)
+        ModelRegistry(trained.root).rollback("ctr", "live")
+        wait_until(lambda: client.version == 1, "the rollback")
+        assert served.refresh() == 1
+        np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[0], rtol=1e-5, atol=1e-6)
+        with TestClient(make_app(served)) as web:
+            arguments = [part.tolist() for part in batch(9, 6)]
+            reply = web.post("/predict", json={"arguments": arguments}).json()
+            assert reply["version"] == 1
+            np.testing.assert_allclose(reply["output"], scores[0], rtol=1e-5, atol=1e-6)
+            assert web.get("/model").json()["inputs"][0]["name"] == "user"
+            for wrong, words in (
+                ([], "must be a list of 3 arrays: user, tags, age"),
+                ([arguments[0], arguments[1], "x"], "age:"),
+                ([arguments[1], arguments[1], arguments[2]], "user: has 2 dimensions, not 1"),
+            ):
+                refused = web.post("/predict", json={"arguments": wrong})
+                assert refused.status_code == 400
+                assert words in refused.json()["detail"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    """Exit code, output and errors of a command, run in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_predict_query_and_row(
+    trained: Trained, scores: list[list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user, tags, age = batch(9, 6)
+    lines = ["user,tags[0],tags[1],tags[2],age"]
+    lines += [",".join(map(str, (int(u), *t.tolist(), float(a)))) for u, t, a in zip(user, tags, age, strict=True)]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(lines) + "\n")
+    key, coordinator = str(int(user[0])), f"--coordinator={trained.cluster.address}"
+    with sr.local_serving("ctr@2", root=trained.root) as serving:
+        named = f"--serving={','.join(serving.addresses)}"
+        predict = ("predict", f"--root={trained.root}", named, "--model=ctr@2", f"--input={rows}")
+        code, out, _ = run(capsys, *predict, "--batch-rows=4")
+        assert code == 0
+        np.testing.assert_allclose([float(line) for line in out.split()], scores[1], rtol=1e-5, atol=1e-6)
+        for text, words in (
+            ("user,tags[0],tags[1],age\n1,2,3,4\n", "has no column 'tags[2]', which the program needs"),
+            ("user,tags[0],tags[1],tags[2],age,x\n", "column 'x' is no argument of the program"),
+            ("user,tags[0],tags[1],tags[2],age\n1,2,3,4,5\n1,2,b,4,5\n", "rows.csv:3: column 'tags[1]': 'b' is no int"),
+        ):
+            rows.write_text(text)
+            assert words in run(capsys, *predict)[2]
+        code, out, _ = run(capsys, "query", "user", key, "123456789", named, "--model=ctr@2")
+        assert code == 0
+        assert out.splitlines()[1].startswith("123456789: ")
+        assert "(default row)" in out.splitlines()[1]
+        assert out.splitlines()[2] == "model ctr version 2"
+        assert "key 'x' is no integer" in run(capsys, "query", "user", "x", named)[2]
+        code, out, _ = run(capsys, "row", "ads/user", key, "--explain", named, coordinator, "--model=ctr@2")
+        assert code == 0
+        for part in ("training: ", "serving:  ", "slot: ", "training shard: ", "lineage 1", "model: ctr version 2"):
+            assert part in out
+        assert "serving is: the same version" in out
+    wrong = run(capsys, "row", "ads/nope", "1", coordinator)[2]
+    assert "table 'ads/nope': is not there; namespace 'ads' has: tags, user" in wrong
+
+
+def test_a_version_without_a_program_is_said(
+    trained: Trained, scores: list[list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(scores) == 2
+    publish = ("publish", "rows", f"--root={trained.root}", "--namespace=ads")
+    code, out, _ = run(capsys, *publish, f"--coordinator={trained.cluster.address}")
+    assert code == 0
+    assert "published rows@1: " in out
+    with (
+        sr.local_serving("rows", root=trained.root) as serving,
+        sr.ServingClient(serving.addresses) as client,
+        pytest.raises(sr.NotFound, match="rows@1: was published without a program"),
+    ):
+        ServedModel(client, trained.root)
