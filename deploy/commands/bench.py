@@ -27,6 +27,7 @@ class Benchmark(str, Enum):
     staleness = "staleness"
     cache = "cache"
     tiers = "tiers"
+    serving = "serving"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Sequence[Figure]:
@@ -53,7 +54,7 @@ def bench(
         int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
     ] = None,
 ) -> None:
-    """Measure engine, wire, lookup, train, staleness, cache or tiers against a reference in the same run."""
+    """Measure engine, wire, lookup, train, staleness, cache, tiers or serving against a reference in the same run."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json

@@ -41,8 +41,8 @@ def export_(
     """Write keys and weights of all rows to a .parquet or .safetensors file."""
     from ...worker.row_files import export_table
 
-    namespace, name = _parts(table)
-    with _session(coordinator, namespace) as session, _progress(f"export {table}", "rows") as progress:
+    namespace, name = parts_of(table)
+    with lone_session(coordinator, namespace) as session, _progress(f"export {table}", "rows") as progress:
         rows = export_table(session, name, url, batch_rows=batch_rows, progress=progress)
     typer.echo(f"wrote {rows:,} rows of {table} to {url}")
 
@@ -60,8 +60,8 @@ def import_(
     """Assign the rows of a .parquet or .safetensors file of keys and vectors."""
     from ...worker.row_files import import_table
 
-    namespace, name = _parts(table)
-    with _session(coordinator, namespace) as session, _progress(f"import {table}", "rows") as progress:
+    namespace, name = parts_of(table)
+    with lone_session(coordinator, namespace) as session, _progress(f"import {table}", "rows") as progress:
         rows = import_table(
             session,
             name,
@@ -94,13 +94,13 @@ def import_weights_(
         if not all(pair.partition("=")):
             raise InvalidArgument(f"--entry {pair!r} is not allowed; allowed: ENTRY=TABLE")
     tables = {entry: name for entry, _, name in (pair.partition("=") for pair in pairs)} if pairs else None
-    with _session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
+    with lone_session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
         rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
     for name, count in rows.items():
         typer.echo(f"assigned {count:,} rows to {namespace}/{name}")
 
 
-def _parts(table: str) -> tuple[str, str]:
+def parts_of(table: str) -> tuple[str, str]:
     from ...proto.errors import InvalidArgument
 
     namespace, slash, name = table.partition("/")
@@ -110,7 +110,7 @@ def _parts(table: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _session(coordinator: str, namespace: str) -> Iterator[Session]:
+def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
     """A session that is alone in a job of its own, so that it waits for nobody and nobody for it."""
     from ...worker.connect import connect
 

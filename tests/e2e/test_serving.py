@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sparserow.deploy import cli
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow_process import Launcher, Process, wait_until
 
@@ -273,3 +274,23 @@ def test_publish_while_a_shard_is_down(tmp_path: Path) -> None:
         with pytest.raises(sr.Unavailable, match=r"shard \d|coordinator"):
             sr.publish(session, "ctr", root=str(tmp_path))
         assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_the_probe_writes_looks_up_and_deletes(
+    trained: tuple[sr.LocalCluster, sr.Session, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, session, _ = trained
+    before = sum(len(keys) for keys, _ in session.table("user").scan())
+    with sr.local_serving("now", follow=cluster.address, namespace="ads") as serving:
+        named = (f"--serving={serving.addresses[0]}", f"--coordinator={cluster.address}")
+        for table, code, words in (
+            ("ads/user", 0, "5 writes to ads/user were served after "),
+            ("ads/item", 1, "table 'item': is not in model 'now'; it has: user"),
+            ("user", 1, "table 'user' is not allowed; allowed: NAMESPACE/NAME"),
+        ):
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["probe", table, *named, "--count=5"])
+            assert ended.value.code == code
+            out, err = capsys.readouterr()
+            assert words in out + err
+    assert sum(len(keys) for keys, _ in session.table("user").scan()) == before

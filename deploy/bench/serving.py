@@ -1,0 +1,384 @@
+"""``bench serving``: lookups in a served model against raw TCP and Redis, loading, swaps, and live sync under load.
+
+A version of ``rows`` rows x 64 float32 is written as files and served by one process. Raw TCP sends as many bytes one
+way and the other. Redis, where ``redis-server`` is installed, holds the same rows as strings of 256 bytes; its replies
+have a known length, so they are received and never decoded, and neither are ours. At saturation both get their
+batches from threads, each with connections and requests of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from ...cpp_ext import _client
+from ...proto import serving_pb2 as pb
+from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto.checkpoint.tensor_file import Tensor
+from ...proto.schema import SGD, TableSchema
+from ...serving.client import ServingClient
+from ...serving.cluster_view import fetch_view
+from ...serving.loaded_version import load_version
+from ...serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
+from ...serving.models import handle_of
+from ...serving.place import Place
+from ...serving.registry import ModelRegistry
+from ...serving.row_parts import write_rows, write_tensors
+from ..local_cluster import local_cluster
+from ..local_serving import LocalServing, local_serving
+from .harness import Contender, Figure, median, time_in_turns
+from .processes import raw_tcp
+from .wire import FRAME_BYTES
+
+_MICROSECONDS = 1e6
+_TABLE_ID = 77
+_SLOT_COUNT = 16_384
+_REDIS_DEADLINE_SEC = 20.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is looked up, and for how long."""
+
+    table_rows: int = 1_000_000
+    keys: int = 1_000
+    dim: int = 64
+    repetitions: int = 2_000
+    saturation_sec: float = 10.0
+    threads: int = 4
+    sync_sec: float = 20.0
+
+
+FULL = Size()
+QUICK = Size(table_rows=20_000, repetitions=100, saturation_sec=0.5, threads=2, sync_sec=2.0)
+
+
+def run_serving(size: Size) -> Sequence[Figure]:
+    """Latency, saturation, gRPC, loading, int8 rows, swaps, freshness and what live sync costs training."""
+    with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as root:
+        rows = np.random.default_rng(1).standard_normal((size.table_rows, size.dim)).astype(np.float32)
+        registry = ModelRegistry(root)
+        for dtype in ("float32", "int8", "float32"):
+            _write_version(registry, rows, dtype)
+        figures = [*_loading(registry, size), *_int8(registry, rows)]
+        registry.point("bench", "live", 1)
+        with (
+            local_serving("bench", root=root, poll="50ms") as serving,
+            ServingClient(serving.addresses, refresh_sec=0.05, connections=size.threads) as client,
+        ):
+            figures += _latency(client, serving, size)
+            figures += _saturation(client, serving, rows, size)
+            figures += _swaps(registry, client, size)
+    return [*figures, *_live_sync(size)]
+
+
+def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
+    version = registry.next_version("bench")
+    folder = registry.folder("bench", version)
+    folder.make()
+    keys = np.arange(len(rows), dtype=np.uint64)
+    versions = np.full(len(rows), (1 << 48) + 1, np.uint64)
+    part_rows = 1 << 18
+    slices = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
+    parts = tuple(
+        write_rows(folder, f"rows.0.0.{i}.safetensors", dtype, keys[part], versions[part], rows[part])
+        for i, part in enumerate(slices)
+    )
+    schema = TableSchema("bench", "rows", rows.shape[1], SGD(), id=_TABLE_ID)
+    slots = write_tensors(folder, SLOTS, {"version": Tensor("U64", np.full(_SLOT_COUNT, 1 << 48, np.uint64))}, {})
+    table = PublishedTable(schema, dtype, parts)
+    manifest = Manifest("bench", version, "2026-01-01T00:00:00+00:00", 1, _SLOT_COUNT, "bench", (table,), slots)
+    folder.put(MANIFEST, manifest.to_json())
+
+
+def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
+    manifest = registry.manifest("bench", 1)
+    folder = registry.folder("bench", 1)
+    paths = [Path(folder.url) / part.file for table in manifest.tables for part in table.parts]
+
+    def read(_: object) -> None:
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                while file.read(16 << 20):
+                    pass
+
+    ours, reference = time_in_turns(
+        [
+            Contender("load", lambda: None, lambda _: load_version(registry, manifest, Place())),
+            Contender("sequential read", lambda: None, read),
+        ],
+        repetitions=3,
+        warm_up=1,
+    )
+    bytes_read = sum(path.stat().st_size for path in paths)
+    rate, raw = bytes_read / median(ours) / 1e6, bytes_read / median(reference) / 1e6
+    name = f"load a version of {size.table_rows:,} x {size.dim}"
+    return [
+        Figure(f"{name} (files in the page cache)", rate, "MB/s", limit=0.5, ratio=rate / raw),
+        Figure("sequential read of the same files", raw, "MB/s"),
+    ]
+
+
+def _int8(registry: ModelRegistry, rows: np.ndarray[Any, Any]) -> list[Figure]:
+    loaded = load_version(registry, registry.manifest("bench", 2), Place())
+    sample = np.arange(min(10_000, len(rows)), dtype=np.uint64)
+    got = loaded.store.pull(_TABLE_ID, sample)[0]
+    error = np.abs(np.asarray(got, np.float32) - rows[: len(sample)]).max() / np.abs(rows[: len(sample)]).max()
+    stats = loaded.store.stats()[0]
+    return [
+        Figure("int8 rows: bytes per row in memory", stats.total_bytes / stats.rows, "bytes", higher_is_better=False),
+        Figure("int8 rows: largest error against the largest weight", float(error), "", higher_is_better=False),
+    ]
+
+
+def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[Figure]:
+    random = np.random.default_rng(7)
+    reply_bytes = FRAME_BYTES + (4 * size.dim + 8 + 1) * size.keys  # rows, versions, found
+    request_bytes = FRAME_BYTES + 8 * size.keys
+
+    def fresh_keys() -> Any:
+        return random.integers(0, size.table_rows, size.keys).astype(np.uint64)
+
+    with raw_tcp(request_bytes + reply_bytes) as raw, grpc.insecure_channel(serving.addresses[0]) as channel:
+        stub = pb_grpc.ServingStub(channel)
+
+        def ask(keys: Any) -> None:
+            table = pb.TableKeys(table="rows", packed_keys=keys.tobytes())
+            stub.Lookup(pb.LookupRequest(model="bench", tables=[table]), timeout=10)
+
+        connection = _connections(serving, 1)[0]
+        handle = handle_of("bench", client.version)
+        ours, reference, full, over_grpc = time_in_turns(
+            [
+                Contender(
+                    "lookup",
+                    fresh_keys,
+                    lambda keys: connection.lookup(handle, [(_TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000),
+                ),
+                Contender("raw TCP", lambda: None, lambda _: raw.exchange(request_bytes, reply_bytes)),
+                Contender("ServingClient", fresh_keys, lambda keys: client.lookup("rows", keys)),
+                Contender("gRPC", fresh_keys, ask),
+            ],
+            repetitions=size.repetitions,
+            warm_up=20,
+        )
+    name = f"lookup {size.keys} x {size.dim}"
+
+    def figure(what: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
+        return Figure(what, seconds * _MICROSECONDS, "us", limit=limit, ratio=ratio, higher_is_better=False)
+
+    return [
+        figure(f"{name} p50", median(ours), 3.0, median(ours) / median(reference)),
+        figure(f"{name} p99", float(np.percentile(ours, 99))),
+        figure(f"{name}: raw TCP p50", median(reference)),
+        figure(f"{name}: by ServingClient p50", median(full)),
+        figure(f"{name}: by gRPC p50", median(over_grpc)),
+        figure(f"{name}: by gRPC p99", float(np.percentile(over_grpc, 99))),
+    ]
+
+
+def _connections(serving: LocalServing, count: int) -> list[_client.LookupClient]:
+    view = fetch_view(serving.addresses, local=False, deadline_sec=5.0)
+    shards = [replicas[0] for replicas in view.endpoints]
+    return [
+        _client.LookupClient(shards=shards, slot_owner=view.slot_owner, route_epoch=view.route_epoch)
+        for _ in range(count)
+    ]
+
+
+def _saturation(client: ServingClient, serving: LocalServing, rows: np.ndarray[Any, Any], size: Size) -> list[Figure]:
+    handle = handle_of("bench", client.version)
+    connections = _connections(serving, size.threads)
+
+    def ours(thread: int) -> Callable[[Any], object]:
+        connection = connections[thread % len(connections)]
+        return lambda keys: connection.lookup(handle, [(_TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000)
+
+    rate, seconds = _saturated(ours, size)
+    name = f"lookups of {size.keys} x {size.dim} by {size.threads} threads"
+    figures = [Figure(f"{name}: p99", float(np.percentile(seconds, 99)) * 1e3, "ms", higher_is_better=False)]
+    if shutil.which("redis-server") is None:
+        return [Figure(f"{name}; redis-server is not installed", rate / 1e6, "M keys/s"), *figures]
+    with _redis(rows) as port:
+        redis_rate, redis_seconds = _saturated(lambda _: _RedisReader(port, size.dim * 4).read, size)
+    return [
+        Figure(name, rate / 1e6, "M keys/s", limit=5.0, ratio=rate / redis_rate),
+        Figure(f"{name}: Redis MGET", redis_rate / 1e6, "M keys/s"),
+        *figures,
+        Figure(f"{name}: Redis MGET p99", float(np.percentile(redis_seconds, 99)) * 1e3, "ms", higher_is_better=False),
+    ]
+
+
+def _saturated(make_call: Callable[[int], Callable[[Any], object]], size: Size) -> tuple[float, list[float]]:
+    """Keys per second of all threads together, and seconds of each call."""
+    seconds: list[float] = []
+    end = time.monotonic() + size.saturation_sec
+
+    def work(thread: int) -> None:
+        random, call, own = np.random.default_rng(thread), make_call(thread), []
+        while time.monotonic() < end:
+            keys = random.integers(0, size.table_rows, size.keys).astype(np.uint64)
+            begin = time.perf_counter()
+            call(keys)
+            own.append(time.perf_counter() - begin)
+        seconds.extend(own)
+
+    begun = time.monotonic()
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(size.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(seconds) * size.keys / (time.monotonic() - begun), seconds
+
+
+class _RedisReader:
+    """One connection that gets rows of a known length by MGET and throws them away."""
+
+    def __init__(self, port: int, row_bytes: int) -> None:
+        self._peer = socket.create_connection(("127.0.0.1", port))
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._row_reply = len(f"${row_bytes}\r\n") + row_bytes + 2
+        self._into = bytearray(1 << 20)
+
+    def read(self, keys: Any) -> None:
+        """MGET of 8-byte keys."""
+        parts = [b"*%d\r\n$4\r\nMGET\r\n" % (len(keys) + 1)]
+        parts += _bulk(keys)
+        self._peer.sendall(b"".join(parts))
+        left = len(b"*%d\r\n" % len(keys)) + self._row_reply * len(keys)
+        while left > 0:
+            count = self._peer.recv_into(self._into, min(left, len(self._into)))
+            if count == 0:
+                raise ConnectionError("redis-server has left")
+            left -= count
+
+
+def _bulk(keys: Any) -> list[bytes]:
+    data = keys.astype("<u8").tobytes()
+    return [b"$8\r\n" + data[at : at + 8] + b"\r\n" for at in range(0, len(data), 8)]
+
+
+@contextmanager
+def _redis(rows: np.ndarray[Any, Any]) -> Iterator[int]:
+    """A Redis server of this run that holds the rows; yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--io-threads", "2"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _REDIS_DEADLINE_SEC
+        while True:
+            try:
+                peer = socket.create_connection(("127.0.0.1", port))
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        with peer:
+            row_bytes = rows.shape[1] * 4
+            for begin in range(0, len(rows), 1000):
+                part = rows[begin : begin + 1000]
+                data = part.tobytes()
+                keys = _bulk(np.arange(begin, begin + len(part), dtype=np.uint64))
+                values = [data[at : at + row_bytes] for at in range(0, len(data), row_bytes)]
+                head = b"$%d\r\n" % row_bytes
+                words = [
+                    b"*3\r\n$3\r\nSET\r\n" + key + head + value + b"\r\n"
+                    for key, value in zip(keys, values, strict=True)
+                ]
+                peer.sendall(b"".join(words))
+                left = len(b"+OK\r\n") * len(part)
+                while left > 0:
+                    left -= len(peer.recv(left))
+        yield port
+    finally:
+        server.terminate()
+        server.wait(_REDIS_DEADLINE_SEC)
+
+
+def _swaps(registry: ModelRegistry, client: ServingClient, size: Size) -> list[Figure]:
+    """An alias goes to and fro under full load."""
+    failed: list[BaseException] = []
+    done: list[int] = []
+    stop = threading.Event()
+
+    def look_up(seed: int) -> None:
+        random, count = np.random.default_rng(seed), 0
+        while not stop.is_set():
+            try:
+                count += not client.lookup("rows", random.integers(0, size.table_rows, 100)).is_partial
+            except Exception as error:  # what the figure counts
+                failed.append(error)
+        done.append(count)
+
+    threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(size.threads)]
+    for thread in threads:
+        thread.start()
+    moves = 4
+    for move in range(moves):
+        wanted = 3 if move % 2 == 0 else 1
+        registry.point("bench", "live", wanted)
+        deadline = time.monotonic() + 60
+        while client.version != wanted and time.monotonic() < deadline:
+            time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    name = f"failed lookups in {moves} alias switches, of {sum(done) + len(failed):,}"
+    return [Figure(name, float(len(failed)), "lookups", limit=0.0, higher_is_better=False)]
+
+
+def _live_sync(size: Size) -> list[Figure]:
+    """Freshness while a session pushes as fast as it can, and what following costs it."""
+    from ...worker.connect import connect
+
+    with local_cluster(shards=2) as cluster, connect(cluster.address, "bench", staleness=None) as session:
+        table = session.create_table("rows", dim=size.dim, optimizer=SGD(lr=0.01))
+        random = np.random.default_rng(3)
+        grads = random.standard_normal((size.keys, size.dim)).astype(np.float32)
+
+        def pushes_per_sec(seconds: float) -> float:
+            count, end = 0, time.monotonic() + seconds
+            begun = time.monotonic()
+            while time.monotonic() < end:
+                table.push(random.integers(0, size.table_rows, size.keys).astype(np.uint64), grads)
+                count += 1
+            return count / (time.monotonic() - begun)
+
+        pushes_per_sec(size.sync_sec / 4)
+        before = pushes_per_sec(size.sync_sec / 2)
+        with local_serving("now", follow=cluster.address, namespace="bench") as serving:
+            during = pushes_per_sec(size.sync_sec)
+            p99 = _freshness_p99(serving)
+        after = pushes_per_sec(size.sync_sec / 2)
+    alone = (before + after) / 2
+    return [
+        Figure("freshness p99 under load, at most", p99, "s", limit=1.5, higher_is_better=False),
+        Figure(f"pushes of {size.keys} rows with live sync", during, "pushes/s", limit=0.95, ratio=during / alone),
+        Figure(f"pushes of {size.keys} rows without", alone, "pushes/s"),
+    ]
+
+
+def _freshness_p99(serving: LocalServing) -> float:
+    with grpc.insecure_channel(serving.addresses[0]) as channel:
+        reply = pb_grpc.ServingStub(channel).Describe(pb.DescribeRequest(), timeout=10)
+    total, seen = sum(bucket.slots for bucket in reply.freshness), 0
+    for bucket in reply.freshness:
+        seen += bucket.slots
+        if total and seen >= 0.99 * total:
+            return float(bucket.at_most_sec)
+    return float("nan")

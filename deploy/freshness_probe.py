@@ -1,0 +1,57 @@
+"""Freshness from end to end: marked rows are written in training and looked up until they are served."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import numpy as np
+
+from ..proto.errors import DeadlineExceeded, InvalidArgument, NotFound
+from ..serving.client import ServingClient
+from ..worker.session import Session
+
+_MARK = np.uint64(0x7F5A_0000_0000_0000)  # marked keys lie here, and are deleted in the end
+_LOOK_SEC = 0.002
+
+
+def probe_freshness(
+    session: Session, client: ServingClient, table: str, *, count: int = 20, deadline_sec: float = 10.0
+) -> list[float]:
+    """Seconds from a write in training to the lookup that first gives it, ``count`` times; ascending.
+
+    The keys are marked (from 0x7F5A000000000000 on) and random, so that they meet no row of a model; they are deleted
+    afterwards.
+
+    Args:
+        session: of the training cluster.
+        client: of processes that follow it.
+        table: that both have.
+        count: writes, one after the other.
+        deadline_sec: for each to be served.
+
+    Raises:
+        DeadlineExceeded: one was not served in time.
+        NotFound: the model has no such table.
+        InvalidArgument: ``count`` or ``deadline_sec`` is not above 0.
+    """
+    if count < 1 or not deadline_sec > 0:
+        raise InvalidArgument(f"probe_freshness: count {count}, deadline_sec {deadline_sec}; allowed: >= 1, > 0")
+    if table not in client.tables():
+        raise NotFound(f"table {table!r}: is not in model {client.model!r}; it has: {', '.join(client.tables())}")
+    rows = session.table(table)
+    keys = _MARK + np.frombuffer(secrets.token_bytes(4 * count), np.uint32).astype(np.uint64)
+    seconds = []
+    try:
+        for number, key in enumerate(keys):
+            row = np.full((1, rows.schema.dim), float(number + 1), np.float32)
+            begun = time.monotonic()
+            rows.assign(keys[number : number + 1], row)
+            while not client.lookup(table, keys[number : number + 1]).found[0]:
+                if time.monotonic() - begun > deadline_sec:
+                    raise DeadlineExceeded(f"table {table!r}: marked key {key} is not served after {deadline_sec:g} s")
+                time.sleep(_LOOK_SEC)
+            seconds.append(time.monotonic() - begun)
+    finally:
+        rows.delete(keys)
+    return sorted(seconds)
