@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from .serving.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
+    from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, restore, save
     from .worker.connect import connect
     from .worker.deferred import deferred
     from .worker.dense_rows import DenseRows, dense_on_servers
@@ -90,6 +91,7 @@ _HOMES = {
     ),
     "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
+    "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "restore", "save"),
     "worker.connect": ("connect",),
     "worker.deferred": ("deferred",),
     "worker.dense_rows": ("DenseRows", "dense_on_servers"),
@@ -140,6 +142,10 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "LookupRows",
     "ServingClient",
     "RowCache",
+    "RestoredCheckpoint",
+    "SavedCheckpoint",
+    "restore",
+    "save",
     "connect",
     "deferred",
     "DenseRows",

@@ -229,6 +229,39 @@ class Store:
             ResourceExhausted: it is full.
         """
 
+    def snapshot(
+        self, *, side_budget_bytes: int = 0, longest_stall_ms: int = 10000, since: NDArray[np.uint64] | None = None
+    ) -> Snapshot:
+        """The rows of this moment, handed out while writes go on. No write may be under way; ``Server.cut`` sees to it.
+
+        Args:
+            side_budget_bytes: of images of rows that change before they are handed out; 0 is a tenth of what rows take.
+                When it is full, writes wait.
+            longest_stall_ms: without a slot handed out while writes wait; then the snapshot is given up.
+            since: (slot_count) versions: only rows that changed after them; a slot from which rows were erased since
+                comes whole.
+
+        Raises:
+            FailedPrecondition: there is one already.
+        """
+
+    def install(
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        versions: NDArray[np.uint64],
+        update_counts: NDArray[np.uint32],
+        weights: NDArray[np.generic],
+        state: NDArray[np.float32],
+    ) -> None:
+        """Puts rows as a snapshot gave them; empty ``state``: initial. Raises NotFound, as ``apply``."""
+
+    def set_sequences(self, slots: NDArray[np.uint32], sequences: NDArray[np.uint64]) -> None:
+        """The last sequence given in each of these slots."""
+
+    def set_lineage(self, lineage: int) -> None:
+        """Of the versions given from now on."""
+
     def tier_stats(self) -> dict[str, int | float] | None:
         """Counters since the start, None without an SSD.
 
@@ -287,6 +320,40 @@ class Store:
 
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots."""
+
+class Snapshot:
+    """A store's rows of one instant. Belongs to one thread; ends with the object, or by ``end``."""
+
+    @property
+    def lineage(self) -> int: ...
+    @property
+    def tables(self) -> list[TableSchema]: ...
+    @property
+    def slot_versions(self) -> NDArray[np.uint64]:
+        """(slot_count) the last version given in each slot."""
+
+    @property
+    def whole_slots(self) -> NDArray[np.bool_]:
+        """(slot_count) whether a slot comes with all its rows, in place of those of the snapshot before."""
+
+    def next(
+        self, table_id: int, *, max_bytes: int
+    ) -> tuple[
+        NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32], NDArray[np.generic], NDArray[np.float32], int, int
+    ]:
+        """The next slots of a table: keys, versions, update counts, weights (n, dim) as stored (bfloat16 as uint16
+        bits), state (n, state floats), first slot, and the one after the last, which is the slot count at the end.
+
+        Raises:
+            ResourceExhausted: it was given up, as writes waited for too long.
+            DataLoss: the SSD lost rows.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """rows_saved; side_bytes_most: images held at once; writes_stalled: batches that waited."""
+
+    def end(self) -> None:
+        """Nothing is saved any more. Idempotent."""
 
 class Server:
     """The data-plane server of one shard: listens and serves from its own threads once made.
@@ -372,6 +439,36 @@ class Server:
         Raises:
             FailedPrecondition: the operation is not newer than what was set.
         """
+
+    def cut(
+        self,
+        store: Store,
+        jobs: Sequence[tuple[int, int, int, Sequence[tuple[int, int, int]]]],
+        *,
+        deadline_ms: int,
+        side_budget_bytes: int = 0,
+        longest_stall_ms: int = 10000,
+        since: NDArray[np.uint64] | None = None,
+    ) -> tuple[Snapshot, list[dict[str, Any]]]:
+        """Takes rows and windows of one instant, once all that belongs to the cut is applied. ``set_job`` goes on.
+
+        Args:
+            store: the server's.
+            jobs: held ones: (job id, operation of the hold, step of staleness 0 or -1, (worker id, epoch, sequence) of
+                each worker's last commit accepted anywhere).
+            deadline_ms: of waiting for commits.
+            side_budget_bytes, longest_stall_ms, since: as in ``Store.snapshot``.
+
+        Returns:
+            The rows, and for ``install_jobs`` the windows of each job, as plain values.
+
+        Raises:
+            DeadlineExceeded: names the worker ids that it waited for.
+            Unavailable: a change of members came between.
+        """
+
+    def install_jobs(self, jobs: Sequence[dict[str, Any]]) -> None:
+        """Windows of a cut, for the workers that the next ``set_job`` of the same generation names."""
 
     def drop_job(self, job_id: int, operation: int = 0) -> None:
         """Forgets a job; pulls that wait for it get NotFound. Raises NotFound, FailedPrecondition (older operation)."""

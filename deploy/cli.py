@@ -20,7 +20,7 @@ from ..proto.errors import SparserowError
 
 # In the order of the help text.
 COMMANDS: tuple[str, ...] = (
-    *("demo", "train", "up", "status", "table", "inspect"),
+    *("demo", "train", "up", "status", "table", "checkpoint", "inspect"),
     *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
     *("bench", "coordinator", "ps"),
 )

@@ -68,8 +68,8 @@ async def run_embedded(
     """Runs a cluster until it is asked to stop; every process has ended when this returns.
 
     Raises:
-        Unavailable: a shard's process ended by itself; all others are stopped. Its rows are lost: restarting it
-            needs checkpoints, which are not there yet.
+        Unavailable: a shard's process ended by itself; all others are stopped. Its rows are lost:
+            start anew, from a checkpoint.
         DeadlineExceeded: not ready within ``READY_DEADLINE_SEC``.
         SparserowError: an option or a port is at fault.
     """
@@ -127,8 +127,8 @@ async def _first_end(children: list[asyncio.subprocess.Process]) -> str:
             wait.cancel()
     ended = min(done, key=lambda wait: waits[wait])
     return (
-        f"shard {waits[ended]} ended {_how(ended.result())}; its rows are lost (restarting it needs checkpoints, "
-        "which are not there yet), so the cluster was stopped; start it anew"
+        f"shard {waits[ended]} ended {_how(ended.result())}; its rows are lost, so the cluster was stopped; "
+        "start it anew, and restore a checkpoint"
     )
 
 

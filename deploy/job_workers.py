@@ -46,7 +46,12 @@ class _Worker:
 
 
 def run_job_workers(
-    job: JobConfig, *, workers: int, coordinator: str | None, trace_file: Path | None = None
+    job: JobConfig,
+    *,
+    workers: int,
+    coordinator: str | None,
+    trace_file: Path | None = None,
+    resume: str = "never",
 ) -> TrainResult:
     """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
 
@@ -55,6 +60,7 @@ def run_job_workers(
         workers: processes.
         coordinator: ``HOST:PORT``; None with backend local.
         trace_file: where worker 0 writes what ran when; None: nothing is recorded.
+        resume: as of ``run_worker``.
 
     Raises:
         SparserowError: of the worker that failed.
@@ -68,6 +74,7 @@ def run_job_workers(
                 "init_method": None if job.train.dense == "ps" else f"file://{Path(folder) / 'meet'}",
                 "coordinator": coordinator,
                 "trace_file": None if trace_file is None else str(trace_file),
+                "resume": resume,
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")

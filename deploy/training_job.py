@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..proto.checkpoint.manifest import number_of
 from ..proto.config import LogConfig
-from ..proto.errors import FailedPrecondition
+from ..proto.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Fenced,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from ..proto.job import JobConfig
 from ..worker.training_report import TrainResult
 
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
     from ..worker.process_group import WorkerGroup
 
 _CLUSTER_DEADLINE_SEC = 60.0
+_RESTART_PAUSE_SEC = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,42 +49,92 @@ def torchrun_place() -> TorchrunPlace | None:
     return TorchrunPlace(rank, world, local)
 
 
-def run_job(job: JobConfig, place: TorchrunPlace | None = None, trace_file: Path | None = None) -> TrainResult:
+def checked_resume(job: JobConfig, resume: str) -> str:
+    """The value of ``--resume``.
+
+    Raises:
+        InvalidArgument: it is no such value.
+        FailedPrecondition: the job has no checkpoints.
+    """
+    if resume not in ("auto", "never") and number_of(resume) is None:
+        raise InvalidArgument(
+            f"--resume {resume!r} is not allowed; allowed: auto, never, or a name such as save-000003"
+        )
+    if resume != "never" and job.train.checkpoint is None:
+        raise FailedPrecondition(f"--resume {resume}: the job has no section train.checkpoint")
+    return resume
+
+
+def run_job(
+    job: JobConfig, place: TorchrunPlace | None = None, trace_file: Path | None = None, *, resume: str = "never"
+) -> TrainResult:
     """Trains ``job``; everything that was started is stopped when this returns or raises.
+
+    With ``resume`` auto a run in which a process ends, or cannot be reached, begins again from the last checkpoint.
 
     Args:
         job: what to train.
         place: under torchrun, this process's; None starts ``job.train.workers`` workers here.
         trace_file: where worker 0 writes what ran when (Trace Event Format); None: nothing is recorded.
+        resume: of :func:`checked_resume`.
 
     Raises:
         SparserowError: a file, a setting, a server or a worker is at fault.
     """
-    if place is not None:
-        return _run_under_torchrun(job, place, trace_file)
+    if place is not None:  # torchrun starts workers again by itself
+        return _run_under_torchrun(job, place, trace_file, resume)
+    restarts = job.train.checkpoint.max_restarts if resume == "auto" and job.train.checkpoint is not None else 0
+    for left in range(restarts, -1, -1):
+        try:
+            return _run_once(job, trace_file, resume)
+        except (Unavailable, Fenced, DeadlineExceeded, NotFound, Internal) as error:
+            if not left:
+                raise
+            print(f"sparserow: {error}; all go back to the last checkpoint ({left} restarts left)", file=sys.stderr)
+            time.sleep(_RESTART_PAUSE_SEC)
+    raise AssertionError("unreachable")
+
+
+def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResult:
     with _cluster(job) as coordinator:
-        if job.train.workers > 1:
+        if job.train.workers > 1 or resume == "auto":  # a worker of its own, so that its end is not this process's
             from .job_workers import run_job_workers
 
-            return run_job_workers(job, workers=job.train.workers, coordinator=coordinator, trace_file=trace_file)
+            return run_job_workers(
+                job, workers=job.train.workers, coordinator=coordinator, trace_file=trace_file, resume=resume
+            )
         from ..worker.process_group import WorkerGroup
 
-        return _run_here(job, WorkerGroup(), local_world=1, coordinator=coordinator, trace_file=trace_file)
+        return _run_here(
+            job, WorkerGroup(), local_world=1, coordinator=coordinator, trace_file=trace_file, resume=resume
+        )
 
 
 def _run_here(
-    job: JobConfig, group: WorkerGroup, *, local_world: int, coordinator: str | None, trace_file: Path | None
+    job: JobConfig,
+    group: WorkerGroup,
+    *,
+    local_world: int,
+    coordinator: str | None,
+    trace_file: Path | None,
+    resume: str,
 ) -> TrainResult:
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 
     with TrainingDisplay(job.train.epochs, silent=group.rank != 0) as display:
         return run_worker(
-            job, group, local_world=local_world, coordinator=coordinator, observer=display, trace_file=trace_file
+            job,
+            group,
+            local_world=local_world,
+            coordinator=coordinator,
+            observer=display,
+            trace_file=trace_file,
+            resume=resume,
         )
 
 
-def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path | None) -> TrainResult:
+def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str) -> TrainResult:
     """Worker 0 starts the cluster where none is named, and tells the others its address."""
     from ..worker.process_group import joined_group
 
@@ -81,16 +143,18 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path |
             "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
         )
     if job.train.dense == "ps":
-        return _run_apart(job, place, trace_file)
+        return _run_apart(job, place, trace_file, resume)
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
         address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
         address = group.share(address)
-        result = _run_here(job, group, local_world=place.local_world, coordinator=address, trace_file=trace_file)
+        result = _run_here(
+            job, group, local_world=place.local_world, coordinator=address, trace_file=trace_file, resume=resume
+        )
         group.wait()  # worker 0 stops the cluster when all have left it
         return result
 
 
-def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None) -> TrainResult:
+def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str) -> TrainResult:
     """Workers that never meet: each returns its own part, and the first the evaluation."""
     from ..worker.process_group import WorkerGroup
 
@@ -99,7 +163,14 @@ def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None) ->
             "cluster.address: is missing; under torchrun, train.dense ps needs a running cluster, as workers never meet"
         )
     group = WorkerGroup(place.rank, place.world, meets=False)
-    return _run_here(job, group, local_world=place.local_world, coordinator=job.cluster.address, trace_file=trace_file)
+    return _run_here(
+        job,
+        group,
+        local_world=place.local_world,
+        coordinator=job.cluster.address,
+        trace_file=trace_file,
+        resume=resume,
+    )
 
 
 def _starts_cluster(job: JobConfig) -> bool:

@@ -28,6 +28,7 @@ def run_worker(
     coordinator: str | None,
     observer: Observer,
     trace_file: Path | None = None,
+    resume: str = "never",
 ) -> TrainResult:
     """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
 
@@ -39,6 +40,7 @@ def run_worker(
         observer: told of progress on rank 0.
         trace_file: where rank 0 writes what ran when, of all workers; where workers never meet,
             another writes a file of its own, ``.RANK`` behind the name. None: nothing is recorded.
+        resume: never; auto: from the newest checkpoint, where there is one; or the name of a checkpoint.
 
     Raises:
         SparserowError: a file, a setting, a server or a peer is at fault.
@@ -53,7 +55,10 @@ def run_worker(
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
-        result = Trainer(job, group=group, backend=backend, observer=watcher).run()
+        trainer = Trainer(job, group=group, backend=backend, observer=watcher)
+        if resume != "never":
+            trainer.resume(None if resume == "auto" else resume)
+        result = trainer.run()
         end()
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]

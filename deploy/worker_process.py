@@ -64,6 +64,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
                 coordinator=order["coordinator"],
                 observer=display,
                 trace_file=None if order["trace_file"] is None else Path(order["trace_file"]),
+                resume=order["resume"],
             )
         return {"result": result.as_dict()}
     except SparserowError as error:

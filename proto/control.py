@@ -222,6 +222,54 @@ class ControlClient:
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
         self._call(self._stub.DeregisterWorker, request)
 
+    def begin_save(self, url: str, identity: WorkerIdentity | None, *, deadline_sec: float) -> str:
+        """Makes the folder of a checkpoint in ``url``, or finds the one that the job's other workers have begun.
+
+        Args:
+            url: of fsspec, as the coordinator and the shards see it.
+            identity: of the worker that saves; None: rows are saved alone.
+            deadline_sec: waiting for a save that is under way included.
+
+        Returns:
+            The checkpoint's name.
+
+        Raises:
+            InvalidArgument, FailedPrecondition, ResourceExhausted: the folder cannot be made.
+        """
+        request = pb.BeginSaveRequest(url=url, caller=_caller(identity))
+        return str(self._call(self._stub.BeginSave, request, deadline_sec).name)
+
+    def enter_save(self, request: pb.EnterSaveRequest, identity: WorkerIdentity | None, *, deadline_sec: float) -> int:
+        """Takes part in a save; returns the last step in it (-1: none) once the cut is made.
+
+        Raises:
+            SparserowError: why it failed, here or with another worker; older checkpoints are as they were.
+        """
+        request.caller.CopyFrom(_caller(identity))
+        return int(self._call(self._stub.EnterSave, request, deadline_sec).step)
+
+    def get_save(self, url: str, name: str, *, wait_sec: float = 0.0) -> pb.GetSaveReply:
+        """How far a save is; waits up to ``wait_sec`` for its end.
+
+        Raises:
+            NotFound: the coordinator does not know it (any more).
+        """
+        request = pb.GetSaveRequest(url=url, name=name, wait_ms=round(wait_sec * 1000))
+        reply: pb.GetSaveReply = self._call(self._stub.GetSave, request, wait_sec + self._deadline_sec)
+        return reply
+
+    def restore(
+        self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, deadline_sec: float
+    ) -> pb.RestoreReply:
+        """Puts all shards back to a checkpoint; every worker of the job calls it.
+
+        Raises:
+            SparserowError: why it failed; the rows are then those of no checkpoint.
+        """
+        request.caller.CopyFrom(_caller(identity))
+        reply: pb.RestoreReply = self._call(self._stub.Restore, request, deadline_sec)
+        return reply
+
     def status(self) -> pb.GetStatusReply:
         """What is behind ``sparserow status``; answers also while shards are missing."""
         reply: pb.GetStatusReply = self._call(self._stub.GetStatus, pb.GetStatusRequest())
@@ -235,3 +283,9 @@ class ControlClient:
             raise error_of_status(error, f"coordinator {self.address}", remedy=remedy) from None
         except ValueError:
             raise InvalidArgument(f"the connection to coordinator {self.address} is closed") from None
+
+
+def _caller(identity: WorkerIdentity | None) -> pb.CheckpointCaller:
+    if identity is None:
+        return pb.CheckpointCaller()
+    return pb.CheckpointCaller(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from . import schema
+from .checkpoint_config import CheckpointConfig
 from .config import Bytes, ClusterConfig, FromList, StrictModel
 from .errors import InvalidArgument
 from .schedule import ConstantSchedule, ScheduleConfig
@@ -267,6 +268,11 @@ class TrainConfig(StrictModel):
         description="Row cache of each worker; null: none.",
         json_schema_extra={"allowed": "a section with bytes"},
     )
+    checkpoint: CheckpointConfig | None = Field(
+        None,
+        description="Where and when the job is saved; null: never.",
+        json_schema_extra={"allowed": "a section with url"},
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
     )
@@ -362,6 +368,8 @@ class JobConfig(StrictModel):
 
     @model_validator(mode="after")
     def _local_has_the_optimizer(self) -> JobConfig:
+        if self.model.backend == "local" and self.train.checkpoint is not None:
+            raise InvalidArgument("train.checkpoint: needs model.backend ps; allowed with local: null")
         if self.model.backend == "local" and self.train.row_optimizer.kind not in ("sgd", "adagrad"):
             raise InvalidArgument(
                 f"model.backend local: torch has no {self.train.row_optimizer.kind} of rows; allowed in "

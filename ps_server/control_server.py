@@ -6,9 +6,8 @@ and answered as Internal.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -38,21 +37,31 @@ class _ErrorStatus(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
                 return await handler.unary_unary(request, context)
-            except SparserowError as error:
-                failure = error
-            except asyncio.CancelledError:
-                raise
             except Exception as error:
-                log.exception("%s failed", handler_call_details.method)
-                failure = Internal(f"{type(error).__name__}: {error}")
-            code, message, metadata = status_of_error(failure)
-            return await context.abort(code, message, metadata)
+                return await _abort(context, handler_call_details.method, error)
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        async def answer_many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async for reply in handler.unary_stream(request, context):
+                    yield reply
+            except Exception as error:
+                await _abort(context, handler_call_details.method, error)
+
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(answer_many, **coders)
+        return grpc.unary_unary_rpc_method_handler(answer, **coders)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> Any:
+    if not isinstance(error, SparserowError):
+        log.exception("%s failed", method)
+        error = Internal(f"{type(error).__name__}: {error}")
+    code, message, metadata = status_of_error(error)
+    return await context.abort(code, message, metadata)
 
 
 class ControlServer:

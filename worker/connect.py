@@ -77,7 +77,7 @@ def connect(
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
-        return Session(native, control, placement, on_close=lease.end, reached=reached, ranks=ranks)
+        return Session(native, control, placement, on_close=lease.end, reached=reached, ranks=ranks, identity=identity)
     except BaseException:
         lease.end()
         raise

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, StepLR
 
+from ..proto.errors import InvalidArgument
 from ..proto.schedule import CosineSchedule, LinearSchedule, ScheduleConfig, StepSchedule
 
 # A scheduler, and after how many steps it rests (None: never). All of torch's that are used here multiply what
@@ -38,6 +40,22 @@ class LearningRates:
             if rests_after is None or self._done < rests_after:
                 scheduler.step()
         self._done += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the schedules are; the rates themselves are the optimizers' to keep."""
+        return {"done": self._done, "schedulers": [scheduler.state_dict() for scheduler, _ in self._parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where ``state`` was taken.
+
+        Raises:
+            InvalidArgument: it is of another schedule.
+        """
+        if len(state["schedulers"]) != len(self._parts):
+            raise InvalidArgument("train.schedule: is another one than in the checkpoint")
+        self._done = state["done"]
+        for (scheduler, _), saved in zip(self._parts, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
 
     def scale(self, factor: float) -> None:
         """Multiplies all rates from now on."""

@@ -22,6 +22,7 @@ class LocalBackend:
     """Tables are local ``nn.Embedding`` layers with sparse gradients and torch's own optimizers."""
 
     shards = 0
+    session = None
 
     def __init__(self, train: TrainConfig, trace: Trace | None = None) -> None:
         self._train, self.trace = train, trace or NoTrace()
@@ -41,6 +42,11 @@ class LocalBackend:
         in_tables = {id(weight) for weight in weights}
         others = [p for p in model.parameters() if id(p) not in in_tables]
         self._dense, self._rows = dense_optimizer(self._train, others), self._row_optimizer(weights)
+
+    @property
+    def dense(self) -> torch.optim.Optimizer | None:
+        """Of all but the tables."""
+        return self._dense
 
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
         """As they are."""

@@ -94,6 +94,16 @@ class PsBackend:
         return ids
 
     @property
+    def session(self) -> Session:
+        """The job's."""
+        return self._session
+
+    @property
+    def dense(self) -> torch.optim.Optimizer | None:
+        """Of the dense tower; None where that is on the servers."""
+        return self._dense
+
+    @property
     def trace(self) -> Trace:
         """The session's."""
         return self._session.trace

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -17,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..cpp_ext import _client
+from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
 from .background_push import BackgroundPush
@@ -127,12 +128,14 @@ class Session(Joinable):
         on_close: Callable[[], None] | None = None,
         reached: Callable[[], int] | None = None,
         ranks: Callable[[], Sequence[int]] | None = None,
+        identity: WorkerIdentity | None = None,
     ) -> None:
         super().__init__()
         self._process = os.getpid()
         self.native = native
         self.catalog = catalog
         self.placement = placement
+        self.identity = identity  # None: its shards are in this process
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._reached = reached
@@ -198,6 +201,15 @@ class Session(Joinable):
         if self._optimizer is None:
             raise FailedPrecondition("session.optimizer: there is no table yet; call distribute(model, session) first")
         return self._optimizer
+
+    def learning_rates(self) -> dict[str, float]:
+        """Of each table of the models, by name; {} before there is one."""
+        return {} if self._optimizer is None else self._optimizer.learning_rates()
+
+    def set_learning_rates(self, rates: Mapping[str, float]) -> None:
+        """Sets those of the tables that are named; tables that no model uses are passed over."""
+        for group in self._optimizer.param_groups if self._optimizer is not None else ():
+            group["lr"] = rates.get(group["name"], group["lr"])
 
     def step(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import asdict
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +14,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..proto.errors import InvalidArgument
+from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.job import JobConfig
 from .build_model import build_model
+from .checkpoint.save import Stateful
 from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
 from .evaluation import evaluate
 from .metrics import auc
@@ -22,6 +25,7 @@ from .models import Tower
 from .process_group import WorkerGroup
 from .tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
+from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints
 from .training_report import EpochResult, Observer, TrainResult
 from .training_step import TrainingStep
 
@@ -83,6 +87,42 @@ class Trainer:
             trace_allreduce(self._model, backend.trace, lambda: self._step.number)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
+        self._progress = Progress()
+        self._checkpoints = self._made_checkpoints()
+
+    def _made_checkpoints(self) -> TrainingCheckpoints | None:
+        config, session = self._job.train.checkpoint, self._backend.session
+        if config is None or session is None:
+            return None
+        parts = TrainedParts(
+            model=self._bare,
+            optimizer=self._backend.dense,
+            scaler=self._step.scaler,
+            schedule=self._step.rates,
+            reader=cast(Stateful, self._batches),
+            steps=self._step,
+        )
+        job = self._job.model_dump(mode="json", exclude_unset=True)
+        return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, job=job)
+
+    def resume(self, name: str | None = None) -> bool:
+        """Goes back to a checkpoint, before :meth:`run`; every rank does.
+
+        Args:
+            name: of the checkpoint; None: the newest.
+
+        Returns:
+            False where ``name`` is None and there is none: the run begins at its beginning.
+
+        Raises:
+            FailedPrecondition: the job has no section train.checkpoint.
+            SparserowError: it cannot be restored.
+        """
+        if self._checkpoints is None:
+            raise FailedPrecondition("--resume: needs train.checkpoint and model.backend ps")
+        progress = self._checkpoints.resume(name)
+        self._progress = progress or self._progress
+        return progress is not None
 
     def _reader(self, which: str, features: Features) -> ClickReader:
         job, training = self._job, which == "train"
@@ -107,12 +147,20 @@ class Trainer:
             InvalidArgument, NonFiniteGradient: a loss or gradient is not finite, unless such steps are skipped.
             SparserowError: a server or a peer is at fault.
         """
-        train, history = self._job.train, []
-        for epoch in range(1, train.epochs + 1):
-            if epoch > 1:
-                self._step.rates.scale(train.lr_decay)
-            history.append(self._epoch(epoch))
+        train, progress = self._job.train, self._progress
+        history = [EpochResult(**result) for result in progress.history]
+        for epoch in range(progress.epoch, train.epochs + 1):
+            if not progress.is_trained:
+                self._train(epoch)
+                progress.is_trained = True
+                if epoch == train.epochs and self._checkpoints is not None:
+                    self._checkpoints.at_end(progress)
+            history.append(self._end_epoch(epoch))
             self._observer.epoch(history[-1])
+            progress.history.append(asdict(history[-1]))
+            progress.begin_epoch(epoch + 1)
+            if epoch < train.epochs:
+                self._step.rates.scale(train.lr_decay)
         seconds = sum(result.samples / result.samples_per_sec for result in history)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
@@ -135,24 +183,36 @@ class Trainer:
             history=tuple(history),
         )
 
-    def _epoch(self, epoch: int) -> EpochResult:
+    def _train(self, epoch: int) -> None:
+        """The batches of an epoch, or what is left of them."""
         self._model.train()
-        recent, began = _Recent(), time.perf_counter()
-        observed, samples, loss_sum = began, 0, 0.0
+        recent, progress = _Recent(), self._progress
+        began = observed = time.perf_counter()
+        seconds_before = progress.seconds
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
         for batch in batches:
             result = self._step.run(batch)
             if result.is_taken:
-                samples, loss_sum = samples + len(batch), loss_sum + result.loss * len(batch)
+                progress.samples += len(batch)
+                progress.loss_sum += result.loss * len(batch)
                 recent.add(result.logits, batch.labels, result.loss)
-            if (now := time.perf_counter()) - observed >= _OBSERVE_EVERY_SEC:
+            now = time.perf_counter()
+            progress.seconds = seconds_before + now - began
+            if self._checkpoints is not None:
+                self._checkpoints.after_step(self._step.number, progress)
+            if now - observed >= _OBSERVE_EVERY_SEC:
                 observed = now
                 late_loss, late_auc = recent.figures()
-                done, all_samples = self._train_reader.done, samples * self._group.world
+                done, all_samples = self._train_reader.done, progress.samples * self._group.world
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         self._group.wait()  # all ranks' last step is applied
+        progress.seconds = seconds_before + time.perf_counter() - began
+
+    def _end_epoch(self, epoch: int) -> EpochResult:
+        """Its evaluation, and its figures."""
         self._backend.settle(is_end=epoch == self._job.train.epochs)
-        seconds = time.perf_counter() - began
+        progress = self._progress
+        samples, loss_sum, seconds = progress.samples, progress.loss_sum, progress.seconds
         total = self._group.total(samples)
         if total == 0:
             if self._step.refused:

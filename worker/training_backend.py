@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..proto.errors import InvalidArgument
 from ..proto.job import TrainConfig
 from .data import Batch
+from .session import Session
 from .tracing import Trace
 
 _DENSE_OPTIMIZERS: dict[str, Any] = {
@@ -69,8 +70,18 @@ class TrainingBackend(Protocol):
         """Those whose ``lr`` schedules move; of the dense tower and of the tables."""
         ...
 
+    @property
+    def dense(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the dense tower; None where that is on the servers."""
+        ...
+
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
         """The training reader's batches, one a step; each ``iter()`` is an epoch. After ``build``."""
+        ...
+
+    @property
+    def session(self) -> Session | None:
+        """Of the cluster; None without one."""
         ...
 
     @property

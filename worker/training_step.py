@@ -58,17 +58,26 @@ class TrainingStep:
 
     Attributes:
         rates: schedules.
+        scaler: of the loss, with amp float16; else None.
         refused: steps so far that were not taken; ``number`` counts all.
     """
 
     def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
         self._train, self._model, self._backend, self._group = train, model, backend, group
         self._device = next(model.parameters()).device.type
-        self._scaler = GradScaler(self._device) if train.amp == "float16" else None
+        self.scaler = GradScaler(self._device) if train.amp == "float16" else None
         self.rates = LearningRates(train.schedule, backend.optimizers)
         self.refused = 0
         self.number = 0
         self._samples = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The counts."""
+        return {"number": self.number, "refused": self.refused, "samples": self._samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Counts on from there."""
+        self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
 
     def run(self, batch: Batch) -> StepResult:
         """One step over a batch of up to ``batch_size * accumulate`` samples; an empty batch takes part as well.
@@ -104,14 +113,14 @@ class TrainingStep:
         if not math.isfinite(value):
             loss = loss * math.nan  # an infinite loss may have finite gradients; these reach every rank
         with trace.span("backward", step=self.number):
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return logits.detach(), value
 
     def _end(self, loss: float) -> bool:
         is_finite = math.isfinite(loss)
         try:
             with self._backend.trace.span("step", step=self.number):
-                is_taken = self._backend.step(self._scaler)
+                is_taken = self._backend.step(self.scaler)
         except NonFiniteGradient:
             if is_finite:
                 raise

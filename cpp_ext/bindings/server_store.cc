@@ -108,16 +108,6 @@ void bind_results(py::module_& module) {
       .def_readonly("ssd_bytes", &TableStats::ssd_bytes);
 }
 
-// An array that owns a vector's memory.
-template <class T>
-py::array_t<T> array_of(std::vector<T> values, std::vector<py::ssize_t> shape) {
-  auto held = std::make_unique<std::vector<T>>(std::move(values));
-  const T* data = held->data();
-  py::capsule owner(held.get(), [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
-  (void)held.release();
-  return py::array_t<T>(std::move(shape), data, owner);
-}
-
 TableSchema schema_or_raise(const Store& store, std::uint32_t table_id) {
   std::optional<TableSchema> schema = store.schema(table_id);
   if (!schema) raise_if_error({Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"});
@@ -295,7 +285,7 @@ void bind_store_class(py::module_& module) {
       .def_property_readonly("memory_budget_bytes",
                              [](const Store& store) { return store.options().memory_budget_bytes; })
       .def_property_readonly("slot_count", [](const Store& store) { return store.options().slot_count; })
-      .def_property_readonly("lineage", [](const Store& store) { return store.options().lineage; });
+      .def_property_readonly("lineage", [](const Store& store) { return store.lineage(); });
 }
 
 void bind_hash(py::module_& module) {

@@ -137,7 +137,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   if (!status.is_ok()) return refused(std::move(status));
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
-  if (!job.value()->resolved) {
+  if (is_cutting_ || (!job.value()->resolved && !job.value()->is_within_cut(kept.commit))) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
@@ -180,13 +180,15 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   const auto answer = seen(lock, job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
-  if (!job.value()->resolved) {
+  if (is_cutting_ || !job.value()->resolved) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   job.value()->workers[worker].window.begin_write(sequence);
+  ++applying_;
   lock.unlock();
   const auto rows = write();
   lock.lock();
+  --applying_;
   if (const auto found = job.value()->workers.find(worker); found != job.value()->workers.end()) {
     JobWindow& window = found->second.window;
     rows.is_ok() ? window.finish(sequence, kNoStep, rows.value()) : window.take_back(sequence, kNoStep);
@@ -233,11 +235,13 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   const std::uint64_t rows = rows_of(kept.commit);
   job->workers[key].window.begin(sequence, step);
   const std::uint32_t workers = std::max(1u, job->counted(step));
+  ++applying_;
   lock.unlock();
   Status status = applier_.apply(kept, workers);
   count_writes({&kept, 1});
   kept = Kept{};  // gives the reservations back before others look at the budget
   lock.lock();
+  --applying_;
   if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
     if (status.is_ok()) {
       worker->second.window.finish(sequence, step, rows);
@@ -275,11 +279,13 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
       bytes += kept.bytes;
     }
     const std::uint32_t workers = std::max(1u, job->counted(*step));
+    ++applying_;
     lock.unlock();
     const Status status = applier_.apply_step(commits, workers);
     count_writes(commits);
     commits.clear();
     lock.lock();
+    --applying_;
     stats_.kept_bytes -= bytes;
     stats_.rows_applied += rows;
     ++stats_.steps_reduced;
@@ -291,6 +297,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
   }
   job->skip_empty_steps();
   job->advancing = false;
+  answered_.notify_all();
 }
 
 Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::uint64_t sequence) {

@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "rpc/apply_commits.h"
+#include "rpc/commit_cut.h"
 #include "rpc/job_clock.h"
 #include "rpc/write_counts.h"
 #include "store/store.h"
@@ -119,6 +120,17 @@ class CommitLog {
   // NotFound; kFailedPrecondition for an older operation. Parked pulls get kNotFound.
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
 
+  // Of held jobs: waits until all that belongs to the cut is applied and nothing else is, then calls `take` while
+  // nothing is written, and returns the windows of that instant; set_job goes on. kDeadlineExceeded with the worker
+  // ids it waited for, kUnavailable when a change of members or another cut came between.
+  Result<std::vector<JobImage>> cut(const std::vector<CutTarget>& targets,
+                                    std::chrono::steady_clock::time_point deadline,
+                                    const std::function<Status()>& take);
+  // Windows of a cut, for the workers that the next set_job of the same generation names.
+  void install(const std::vector<JobImage>& images);
+  // A write that nobody will ask about again; not while a cut is taken.
+  Result<std::uint64_t> write_unnamed(const std::function<Result<std::uint64_t>()>& write);
+
   Status prepare(Commit commit);                              // reserves; replaces an earlier try
   Result<CommitResult> commit(Commit commit, bool prepared);  // prepared: blocks come from prepare()
   // Another write by a worker, of this sequence: `write` returns how many rows it wrote. It is called once, without
@@ -165,6 +177,9 @@ class CommitLog {
   Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept);
   void count_writes(std::span<const Kept> commits);
   void end_worker(Lock& lock, const JobPtr& job, const Member& member);
+  [[nodiscard]] JobPtr held_job(const CutTarget& target) const;
+  [[nodiscard]] const WindowImage* saved_window(std::uint32_t job_id, std::uint32_t generation,
+                                                const WorkerKey& key) const;
   Status check_operation(std::uint32_t job_id, std::uint64_t operation) const;
   JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes);
   void advance(Lock& lock, const JobPtr& job);
@@ -183,6 +198,9 @@ class CommitLog {
     std::map<std::uint32_t, std::uint32_t> epochs;
   };
   std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down
+  std::unordered_map<std::uint32_t, JobImage> saved_;   // of a restore, by job id
+  std::uint32_t applying_ = 0;                          // writes under way, without the mutex
+  bool is_cutting_ = false;
   CommitLogStats stats_;
 };
 

@@ -99,6 +99,8 @@ CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOu
   const auto fresh = std::make_shared<Job>();
   fresh->completed = spec.first_step - 1;
   fresh->generation = spec.generation;
+  const auto saved = saved_.find(spec.job_id);
+  if (saved != saved_.end() && saved->second.generation == spec.generation) fresh->completed = saved->second.completed;
   JobPtr& slot = jobs_[spec.job_id];
   if (slot) {
     fresh->epochs = slot->epochs;
@@ -115,6 +117,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   SR_RETURN_IF_ERROR(check_members(spec));
   std::vector<PullOutcome> outcomes;
   Lock lock(mutex_);
+  answered_.wait(lock, [this] { return !is_cutting_; });  // bounded, as a cut is
   SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
   const auto found = jobs_.find(spec.job_id);
   JobPtr job = found == jobs_.end() ? nullptr : found->second;
@@ -150,6 +153,12 @@ Status CommitLog::set_job(const JobSpec& spec) {
     worker.until_step = member.until_step;
     if (!is_new) continue;
     worker.first_step = std::max(member.first_step, job->completed + 1);
+    if (const WindowImage* saved = saved_window(spec.job_id, spec.generation, key); saved != nullptr) {
+      worker.window = JobWindow(*saved);
+      worker.first_step = member.first_step;
+      worker.named_a_step = true;
+      continue;
+    }
     worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
   }
   std::vector<WorkerKey> dropped;
@@ -158,6 +167,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   }
   for (const WorkerKey& key : dropped) stats_.kept_bytes -= job->drop(key);
   job->resolved = true;
+  job->cut.reset();
   unpark_gone(*job, outcomes);
   answered_.notify_all();
   advance(lock, job);
@@ -170,6 +180,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
 Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   std::vector<PullOutcome> outcomes;
   Lock lock(mutex_);
+  answered_.wait(lock, [this] { return !is_cutting_; });
   const auto found = find(job_id);
   if (!found.is_ok()) return found.status();
   SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));

@@ -71,6 +71,13 @@ struct Job {
   bool advancing = false;                                   // one thread reduces at a time
   Status failure;  // of a step that was acknowledged and could not be applied: sticky, every later call gets it
   std::vector<ParkedPull> parked;
+  std::optional<CutTarget> cut;  // while it is held for one
+
+  // Of a held job: whether a commit belongs to the cut.
+  [[nodiscard]] bool is_within_cut(const Commit& commit) const;
+  // Ids of the live workers whose commits the cut still waits for.
+  [[nodiscard]] std::vector<std::uint32_t> missing_for_cut() const;
+  [[nodiscard]] JobImage image(std::uint32_t job_id) const;
 
   // Whether this epoch of a worker may call: kUnavailable when this shard has not heard of it yet, kFenced
   // when it is over, or the sticky failure.

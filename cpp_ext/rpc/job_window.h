@@ -16,6 +16,7 @@
 #include <set>
 
 #include "rpc/apply_commits.h"
+#include "rpc/commit_cut.h"
 
 namespace sparserow::rpc {
 
@@ -28,6 +29,11 @@ class JobWindow {
     End end = End::kApplying;
     std::uint64_t rows = 0;
   };
+
+  JobWindow() = default;
+  explicit JobWindow(const WindowImage& image);
+  // Without what is prepared: a cut holds only what is committed.
+  [[nodiscard]] WindowImage image() const;
 
   // The answer to a sequence; null when it is new.
   [[nodiscard]] const Answer* find(std::uint64_t sequence) const;

@@ -518,7 +518,7 @@ Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Bod
 Connection::Outcome Connection::write_rows(const FrameHeader& header,
                                            const std::function<Result<std::uint64_t>()>& write) {
   if (header.sequence == 0) {
-    const auto rows = write();
+    const auto rows = core_.commits.write_unnamed(write);
     if (!rows.is_ok()) return {rows.status(), false, {}};
     return {Status::ok(), false, ack_frame(header, rows.value(), false)};
   }

@@ -12,6 +12,7 @@
 #include "rpc/partition.h"
 #include "rpc/server_core.h"
 #include "rpc/stream.h"
+#include "store/snapshot.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -238,6 +239,19 @@ Result<std::vector<WorkerReport>> Server::hold_job(std::uint32_t job_id, std::ui
 Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   return impl_->core().commits.drop_job(job_id, operation);
 }
+Result<Server::Cut> Server::cut(const std::vector<CutTarget>& targets, std::chrono::milliseconds deadline,
+                                SnapshotOptions options) {
+  Cut cut;
+  auto jobs = impl_->core().commits.cut(targets, Clock::now() + deadline, [&] {
+    auto rows = impl_->core().store->snapshot(std::move(options));
+    if (rows.is_ok()) cut.rows = std::move(rows).value();
+    return rows.is_ok() ? Status::ok() : rows.status();
+  });
+  if (!jobs.is_ok()) return jobs.status();
+  cut.jobs = std::move(jobs).value();
+  return cut;
+}
+void Server::install_jobs(const std::vector<JobImage>& images) { impl_->core().commits.install(images); }
 void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes().add(table_id, nullptr); }
 ServerStats Server::stats() const { return impl_->stats(); }
 ServedModels& Server::models() noexcept { return impl_->core().models; }

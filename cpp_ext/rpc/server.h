@@ -70,6 +70,13 @@ class Server {
   Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
                                              const std::vector<WorkerKey>& fence);
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
+  // CommitLog::cut, with the rows of that instant.
+  struct Cut {
+    std::shared_ptr<Store::Snapshot> rows;
+    std::vector<JobImage> jobs;
+  };
+  Result<Cut> cut(const std::vector<CutTarget>& targets, std::chrono::milliseconds deadline, SnapshotOptions options);
+  void install_jobs(const std::vector<JobImage>& images);
   // To be called when rows of a table were changed or dropped without a frame.
   void count_write(std::uint32_t table_id);
   [[nodiscard]] ServerStats stats() const;

@@ -56,7 +56,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
                 .tables = std::move(tables),
                 .idle_limit = idle_limit,
                 .used_at = Clock::now()};
-  const std::uint64_t lineage = store_->options().lineage;
+  const std::uint64_t lineage = store_->lineage();
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
   }

@@ -1,6 +1,7 @@
 // The way down: cold rows leave memory for the SSD. See tiering.h.
 #include <algorithm>
 
+#include "store/snapshot.h"
 #include "store/tiering.h"
 #include "util/random.h"
 
@@ -244,6 +245,23 @@ Status Store::Tiering::write_back() {
   return ssd_->flush();
 }
 
+// Before the SSD forgets a row: a save that is under way must find it. image: null for a row in memory.
+void Store::Tiering::save_before_erasure(const Table& table, std::uint64_t key, const RowImage* image) {
+  if (!store_.has_snapshot) return;
+  const std::uint64_t hash = row_hash(table.schema.id, key);
+  const std::uint32_t stripe = store_.slots.stripe(hash);
+  const std::uint64_t path = store_.slots.path(hash);
+  const std::unique_lock lock(store_.stripes[stripe].mutex);
+  if (image == nullptr || table.find(stripe, path) != RowIndex::kNone) {
+    store_.save_before_erasure(table, stripe, path);
+    return;
+  }
+  Snapshot* const told = store_.stripes[stripe].snapshot;
+  if (Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe); side != nullptr) {
+    told->save(*side, table, stripe, path, image->version, image->update_count, image->data);
+  }
+}
+
 Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::uint64_t> keys) {
   SR_RETURN_IF_ERROR(table.failure());
   const std::lock_guard lock(evicting_);  // nothing is written meanwhile that was read before
@@ -276,7 +294,11 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     if (images.at(i).empty()) continue;
     on_ssd.insert(asked_keys[order[i]]);
     batch.erase(sorted[i]);
+    const auto image = table.codec.decode(asked_keys[order[i]], images.at(i));
+    if (!image.is_ok()) return lost(table, image.status());
+    save_before_erasure(table, asked_keys[order[i]], &image.value());
   }
+  for (const std::uint64_t key : keys) save_before_erasure(table, key, nullptr);
   SR_RETURN_IF_ERROR(ssd_->write(batch));
   std::uint64_t erased = 0;
   for (const std::uint64_t key : keys) {

@@ -37,9 +37,13 @@ std::uint32_t wall_ms() noexcept {
                                     static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000);
 }
 
-Store::Impl::Impl(const StoreOptions& store_options) : options(store_options), slots(store_options.slot_count) {
+Store::Impl::Impl(const StoreOptions& store_options)
+    : options(store_options), slots(store_options.slot_count), lineage(store_options.lineage) {
   const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
-  for (Stripe& stripe : stripes) stripe.sequences.resize(slots_per_stripe);
+  for (Stripe& stripe : stripes) {
+    stripe.sequences.resize(slots_per_stripe);
+    stripe.erasures.resize(slots_per_stripe);
+  }
   change_budget.limit_bytes = options.change_log_bytes;
 }
 
@@ -55,7 +59,7 @@ void Store::Impl::dropped_table() noexcept {
   for (Stripe& stripe : stripes) {
     const std::unique_lock lock(stripe.mutex);
     for (std::size_t slot = 0; slot < stripe.sequences.size(); ++slot) {
-      const std::uint64_t sequence = ++stripe.sequences[slot];
+      const std::uint64_t sequence = stripe.erasures[slot] = ++stripe.sequences[slot];
       if (stripe.logs.empty()) continue;
       stripe.logs[slot].written.reset(sequence, change_budget);
       stripe.logs[slot].erased.reset(sequence, change_budget);
@@ -227,5 +231,7 @@ std::vector<TableStats> Store::stats() const {
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }
 ChangeLog& Store::changes() noexcept { return *changes_; }
 const StoreOptions& Store::options() const noexcept { return impl_->options; }
+std::uint16_t Store::lineage() const noexcept { return impl_->lineage; }
+void Store::set_lineage(std::uint16_t lineage) noexcept { impl_->lineage = lineage; }
 
 }  // namespace sparserow

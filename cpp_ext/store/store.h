@@ -39,7 +39,7 @@ namespace sparserow {
 struct StoreOptions {
   std::uint64_t memory_budget_bytes = 0;  // of rows and indexes; 0 = no budget
   std::uint32_t slot_count = kDefaultSlotCount;
-  std::uint16_t lineage = 1;
+  std::uint16_t lineage = 1;                  // to begin with
   std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
   SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
 };
@@ -77,10 +77,20 @@ struct ScanPage {
   std::uint64_t next_cursor = 0;             // pass to the next call; 0 = the end was reached
 };
 
+// Rows as a snapshot gave them (snapshot.h).
+struct StoredRows {
+  std::span<const std::uint64_t> keys;           // (n)
+  std::span<const std::uint64_t> versions;       // (n)
+  std::span<const std::uint32_t> update_counts;  // (n)
+  std::span<const std::byte> weights;            // (n, dim) as stored
+  std::span<const float> state;                  // (n, state floats); empty: initial
+};
+
 class BatchOrder;
 class ChangeLog;
 class Table;
 struct ApplyOptions;
+struct SnapshotOptions;
 
 class Store {
  public:
@@ -141,6 +151,19 @@ class Store {
                          const std::uint64_t* versions);
   // Removes rows; returns how many existed.
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+
+  // Puts rows as they were: weights, state, versions and update counts, in place of what is there. InvalidArgument:
+  // lengths that do not agree; else as apply().
+  Status install(std::uint32_t table_id, const StoredRows& rows);
+  // The last sequence given in a slot; it may go down. To be called when rows were installed.
+  void set_sequence(std::uint32_t slot, std::uint64_t sequence);
+  // Of the versions given from now on.
+  void set_lineage(std::uint16_t lineage) noexcept;
+  [[nodiscard]] std::uint16_t lineage() const noexcept;
+  class Snapshot;
+  // The rows of this moment, to be handed out while writes go on; no write may be under way, for an instant of all
+  // stripes. FailedPrecondition while there is one already. snapshot.h
+  Result<std::shared_ptr<Snapshot>> snapshot(SnapshotOptions options);
 
   // Brings rows from the SSD to memory, as far as there is room that colder rows can make; for keys that are about to
   // be used. Changes nothing else, and does nothing without an SSD. NotFound.

@@ -28,6 +28,8 @@ class Store::Impl {
   struct alignas(64) Stripe {
     mutable std::shared_mutex mutex;
     std::vector<std::uint64_t> sequences;  // by SlotOrder::slot_in_stripe
+    std::vector<std::uint64_t> erasures;   // likewise; the sequence of the last one: rows, or a table with all of its
+    Snapshot* snapshot = nullptr;          // that is told before a row changes (snapshot.h)
     std::vector<SlotLog> logs;             // likewise; empty while nobody follows changes (change_log.h)
   };
 
@@ -44,12 +46,13 @@ class Store::Impl {
   void erased(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key) noexcept {
     const std::uint32_t slot = slots.slot_in_stripe(path);
     const std::uint64_t sequence = ++stripe.sequences[slot];
+    stripe.erasures[slot] = sequence;
     if (!stripe.logs.empty()) stripe.logs[slot].erased.add({sequence, key, table_id, wall_ms()}, change_budget);
   }
   // A table went with all its rows: followers begin anew.
   void dropped_table() noexcept;
   [[nodiscard]] std::uint64_t version_of_sequence(std::uint64_t sequence) const noexcept {
-    return static_cast<std::uint64_t>(options.lineage) << 48 | sequence;
+    return static_cast<std::uint64_t>(lineage.load(std::memory_order_relaxed)) << 48 | sequence;
   }
   // Of a slot now. The stripe's lock is held.
   [[nodiscard]] std::uint64_t version_of(std::uint32_t slot) const noexcept {
@@ -73,6 +76,15 @@ class Store::Impl {
 
   mutable std::shared_mutex tables_mutex;
   std::map<std::uint32_t, std::shared_ptr<Table>> tables;  // guarded by tables_mutex
+
+  std::atomic<std::uint16_t> lineage;  // of the versions that are given now
+  std::atomic<bool> has_snapshot{false};
+  std::mutex snapshot_mutex;         // leaf
+  std::weak_ptr<Snapshot> snapshot;  // guarded by snapshot_mutex
+  // Before a batch of writes, with no lock held: while a save has no room for images of rows that change.
+  void wait_for_snapshot();
+  // A row in memory, under its stripe's exclusive lock.
+  void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path);
 
   std::unique_ptr<Tiering> tiering;  // null without an SSD
   std::atomic<std::uint64_t> tier_hits{0};

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "store/snapshot.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 
@@ -93,6 +94,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
   Impl::Stripe& locked = impl_->stripes[stripe];
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
+  Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
   walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
     if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
     if (id == RowIndex::kNone && absences != nullptr) {
@@ -109,6 +111,9 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
       return;
     }
     RowRef row = table.row(stripe, id);
+    if (side != nullptr) {
+      locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
+    }
     row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
@@ -154,6 +159,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    impl_->wait_for_snapshot();
     order.group(table_id, impl_->slots, block);
     if (tiered != nullptr && options.reservation->has_absent_) {
       SR_RETURN_IF_ERROR(find_absent(*table, order, block, options.part, options.parts, absences));
@@ -207,6 +213,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    impl_->wait_for_snapshot();
     order.group(table_id, impl_->slots, block);
     if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, absences));
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
@@ -232,6 +239,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
 Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
+  impl_->wait_for_snapshot();
   if (impl_->tiering != nullptr) return impl_->tiering->erase(*table, keys);
   std::uint64_t erased = 0;
   for (const std::uint64_t key : keys) {
@@ -239,11 +247,80 @@ Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::
     const std::uint32_t stripe = impl_->slots.stripe(hash);
     const std::uint64_t path = impl_->slots.path(hash);
     const std::unique_lock lock(impl_->stripes[stripe].mutex);
+    impl_->save_before_erasure(*table, stripe, path);
     if (!table->remove(stripe, path)) continue;
     impl_->erased(impl_->stripes[stripe], path, table_id, key);
     ++erased;
   }
   return erased;
+}
+
+void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path) {
+  Snapshot* const told = stripes[stripe].snapshot;
+  Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe);
+  const std::uint32_t id = side == nullptr ? RowIndex::kNone : table.find(stripe, path);
+  if (id == RowIndex::kNone) return;
+  const RowRef row = table.row(stripe, id);
+  told->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
+}
+
+Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  const std::size_t count = rows.keys.size();
+  const std::size_t weight_bytes = table->schema.dim * size_of(table->schema.dtype);
+  const std::size_t state_floats = rows.state.empty() ? 0 : table->optimizer->state_floats();
+  if (rows.versions.size() != count || rows.update_counts.size() != count ||
+      rows.weights.size() != count * weight_bytes || rows.state.size() != count * state_floats) {
+    return {Code::kInvalidArgument, "install: table " + table->schema.name + ": " + std::to_string(count) +
+                                        " keys, and columns of other lengths than its schema asks for"};
+  }
+  Result<Reservation> reserved = reserve(table_id, rows.keys);
+  if (!reserved.is_ok()) return reserved.status();
+  std::vector<float> scratch(table->schema.dim);
+  BatchOrder order;
+  Absences absences;
+  Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
+  for (std::size_t begin = 0; begin < count; begin += BatchOrder::kBlock) {
+    const auto block = rows.keys.subspan(begin, std::min(BatchOrder::kBlock, count - begin));
+    order.group(table_id, impl_->slots, block);
+    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, absences));
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      if (order.positions(stripe).empty()) continue;
+      const std::unique_lock lock(impl_->stripes[stripe].mutex);
+      const auto taken =
+          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
+            const std::size_t at = begin + position;
+            std::memcpy(row.weights(), rows.weights.data() + at * weight_bytes, weight_bytes);
+            if (state_floats > 0) {
+              std::memcpy(row.state(table->layout), rows.state.data() + at * state_floats,
+                          state_floats * sizeof(float));
+            } else {
+              table->optimizer->init_state(row.state(table->layout));
+            }
+            row.set_version(rows.versions[at]);
+            row.set_update_count(rows.update_counts[at]);
+          });
+      if (!taken) return out_of_memory(*table);
+      reserved.value().consume(*taken);
+    }
+    for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
+      const std::size_t at = begin + position;
+      SR_RETURN_IF_ERROR(install(table_id, {.keys = rows.keys.subspan(at, 1),
+                                            .versions = rows.versions.subspan(at, 1),
+                                            .update_counts = rows.update_counts.subspan(at, 1),
+                                            .weights = rows.weights.subspan(at * weight_bytes, weight_bytes),
+                                            .state = rows.state.subspan(at * state_floats, state_floats)}));
+    }
+  }
+  return Status::ok();
+}
+
+void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
+  Impl::Stripe& stripe = impl_->stripes[slot % impl_->slots.stripe_count()];
+  const std::unique_lock lock(stripe.mutex);
+  stripe.sequences[slot / impl_->slots.stripe_count()] = sequence;
+  stripe.erasures[slot / impl_->slots.stripe_count()] = 0;
 }
 
 }  // namespace sparserow

@@ -98,6 +98,7 @@ class Store::Tiering {
 
   Status look_up(Table& table, std::vector<Miss>& misses, bool must_install, const Visit& visit,
                  std::vector<Miss>& again);
+  void save_before_erasure(const Table& table, std::uint64_t key, const RowImage* image);
   void visit_resident(Table& table, std::vector<Miss>& misses, const Visit& visit);
   void claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs);
   void release(const Table& table, const std::vector<Miss>& misses);

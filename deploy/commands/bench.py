@@ -28,6 +28,7 @@ class Benchmark(str, Enum):
     cache = "cache"
     tiers = "tiers"
     serving = "serving"
+    checkpoint = "checkpoint"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Sequence[Figure]:
@@ -54,7 +55,7 @@ def bench(
         int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
     ] = None,
 ) -> None:
-    """Measure engine, wire, lookup, train, staleness, cache, tiers or serving against a reference in the same run."""
+    """Measure engine, wire, lookup, train, staleness, cache, tiers, serving or checkpoint against a reference."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json

@@ -16,6 +16,13 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; in place of train.workers.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            help="auto: go on from the newest checkpoint in train.checkpoint.url, also when a process ends; never; or "
+            "a checkpoint's name."
+        ),
+    ] = "never",
     trace_file: Annotated[
         Path | None,
         typer.Option(
@@ -33,14 +40,14 @@ def train(
     from ...proto.job import JobConfig
     from ..result_file import check_result_file, write_result
     from ..training_display import summary
-    from ..training_job import run_job, torchrun_place
+    from ..training_job import checked_resume, run_job, torchrun_place
 
     count = [] if workers is None else [f"train.workers={workers}"]
     config = load_config(JobConfig, job, [*(assignments or ()), *count])
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     place = torchrun_place()
-    result = run_job(config, place, trace_file)
+    result = run_job(config, place, trace_file, resume=checked_resume(config, resume))
     if place is None or place.rank == 0:
         write_result(json_file, result.as_dict())
         Console().print(summary(f"trained {config.name}", result))

@@ -39,8 +39,8 @@ def up(
 ) -> None:
     """Run a coordinator and its shards on this machine until Ctrl-C.
 
-    A shard that ends by itself stops the whole cluster with an error: its rows are lost, and restarting it needs
-    checkpoints, which are not there yet.
+    A shard that ends by itself stops the whole cluster with an error: its rows are lost; start it anew and restore a
+    checkpoint.
     """
     import uvloop
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -38,10 +38,18 @@ class ShardLink:
         self._channel = grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.ShardStub(self._channel)
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str, request: Any, *, deadline_sec: float = CALL_DEADLINE_SEC) -> Any:
         """One call with a deadline; raises errors of the taxonomy."""
         try:
-            return await getattr(self._stub, method)(request, timeout=CALL_DEADLINE_SEC)
+            return await getattr(self._stub, method)(request, timeout=deadline_sec)
+        except grpc.RpcError as error:
+            raise error_of_status(error, self._peer) from None
+
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """A call with many replies; it ends with the shard, and with whoever iterates."""
+        try:
+            async for reply in getattr(self._stub, method)(request):
+                yield reply
         except grpc.RpcError as error:
             raise error_of_status(error, self._peer) from None
 
@@ -157,6 +165,30 @@ class Fleet:
         reply: pb.ShardStatsReply = await (await self._link(shard)).call("Stats", pb.ShardStatsRequest())
         return reply
 
+    async def cut(self, request: pb.CutRequest) -> list[pb.CutReply]:
+        """Has every shard keep its rows of one instant.
+
+        Raises:
+            SparserowError: as :meth:`create_table`.
+        """
+        self._check_all_reached()
+        deadline_sec = request.deadline_ms / 1000 + CALL_DEADLINE_SEC
+        links = [await self._link(shard) for shard in self._cluster.shards.shards]
+        return await all_of(link.call("Cut", request, deadline_sec=deadline_sec) for link in links)
+
+    async def end_cut(self, save: str) -> None:
+        """Has every shard that can be reached forget what it keeps for a save."""
+        request = pb.EndCutRequest(save=save)
+        serving = [shard for shard in self._cluster.shards.shards if shard.is_live]
+        links = [await self._link(shard) for shard in serving]
+        await asyncio.gather(*(link.call("EndCut", request) for link in links), return_exceptions=True)
+
+    async def stream(self, shard: Shard, method: str, request: Any) -> AsyncIterator[Any]:
+        """Replies of a long call to one shard."""
+        link = await self._link(shard)
+        async for reply in link.stream(method, request):
+            yield reply
+
     def route_message(self) -> pb.Route:
         """The present slot map."""
         slots = self._cluster.slots
@@ -170,11 +202,7 @@ class Fleet:
 
     async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
         serving = [shard for shard in self._cluster.shards.shards if shard.phase in (Phase.SERVING, Phase.DRAINING)]
-        outcomes = await asyncio.gather(*(self._tell(shard, tell) for shard in serving), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return outcomes
+        return await all_of(self._tell(shard, tell) for shard in serving)
 
     async def _tell(self, shard: Shard, tell: Callable[[ShardLink], Awaitable[Any]]) -> Any:
         link = await self._link(shard)
@@ -197,6 +225,15 @@ class Fleet:
         if link is not None:
             await link.close()
         return fresh
+
+
+async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """All results; the first error, once all have ended."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
 
 
 def job_message(job_id: int, roster: Roster) -> pb.SetJobRequest:

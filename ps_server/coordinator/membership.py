@@ -269,6 +269,14 @@ class Membership:
         job.gathered = False
         job.revision += 1
 
+    def begin_clock(self, job_id: int) -> int:
+        """The same members begin a new clock together; returns its generation."""
+        job = self.jobs[job_id]
+        self.generations[job_id] += 1
+        job.generation = self.generations[job_id]
+        job.revision += 1
+        return job.generation
+
     def _remove(self, job: Job, rank: int) -> None:
         del job.members[rank]
         job.revision += 1

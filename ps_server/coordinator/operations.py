@@ -3,16 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from ...proto.errors import SparserowError, Unavailable
 from .cluster import Cluster
 from .fleet import Fleet
 from .membership import Job, Ticket
-from .roster import Roster
+from .roster import Key, Roster, Window
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """Where a held job is cut: at the last commits that any shard has accepted.
+
+    Attributes:
+        operation: of the HOLD.
+        step: the highest one accepted anywhere; -1 before the first.
+        sequences: of each live worker, the last one accepted anywhere.
+    """
+
+    job_id: int
+    operation: int
+    staleness: int | None
+    step: int
+    sequences: dict[Key, int]
+
+    @staticmethod
+    def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[Key, Window]]) -> CutPoint:
+        """The cut that the reports of a HOLD name."""
+        step = max((window.committed_step for report in reports for window in report.values()), default=-1)
+        sequences = {
+            span.key: max((report.get(span.key, Window()).committed_sequence for report in reports), default=0)
+            for span in roster.spans.values()
+            if span.until_step is None
+        }
+        return CutPoint(job_id, operation, roster.staleness, step, sequences)
+
+
+def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any]:
+    """What the next clock knows of a job's workers (``install_jobs``): all that they sent before is over."""
+    workers = [
+        {
+            "worker_id": worker_id,
+            "epoch": epoch,
+            "forgotten_below": sequence + 1,
+            "committed_sequence": sequence,
+            "committed_step": first_step - 1,
+            "done_step": first_step - 1,
+            "answers": [],
+            "aborted": [],
+            "steps_ahead": [],
+        }
+        for (worker_id, epoch), sequence in point.sequences.items()
+    ]
+    return {"job_id": point.job_id, "generation": generation, "completed": first_step - 1, "workers": workers}
 
 
 class Operations:
@@ -30,6 +84,7 @@ class Operations:
         self._save = save
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._settled: dict[int, tuple[int, int]] = {}  # job id -> (generation, revision) that all shards know
+        self._taking: asyncio.Future[Any] | None = None  # a cut that holds the jobs
 
     def unsettled(self) -> list[int]:
         """Jobs of which the shards do not know the present members, because they could not be told."""
@@ -43,6 +98,9 @@ class Operations:
         Raises:
             SparserowError: a shard could not be asked or told; what was decided stands, and is told the next time.
         """
+        changed = self._cluster.jobs.jobs.get(job_id)
+        if self._taking is not None and (changed is None or not self._is_settled(job_id, changed)):
+            self._taking.cancel()  # nobody who comes or goes waits for a cut
         async with self._locks[job_id]:
             while True:
                 job = self._cluster.jobs.jobs.get(job_id)
@@ -85,6 +143,76 @@ class Operations:
             self._save()
         elif state is not None:
             self._settled[job_id] = state
+
+    async def cut(self, take: Callable[[list[CutPoint]], Awaitable[Result]]) -> Result:
+        """Holds all jobs, names the cut, has it taken, and lets the jobs go on, whatever came of it.
+
+        Args:
+            take: has the shards cut at these points; they go on taking commits up to them.
+
+        Raises:
+            Unavailable: a worker came or went meanwhile.
+            SparserowError: a shard could not be asked, or what ``take`` raised.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for job_id in sorted(self._cluster.rosters):
+                await stack.enter_async_context(self._locks[job_id])
+            rosters = dict(sorted(self._cluster.rosters.items()))
+            points: list[CutPoint] = []
+            for job_id in rosters:
+                stack.push_async_callback(self._release, job_id)
+            for job_id, roster in rosters.items():
+                operation = roster.operation = self._next_operation()
+                reports = await self._fleet.hold_job(job_id, operation, [])
+                points.append(CutPoint.of_reports(job_id, operation, roster, reports))
+            taking: asyncio.Future[Result] = asyncio.ensure_future(take(points))
+            self._taking = taking
+            try:
+                return await taking
+            except asyncio.CancelledError:
+                if not taking.cancelled():
+                    taking.cancel()
+                    raise
+                raise Unavailable("a worker came or went while the cut was taken; save again") from None
+            finally:
+                self._taking = None
+
+    async def restart(self, job_id: int, first_step: int, load: Callable[[str], Awaitable[Result]]) -> Result:
+        """Holds a job while its rows are replaced; then its workers, who wait meanwhile, begin a new clock.
+
+        Args:
+            job_id: its members are those of the present generation.
+            first_step: of the new clock; none of the former one's steps is as high, so no late commit is taken.
+            load: replaces the rows, and gives every shard these windows (JSON) before the new clock begins.
+
+        Raises:
+            SparserowError: a shard could not be asked, or what ``load`` raised; the former clock goes on.
+        """
+        async with self._locks[job_id]:
+            roster, job = self._cluster.rosters[job_id], self._cluster.jobs.jobs[job_id]
+            operation = roster.operation = self._next_operation()
+            try:
+                reports = await self._fleet.hold_job(job_id, operation, [])
+                point = CutPoint.of_reports(job_id, operation, roster, reports)
+                generation = self._cluster.jobs.generations[job_id] + 1
+                result = await load(json.dumps([_windows(point, generation, first_step)]))
+            except BaseException:
+                await self._release(job_id)
+                raise
+            tickets = [member.ticket for member in job.members.values()]
+            roster.begin_generation(self._cluster.jobs.begin_clock(job_id), job.full_name, job.terms.staleness)
+            roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
+            self._save()
+            await self._fleet.tell_job(job_id, roster)
+            self._settled[job_id] = (job.generation, job.revision)
+            return result
+
+    async def _release(self, job_id: int) -> None:
+        """A held job takes commits again, by the members that it had."""
+        try:
+            await self._fleet.tell_job(job_id, self._cluster.rosters[job_id])
+        except SparserowError as error:  # the shard is behind now, and is told when it is back
+            log.warning("job %d: %s", job_id, error)
 
     async def _change(self, job_id: int, roster: Roster, gone: list[tuple[int, int]], members: list[Ticket]) -> None:
         operation = self._next_operation()

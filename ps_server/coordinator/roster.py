@@ -73,7 +73,13 @@ class Roster:
         return [span.key for span in self.spans.values() if span.until_step is None and span.key not in present]
 
     def decide(
-        self, operation: int, gone: Iterable[Key], reports: Sequence[Mapping[Key, Window]], newcomers: Iterable[Ticket]
+        self,
+        operation: int,
+        gone: Iterable[Key],
+        reports: Sequence[Mapping[Key, Window]],
+        newcomers: Iterable[Ticket],
+        *,
+        reached: int = -1,
     ) -> None:
         """Takes the decision of one operation.
 
@@ -82,9 +88,11 @@ class Roster:
             gone: who left.
             reports: what each of the shards has, by worker.
             newcomers: members of this generation; those that are known already stay as they are.
+            reached: steps up to here are over, whatever the reports say.
         """
         self.operation = operation
         top = max((window.committed_step for report in reports for window in report.values()), default=-1)
+        top = max(top, reached)
         for key in gone:
             span = self.spans[key]
             windows = [report.get(key, Window()) for report in reports]

@@ -15,6 +15,8 @@ from .cluster import Cluster
 from .fleet import Fleet
 from .membership import JobTerms, Ticket
 from .operations import Operations
+from .restores import Restores
+from .saves import Saves
 from .status import status_message
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class CoordinatorService:
         self._clock = clock
         self._tables_lock = asyncio.Lock()
         self._membership_changed = asyncio.Condition()
+        self._saves = Saves(cluster, fleet, self._operations)
+        self._restores = Restores(cluster, fleet, self._operations, save, self._tables_lock)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -52,6 +56,8 @@ class CoordinatorService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._saves.close()
+        await self._restores.close()
 
     # ---- shards
 
@@ -236,6 +242,24 @@ class CoordinatorService:
         self._cluster.jobs.leave_in_order(ticket)
         await self._after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
+
+    # ---- checkpoints
+
+    async def BeginSave(self, request: pb.BeginSaveRequest, context: Any) -> pb.BeginSaveReply:
+        """Makes the folder of a checkpoint."""
+        return await self._saves.begin(request)
+
+    async def EnterSave(self, request: pb.EnterSaveRequest, context: Any) -> pb.EnterSaveReply:
+        """Holds the answer until all workers of the job have entered and the cut is made."""
+        return await self._saves.enter(request)
+
+    async def GetSave(self, request: pb.GetSaveRequest, context: Any) -> pb.GetSaveReply:
+        """How far a save is."""
+        return await self._saves.state(request)
+
+    async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:
+        """Puts all shards back to a checkpoint."""
+        return await self._restores.restore(request)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Everything for ``sparserow status``."""

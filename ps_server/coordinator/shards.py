@@ -98,8 +98,8 @@ class ShardBook:
                 )
             if shard.instance != 0 and tables:
                 raise FailedPrecondition(
-                    f"shard {index} ended with its rows of {tables} tables, and restoring them is not possible yet; "
-                    "start a new cluster and train anew"
+                    f"shard {index} ended with its rows of {tables} tables, which live in one process; "
+                    "start a new cluster and restore a checkpoint"
                 )
             if shard.instance != 0:
                 self.lineage += 1

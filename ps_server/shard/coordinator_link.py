@@ -24,11 +24,16 @@ _BEATS_PER_LEASE = 5
 
 @dataclass(frozen=True)
 class Place:
-    """What the coordinator gave to this process; fixed for its life."""
+    """What the coordinator gave to this process; all but the lineage is fixed for its life."""
 
     cluster_id: int
     slot_count: int
     lineage: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What is fixed."""
+        return self.cluster_id, self.slot_count
 
 
 class CoordinatorLink:
@@ -72,7 +77,8 @@ class CoordinatorLink:
         )
         reply = await self._call(self._stub.RegisterShard, request)
         place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
-        if self._place not in (None, place):
+        # The lineage is raised by a restore, which tells it to this process itself.
+        if self._place is not None and self._place.identity != place.identity:
             raise FailedPrecondition(f"{self._peer} gave {place} and before that {self._place}; restart this shard")
         self._place, self._lease_sec = place, reply.lease_sec
         return place

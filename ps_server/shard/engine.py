@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from .coordinator_link import Place
@@ -71,6 +75,9 @@ class ShardEngine:
             shard_index=options.shard,
         )
         self.host = options.host
+        self.shard = options.shard
+        self.cluster_id = place.cluster_id
+        self._owned = np.zeros(place.slot_count, np.bool_)
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
 
@@ -122,6 +129,7 @@ class ShardEngine:
             raise FailedPrecondition(f"route: has {route.slot_count} slots, this shard {self._slot_count}")
         owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
         self._server.set_route(route.epoch, owners)
+        self._owned = owners == self.shard
 
     def set_job(self, request: pb.SetJobRequest) -> None:
         """Takes a job's members over; another generation than before starts its clock anew.
@@ -220,6 +228,52 @@ class ShardEngine:
     def memory_budget_bytes(self) -> int:
         """0 when there is none."""
         return self._memory_budget_bytes
+
+    @property
+    def slot_count(self) -> int:
+        """The cluster's."""
+        return self._slot_count
+
+    @property
+    def owned_slots(self) -> NDArray[np.bool_]:
+        """(slot_count) whether a slot is this shard's, by the slot map of now."""
+        return self._owned
+
+    def cut(
+        self, request: pb.CutRequest, since: NDArray[np.uint64] | None
+    ) -> tuple[_server.Snapshot, list[dict[str, Any]]]:
+        """Rows and windows of one instant, once all that belongs to the cut is applied.
+
+        Args:
+            request: which jobs, and where they are cut.
+            since: (slot_count) versions after which rows count; None: all do.
+
+        Raises:
+            DeadlineExceeded, Unavailable: as ``Server.cut``.
+            FailedPrecondition: the rows are being saved already.
+        """
+        jobs = [
+            (job.job_id, job.operation, job.step, [(w.worker_id, w.epoch, w.sequence) for w in job.workers])
+            for job in request.jobs
+        ]
+        return self._server.cut(
+            self._store,
+            jobs,
+            deadline_ms=request.deadline_ms,
+            side_budget_bytes=request.side_budget_bytes,
+            since=since,
+        )
+
+    def install_jobs(self, windows: list[dict[str, Any]]) -> None:
+        """Windows of jobs (as :meth:`cut` gives them), for the next generation that they name."""
+        self._server.install_jobs(windows)
+
+    def remake_table(self, schema: TableSchema) -> None:
+        """A table without rows, whatever was there; row caches of workers learn that all has changed."""
+        with contextlib.suppress(NotFound):
+            self._store.drop_table(schema.id)
+        self.create_table(schema)
+        self._server.count_write(schema.id)
 
     def drain(self, deadline_ms: int) -> None:
         """Refuses new requests and blocks until those under way are done, at most ``deadline_ms``."""

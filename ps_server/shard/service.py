@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.schema_message import schema_of_message
+from .checkpoints import ShardCheckpoints, in_thread
 from .engine import ShardEngine
 
 
@@ -22,6 +23,7 @@ class ShardService:
     def __init__(self, engine: Callable[[], ShardEngine], drain: Callable[[int], Awaitable[None]]) -> None:
         self._engine = engine
         self._drain = drain
+        self._made_checkpoints: ShardCheckpoints | None = None
 
     async def CreateTable(self, request: pb.ShardCreateTableRequest, context: Any) -> pb.ShardCreateTableReply:
         """Creates a table."""
@@ -55,6 +57,30 @@ class ShardService:
     async def Stats(self, request: pb.ShardStatsRequest, context: Any) -> pb.ShardStatsReply:
         """Rows, bytes and requests."""
         return await asyncio.to_thread(self._engine().stats_message)
+
+    async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
+        """Keeps the rows of one instant for Dump."""
+        return await asyncio.to_thread(self._checkpoints().cut, request)
+
+    async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpReply]:
+        """Writes the rows of a cut, and says of each file that it is written."""
+        async for reply in in_thread(lambda: self._checkpoints().dump(request)):
+            yield reply
+
+    async def EndCut(self, request: pb.EndCutRequest, context: Any) -> pb.EndCutReply:
+        """Forgets a cut."""
+        await asyncio.to_thread(self._checkpoints().end, request.save)
+        return pb.EndCutReply()
+
+    async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadReply]:
+        """Fills tables from a checkpoint."""
+        async for reply in in_thread(lambda: self._checkpoints().load(request)):
+            yield reply
+
+    def _checkpoints(self) -> ShardCheckpoints:
+        if self._made_checkpoints is None:
+            self._made_checkpoints = ShardCheckpoints(self._engine())
+        return self._made_checkpoints
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         """Drains and ends the process."""

@@ -64,7 +64,10 @@ def test_a_shard_that_ends_stops_the_cluster_with_an_error(launcher: Launcher) -
     process, _ = start_up(launcher)
     children(process)[0].kill()
     line = process.error_line()
-    assert "ended by SIGKILL; its rows are lost (restarting it needs checkpoints, which are not there yet)" in line
+    assert (
+        "ended by SIGKILL; its rows are lost, so the cluster was stopped; start it anew, and restore a checkpoint"
+        in line
+    )
     assert launcher.living() == []
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ...proto.checkpoint.folder import file_system_of, typed
+from ...proto.errors import InvalidArgument
 
 FileFormat = Literal["parquet", "safetensors", "npz", "torch"]
 SUFFIXES: dict[str, FileFormat] = {
@@ -40,31 +39,6 @@ def format_of(url: str, allowed: tuple[FileFormat, ...]) -> FileFormat:
 
 
 @contextmanager
-def _typed(url: str) -> Iterator[None]:
-    """Errors of storage as errors of ours, naming the URL."""
-    try:
-        yield
-    except (SparserowError, MemoryError):
-        raise
-    except FileNotFoundError as error:
-        raise NotFound(f"{url}: no such file or folder") from error
-    except PermissionError as error:
-        raise FailedPrecondition(f"{url}: {error.strerror or 'permission denied'}") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceExhausted(f"{url}: {error.strerror}; make room and try again") from error
-        raise FailedPrecondition(f"{url}: {error.strerror or error}") from error
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:  # an unknown scheme, or one whose package is not installed
-        raise InvalidArgument(f"{url}: {error}") from error
-    return file_system, str(path)
-
-
-@contextmanager
 def new_file(url: str) -> Iterator[IO[bytes]]:
     """A file to write from its beginning to its end; takes its name when the block ends without an error.
 
@@ -73,10 +47,10 @@ def new_file(url: str) -> Iterator[IO[bytes]]:
     Raises:
         InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL; nothing is left behind.
     """
-    file_system, path = _file_system(url)
+    file_system, path = file_system_of(url)
     partial = f"{path}.partial"
     is_local = isinstance(file_system, LocalFileSystem)
-    with _typed(url):
+    with typed(url):
         try:
             with open(partial, "wb") if is_local else file_system.open(partial, "wb") as file:
                 yield file
@@ -95,7 +69,7 @@ def new_file(url: str) -> Iterator[IO[bytes]]:
 
 def scratch_folder(url: str) -> str | None:
     """Where temporary files of the size of this one belong: beside it; None (the system's place) for a remote one."""
-    file_system, path = _file_system(url)
+    file_system, path = file_system_of(url)
     return str(Path(path).parent) if isinstance(file_system, LocalFileSystem) else None
 
 
@@ -106,8 +80,8 @@ def local_copy(url: str) -> Iterator[Path]:
     Raises:
         InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL.
     """
-    file_system, path = _file_system(url)
-    with _typed(url):
+    file_system, path = file_system_of(url)
+    with typed(url):
         if isinstance(file_system, LocalFileSystem):
             with open(path, "rb"):  # a folder, or one without permission, is said here
                 pass

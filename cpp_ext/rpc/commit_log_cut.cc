@@ -1,0 +1,141 @@
+// The cut: rows and windows of one instant.
+#include <algorithm>
+
+#include "rpc/commit_log.h"
+
+namespace sparserow::rpc {
+
+CommitLog::JobPtr CommitLog::held_job(const CutTarget& target) const {
+  const auto found = jobs_.find(target.job_id);
+  if (found == jobs_.end() || found->second->resolved || found->second->operation != target.operation) return nullptr;
+  return found->second;
+}
+
+Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targets,
+                                             std::chrono::steady_clock::time_point deadline,
+                                             const std::function<Status()>& take) {
+  Lock lock(mutex_);
+  for (const CutTarget& target : targets) {
+    if (const JobPtr job = held_job(target); job != nullptr) job->cut = target;
+  }
+  const auto is_overtaken = [&] {
+    return is_cutting_ || std::any_of(targets.begin(), targets.end(),
+                                      [&](const CutTarget& target) { return held_job(target) == nullptr; });
+  };
+  const auto is_reached = [&] {
+    return std::all_of(targets.begin(), targets.end(),
+                       [&](const CutTarget& target) { return held_job(target)->missing_for_cut().empty(); });
+  };
+  const bool in_time = answered_.wait_until(lock, deadline, [&] { return is_overtaken() || is_reached(); });
+  if (in_time && is_overtaken()) {
+    return Status(Code::kUnavailable, "cut: overtaken by a change of a job's members, or by another cut");
+  }
+  if (!in_time) {
+    std::string ids;
+    for (const CutTarget& target : targets) {
+      for (const std::uint32_t id : held_job(target)->missing_for_cut()) {
+        ids += (ids.empty() ? "" : ", ") + std::to_string(id);
+      }
+    }
+    return Status(Code::kDeadlineExceeded, "cut: waited for commits of worker ids " + ids);
+  }
+  is_cutting_ = true;  // nothing new is applied
+  Status status;
+  if (!answered_.wait_until(lock, deadline, [&] { return applying_ == 0; })) {
+    status = Status(Code::kDeadlineExceeded, "cut: commits are being applied for longer than its deadline");
+  }
+  std::vector<JobImage> images;
+  for (const CutTarget& target : targets) images.push_back(jobs_.at(target.job_id)->image(target.job_id));
+  if (status.is_ok()) {
+    lock.unlock();
+    status = take();
+    lock.lock();
+  }
+  is_cutting_ = false;
+  answered_.notify_all();
+  if (!status.is_ok()) return status;
+  return images;
+}
+
+void CommitLog::install(const std::vector<JobImage>& images) {
+  const Lock lock(mutex_);
+  saved_.clear();
+  for (const JobImage& image : images) saved_[image.job_id] = image;
+}
+
+const WindowImage* CommitLog::saved_window(std::uint32_t job_id, std::uint32_t generation, const WorkerKey& key) const {
+  const auto found = saved_.find(job_id);
+  if (found == saved_.end() || found->second.generation != generation) return nullptr;
+  for (const WorkerImage& worker : found->second.workers) {
+    if (WorkerKey{worker.worker_id, worker.epoch} == key) return &worker.window;
+  }
+  return nullptr;
+}
+
+Result<std::uint64_t> CommitLog::write_unnamed(const std::function<Result<std::uint64_t>()>& write) {
+  Lock lock(mutex_);
+  answered_.wait(lock, [this] { return !is_cutting_; });  // bounded: a cut takes no longer than its own deadline
+  ++applying_;
+  lock.unlock();
+  auto rows = write();
+  lock.lock();
+  --applying_;
+  answered_.notify_all();
+  return rows;
+}
+
+bool Job::is_within_cut(const Commit& commit) const {
+  if (!cut) return false;
+  if (staleness == 0u && commit.step != kNoStep) return commit.step <= cut->step;
+  return std::any_of(cut->workers.begin(), cut->workers.end(), [&](const CutTarget::Last& last) {
+    return last.worker_id == commit.worker_id && last.epoch == commit.worker_epoch && commit.sequence <= last.sequence;
+  });
+}
+
+std::vector<std::uint32_t> Job::missing_for_cut() const {
+  std::vector<std::uint32_t> missing;
+  for (const auto& [key, worker] : workers) {
+    if (!worker.is_live()) continue;
+    bool is_missing = staleness == 0u && cut && completed < cut->step && worker.window.done_step() < cut->step;
+    for (const CutTarget::Last& last : cut ? cut->workers : std::vector<CutTarget::Last>{}) {
+      if (WorkerKey{last.worker_id, last.epoch} != key) continue;
+      is_missing = is_missing || worker.window.committed_sequence() < last.sequence;
+    }
+    if (is_missing) missing.push_back(key.first);
+  }
+  return missing;
+}
+
+JobImage Job::image(std::uint32_t job_id) const {
+  JobImage image{.job_id = job_id, .generation = generation, .completed = completed, .workers = {}};
+  for (const auto& [key, worker] : workers) image.workers.push_back({key.first, key.second, worker.window.image()});
+  return image;
+}
+
+WindowImage JobWindow::image() const {
+  WindowImage image{.forgotten_below = forgotten_below_,
+                    .committed_sequence = committed_sequence_,
+                    .committed_step = committed_step_,
+                    .done_step = done_step_,
+                    .answers = {},
+                    .aborted = {},
+                    .steps_ahead = {ahead_.begin(), ahead_.end()}};
+  for (const auto& [sequence, answer] : answers_) {
+    if (answer.end == End::kCommitted) image.answers.emplace_back(sequence, answer.rows);
+    if (answer.end == End::kAborted) image.aborted.push_back(sequence);
+  }
+  return image;
+}
+
+JobWindow::JobWindow(const WindowImage& image)
+    : forgotten_below_(image.forgotten_below),
+      committed_sequence_(image.committed_sequence),
+      committed_step_(image.committed_step),
+      done_step_(image.done_step),
+      taken_steps_(image.steps_ahead.begin(), image.steps_ahead.end()),
+      ahead_(image.steps_ahead.begin(), image.steps_ahead.end()) {
+  for (const auto& [sequence, rows] : image.answers) answers_[sequence] = {End::kCommitted, rows};
+  for (const std::uint64_t sequence : image.aborted) answers_[sequence] = {End::kAborted, 0};
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,267 @@
+#include "store/snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "store/tiering.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::size_t kRowsUnderLock = 4096;  // about so many are copied before the stripe is let go
+constexpr std::size_t kImageBytes = 64;       // of an image beside its data, about
+
+}  // namespace
+
+Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
+    : store_(store), options_(std::move(options)), slot_versions_(store.options.slot_count) {
+  if (options_.side_budget_bytes == 0) {
+    options_.side_budget_bytes = std::max(kLeastSideBytes, store_.pools.used_bytes() / 10);
+  }
+  {
+    const std::shared_lock lock(store_.tables_mutex);
+    for (const auto& [id, table] : store_.tables) {
+      auto& dump = dumps_[id] = std::make_unique<Dump>();
+      dump->table = table;
+      by_table_[table.get()] = dump.get();
+    }
+  }
+  lineage_ = store_.lineage;
+  const std::uint32_t stripes = store_.slots.stripe_count();
+  for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
+    Impl::Stripe& held = store_.stripes[stripe];
+    const std::unique_lock lock(held.mutex);
+    for (std::uint32_t slot = stripe, at = 0; slot < slot_versions_.size(); slot += stripes, ++at) {
+      slot_versions_[slot] = store_.version_of_sequence(held.sequences[at]);
+      if (options_.since.empty()) continue;
+      if (store_.version_of_sequence(held.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
+    }
+    held.snapshot = this;
+  }
+}
+
+Store::Snapshot::~Snapshot() { end(); }
+
+void Store::Snapshot::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(is_over_, true)) return;
+    moved_.notify_all();
+  }
+  for (Impl::Stripe& stripe : store_.stripes) {
+    const std::unique_lock lock(stripe.mutex);
+    stripe.snapshot = nullptr;
+  }
+  store_.has_snapshot = false;
+}
+
+Result<std::shared_ptr<Store::Snapshot>> Store::snapshot(SnapshotOptions options) {
+  if (!options.since.empty() && options.since.size() != impl_->options.slot_count) {
+    return Status(Code::kInvalidArgument, "snapshot: since has " + std::to_string(options.since.size()) +
+                                              " versions; allowed: none, or one for each slot");
+  }
+  if (impl_->has_snapshot.exchange(true)) {
+    return Status(Code::kFailedPrecondition, "snapshot: the rows of this store are being saved already");
+  }
+  auto made = std::make_shared<Snapshot>(*impl_, std::move(options));
+  const std::lock_guard lock(impl_->snapshot_mutex);
+  impl_->snapshot = made;
+  return made;
+}
+
+void Store::Impl::wait_for_snapshot() {
+  if (!has_snapshot.load(std::memory_order_relaxed)) return;
+  std::shared_ptr<Snapshot> held;
+  {
+    const std::lock_guard lock(snapshot_mutex);
+    held = snapshot.lock();
+  }
+  if (held != nullptr) held->wait_for_room();
+}
+
+std::vector<TableSchema> Store::Snapshot::tables() const {
+  std::vector<TableSchema> schemas;
+  for (const auto& [id, dump] : dumps_) schemas.push_back(dump->table->schema);
+  std::sort(schemas.begin(), schemas.end(),
+            [](const TableSchema& left, const TableSchema& right) { return left.name < right.name; });
+  return schemas;
+}
+
+bool Store::Snapshot::is_whole(std::uint32_t slot) const noexcept {
+  return options_.since.empty() || options_.since[slot] == 0;
+}
+
+SnapshotStats Store::Snapshot::stats() const noexcept {
+  return {.rows_saved = rows_saved_, .side_bytes_most = side_bytes_most_, .writes_stalled = writes_stalled_};
+}
+
+Store::Snapshot::Side* Store::Snapshot::side(const Table& table, std::uint32_t stripe) noexcept {
+  if (is_given_up_.load(std::memory_order_relaxed)) return nullptr;
+  const auto found = by_table_.find(&table);
+  if (found == by_table_.end()) return nullptr;
+  Side& side = found->second->sides[stripe];
+  return side.is_done ? nullptr : &side;
+}
+
+void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t path,
+                           std::uint64_t version, std::uint32_t update_count, const std::byte* data) {
+  if (path < side.dumped || version == 0) return;  // handed out; or just born
+  const std::uint32_t slot = store_.slots.slot_in_stripe(path) * store_.slots.stripe_count() + stripe;
+  if (!is_wanted(slot, version)) return;
+  Image image{version, update_count, std::make_unique_for_overwrite<std::byte[]>(table.layout.data_bytes)};
+  std::memcpy(image.data.get(), data, table.layout.data_bytes);
+  if (!side.images.try_emplace(path, std::move(image)).second) return;
+  ++rows_saved_;
+  const std::uint64_t bytes = side_bytes_ += table.layout.data_bytes + kImageBytes;
+  std::uint64_t most = side_bytes_most_;
+  while (most < bytes && !side_bytes_most_.compare_exchange_weak(most, bytes)) {
+  }
+}
+
+void Store::Snapshot::wait_for_room() {
+  if (side_bytes_ < options_.side_budget_bytes || is_given_up_) return;
+  ++writes_stalled_;
+  std::unique_lock lock(mutex_);
+  const auto has_room = [this] { return is_over_ || is_given_up_ || side_bytes_ < options_.side_budget_bytes; };
+  while (!has_room()) {
+    const std::uint64_t before = pages_;
+    if (moved_.wait_for(lock, options_.longest_stall, [&] { return has_room() || pages_ != before; })) continue;
+    give_up();
+  }
+}
+
+void Store::Snapshot::give_up() {
+  is_given_up_ = true;
+  moved_.notify_all();
+}
+
+void Store::Snapshot::add(Slot& slot, const Table& table, std::uint64_t path, std::uint64_t version,
+                          std::uint32_t update_count, const std::byte* data) const {
+  slot.rows.push_back({path, version, update_count, slot.data.size()});
+  slot.data.insert(slot.data.end(), data, data + table.layout.data_bytes);
+}
+
+// Rows in memory that did not change since the cut, and saved images of those that did.
+void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd) {
+  const Table& table = *dump.table;
+  const SlotOrder& slots = store_.slots;
+  const std::uint32_t stripe = slot % slots.stripe_count();
+  const std::uint32_t in_stripe = slot / slots.stripe_count();
+  std::uint64_t path = slots.first_path(in_stripe);
+  for (bool is_end = false; !is_end;) {
+    const std::shared_lock lock(store_.stripes[stripe].mutex);
+    const std::size_t before = out.rows.size();
+    const std::uint64_t begin = path;
+    may_be_on_ssd = may_be_on_ssd || table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
+    const TableStripe* held = table.stripes[stripe].get();
+    is_end = held == nullptr;
+    while (!is_end && out.rows.size() - before < kRowsUnderLock) {
+      const RowIndex::Range range = held->index.range_at(path);
+      for (const RowIndex::Entry& entry : range.entries) __builtin_prefetch(held->slab.data(entry.row));
+      for (const RowIndex::Entry& entry : range.entries) {
+        if (entry.path < begin || entry.path < path || slots.slot_in_stripe(entry.path) != in_stripe) continue;
+        const RowRef row = held->slab.at(entry.row);
+        if (is_wanted(slot, row.version())) {
+          add(out, table, entry.path, row.version(), row.update_count(), row.weights());
+        }
+      }
+      path = range.next;
+      is_end = path == 0 || slots.slot_in_stripe(path) != in_stripe;
+    }
+    // With an SSD what was seen here may still be somewhere else a moment later: all is handed out at the end.
+    if (!table.is_tiered) take_images(dump, slot, path, is_end, out);
+  }
+}
+
+// Images of paths before end_path (of the whole slot, at its end); these paths count as handed out from now on. The
+// stripe's lock is held, shared at least: only writers, who hold it exclusively, look at sides.
+void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out) {
+  const SlotOrder& slots = store_.slots;
+  const std::uint32_t stripe = slot % slots.stripe_count();
+  const std::uint32_t in_stripe = slot / slots.stripe_count();
+  Side& side = dump.sides[stripe];
+  const bool is_last = slot + slots.stripe_count() >= slot_versions_.size();
+  std::uint64_t freed = 0;
+  std::erase_if(side.images, [&](auto& entry) {
+    auto& [path, image] = entry;
+    if (slots.slot_in_stripe(path) != in_stripe || (!is_end && path >= end_path)) return false;
+    const auto known = out.by_path.find(path);
+    if (known == out.by_path.end()) {
+      add(out, *dump.table, path, image.version, image.update_count, image.data.get());
+    } else {  // read from the SSD, which may have an older one
+      Row& row = out.rows[known->second];
+      row.version = image.version;
+      row.update_count = image.update_count;
+      std::memcpy(out.data.data() + row.at, image.data.get(), dump.table->layout.data_bytes);
+    }
+    freed += dump.table->layout.data_bytes + kImageBytes;
+    return true;
+  });
+  side.dumped = is_end ? slots.first_path(in_stripe + 1) : end_path;
+  side.is_done = is_end && is_last;
+  side_bytes_ -= freed;
+}
+
+Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
+  bool may_be_on_ssd = false;
+  collect_memory(dump, slot, out, may_be_on_ssd);
+  Table& table = *dump.table;
+  if (table.is_tiered) {
+    for (std::size_t i = 0; i < out.rows.size(); ++i) out.by_path.emplace(out.rows[i].path, i);
+    if (may_be_on_ssd) {
+      if (store_.table(table.schema.id) != dump.table) {
+        return {Code::kNotFound, "table " + table.schema.name + " was dropped while it was saved"};
+      }
+      SR_RETURN_IF_ERROR(store_.tiering->visit_slot(table, slot, [&](std::uint64_t path, const RowImage& image) {
+        if (!is_wanted(slot, image.version) || !out.by_path.emplace(path, out.rows.size()).second) return;
+        add(out, table, path, image.version, image.update_count, image.data);
+      }));
+    }
+    const std::unique_lock lock(store_.stripes[slot % store_.slots.stripe_count()].mutex);
+    take_images(dump, slot, 0, true, out);
+  }
+  std::sort(out.rows.begin(), out.rows.end(), [](const Row& left, const Row& right) { return left.path < right.path; });
+  const std::lock_guard lock(mutex_);
+  ++pages_;
+  moved_.notify_all();
+  return Status::ok();
+}
+
+Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t max_bytes) {
+  const auto found = dumps_.find(table_id);
+  if (found == dumps_.end()) return unknown_table(table_id);
+  Dump& dump = *found->second;
+  const Table& table = *dump.table;
+  const std::size_t weight_bytes = table.schema.dim * size_of(table.schema.dtype);
+  const std::uint32_t state_floats = table.optimizer->state_floats();
+  SnapshotPage page;
+  page.first_slot = dump.slot;
+  std::uint64_t bytes = 0;
+  while (dump.slot < slot_versions_.size() && bytes < max_bytes) {
+    if (is_given_up_) {
+      return Status(Code::kResourceExhausted,
+                    "the save was given up: its side buffer of " + std::to_string(options_.side_budget_bytes) +
+                        " bytes was full and nothing was written for " +
+                        std::to_string(options_.longest_stall.count()) + " ms; training goes on");
+    }
+    Slot slot;
+    SR_RETURN_IF_ERROR(collect(dump, dump.slot, slot));
+    const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
+    ++dump.slot;
+    for (const Row& row : slot.rows) {
+      const std::byte* data = slot.data.data() + row.at;
+      page.keys.push_back(key_of_hash(table.schema.id, store_.slots.hash(stripe, row.path)));
+      page.versions.push_back(row.version);
+      page.update_counts.push_back(row.update_count);
+      page.weights.insert(page.weights.end(), data, data + weight_bytes);
+      const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
+      page.state.insert(page.state.end(), state, state + state_floats);
+    }
+    bytes += slot.rows.size() * (table.layout.data_bytes + 20);
+  }
+  page.end_slot = dump.slot;
+  return page;
+}
+
+}  // namespace sparserow

@@ -1,0 +1,149 @@
+// The rows of a store as they were at one instant, handed out while the store goes on.
+//
+// Copy-on-write is per row: one that is not yet handed out has its image saved in a side buffer before its first
+// change (write_stripe, erase). That it is the first is known from its version: a row whose version lies beyond its
+// slot's at the cut was changed, or born, since. The side buffer has a budget; when it is full, writers wait until
+// the dump has passed some of what it holds, and that is counted. A dump that does not move is given up after
+// `longest_stall`, for training goes on rather than a save.
+//
+// Rows come table by table, slot by slot, in the order of their hashes. Rows on the SSD are read from there, slot by
+// slot, and do not come to memory.
+//
+// One at a time per store. Its pages belong to one thread; the writers' side is thread-safe. Must not outlive the
+// store; a writer may hold it a little longer than the dump, which ends it by end(). Locks: a stripe's, then nothing;
+// wait_for_room() is called with none.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "store/store.h"
+#include "store/store_impl.h"
+
+namespace sparserow {
+
+struct SnapshotOptions {
+  std::uint64_t side_budget_bytes = 0;  // 0: a tenth of what rows and indexes take, at least kLeastSideBytes
+  std::chrono::milliseconds longest_stall{10'000};
+  // (slot_count) versions: only rows that changed after them, but a slot whole from which rows were erased since.
+  // Empty: all.
+  std::vector<std::uint64_t> since = {};
+};
+
+struct SnapshotStats {
+  std::uint64_t rows_saved = 0;       // to the side buffer
+  std::uint64_t side_bytes_most = 0;  // that it held at once
+  std::uint64_t writes_stalled = 0;   // batches that waited for room in it
+};
+
+// Rows of whole slots of one table, by slot and hash.
+struct SnapshotPage {
+  std::vector<std::uint64_t> keys;           // (n)
+  std::vector<std::uint64_t> versions;       // (n)
+  std::vector<std::uint32_t> update_counts;  // (n)
+  std::vector<std::byte> weights;            // (n, dim) as stored
+  std::vector<float> state;                  // (n, state floats)
+  std::uint32_t first_slot = 0;
+  std::uint32_t end_slot = 0;  // one beyond the last
+};
+
+class Store::Snapshot {
+ public:
+  static constexpr std::uint64_t kLeastSideBytes = 4u << 20;
+
+  Snapshot(Impl& store, SnapshotOptions options);
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+  ~Snapshot();  // end()
+
+  // ---- the dump
+
+  [[nodiscard]] std::vector<TableSchema> tables() const;
+  [[nodiscard]] std::uint16_t lineage() const noexcept { return lineage_; }
+  // (slot_count) the last version given in each slot.
+  [[nodiscard]] const std::vector<std::uint64_t>& slot_versions() const noexcept { return slot_versions_; }
+  // Whether a slot comes with all its rows, in place of those that another snapshot gave.
+  [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept;
+  // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end.
+  // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound.
+  Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes);
+  [[nodiscard]] SnapshotStats stats() const noexcept;
+  // Nothing is saved any more, and nobody waits. Idempotent.
+  void end();
+
+  // ---- the writers
+
+  struct Image {
+    std::uint64_t version = 0;
+    std::uint32_t update_count = 0;
+    std::unique_ptr<std::byte[]> data;
+  };
+  // What is saved of one stripe of one table. Guarded by the stripe's lock.
+  struct Side {
+    std::uint64_t dumped = 0;  // paths before it are handed out
+    bool is_done = false;      // all are
+    std::unordered_map<std::uint64_t, Image> images;
+  };
+  // Null when the table came after the cut, or is handed out. Under the stripe's exclusive lock, as save().
+  [[nodiscard]] Side* side(const Table& table, std::uint32_t stripe) noexcept;
+  // Before a row is changed or removed.
+  void save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t path, std::uint64_t version,
+            std::uint32_t update_count, const std::byte* data);
+  // Before a batch of writes; returns at once while there is room.
+  void wait_for_room();
+
+ private:
+  struct Dump {  // of one table
+    std::shared_ptr<Table> table;
+    std::uint32_t slot = 0;  // the next one
+    std::array<Side, kStripes> sides;
+  };
+  struct Row {
+    std::uint64_t path;
+    std::uint64_t version;
+    std::uint32_t update_count;
+    std::size_t at;  // of its data
+  };
+  struct Slot {
+    std::vector<Row> rows;
+    std::vector<std::byte> data;
+    std::unordered_map<std::uint64_t, std::size_t> by_path;  // of rows; filled where the SSD is asked
+  };
+
+  void add(Slot& slot, const Table& table, std::uint64_t path, std::uint64_t version, std::uint32_t update_count,
+           const std::byte* data) const;
+  Status collect(Dump& dump, std::uint32_t slot, Slot& out);
+  void collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd);
+  void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out);
+  [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
+    return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
+  }
+  void give_up();
+
+  Impl& store_;
+  SnapshotOptions options_;
+  std::uint16_t lineage_ = 0;
+  std::vector<std::uint64_t> slot_versions_;
+  std::unordered_map<std::uint32_t, std::unique_ptr<Dump>> dumps_;  // by table id; fixed once made
+  std::unordered_map<const Table*, Dump*> by_table_;
+
+  std::atomic<std::uint64_t> side_bytes_{0};
+  std::atomic<std::uint64_t> side_bytes_most_{0};
+  std::atomic<std::uint64_t> rows_saved_{0};
+  std::atomic<std::uint64_t> writes_stalled_{0};
+  std::atomic<bool> is_given_up_{false};
+  std::mutex mutex_;  // leaf
+  std::condition_variable moved_;
+  std::uint64_t pages_ = 0;  // slots handed out; guarded by mutex_
+  bool is_over_ = false;     // guarded by mutex_
+};
+
+}  // namespace sparserow

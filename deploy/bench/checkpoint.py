@@ -1,0 +1,303 @@
+"""``sparserow bench checkpoint``: saves and restores of one shard, against its disk and against training without them.
+
+The disk's own figures are of files like those of a checkpoint, in the same folder: written 64 MiB at a time with
+fdatasync, and read back after their pages were given up (posix_fadvise), as are a checkpoint's before it is restored.
+Commit latency is of an open loop: pushes are due at fixed times, at half of the rate that a closed loop reaches, and
+each is timed from when it was due.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.folder import Folder
+from ...proto.schema import Adagrad
+from ...worker.checkpoint import restore, save
+from ...worker.connect import connect
+from ...worker.session import Session
+from ...worker.table import TableRows
+from ..local_cluster import LocalCluster, local_cluster
+from .harness import Figure
+
+WRITE_LIMIT = 0.6
+READ_LIMIT = 0.5
+CHANGED_LIMIT = 0.05
+LATENCY_LIMIT = 3.0
+MEMORY_LIMIT = 0.1
+COST_LIMIT = 0.03
+_PIECE_BYTES = 64 << 20
+_FILL_ROWS = 20_000
+_MINUTE_SEC = 60.0
+
+
+@dataclass(frozen=True)
+class CheckpointSize:
+    """Sizes of one run.
+
+    Args:
+        rows: of the table, with Adagrad state.
+        dim: columns, float32.
+        batch: rows of a push.
+        closed_sec: of the closed loop that finds the rate.
+        samples: pushes whose latency is taken, with and without saves each.
+    """
+
+    rows: int
+    dim: int
+    batch: int
+    closed_sec: float
+    samples: int
+
+
+FULL = CheckpointSize(rows=5_000_000, dim=64, batch=1000, closed_sec=5.0, samples=3000)
+QUICK = CheckpointSize(rows=30_000, dim=16, batch=200, closed_sec=0.3, samples=100)
+
+
+def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> list[Figure]:
+    """Measures in a folder of the system's temporary directory (TMPDIR names another disk).
+
+    Args:
+        size: of the run; the full one takes about 6 GB of memory and 9 GB of disk.
+        seed: of keys.
+    """
+    random = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as folder:
+        url = str(Path(folder) / "ckpt")
+        with local_cluster(shards=1) as cluster, connect(cluster.address, "bench", staleness=None) as session:
+            table = session.create_table("rows", dim=size.dim, optimizer=Adagrad(lr=0.01))
+            _fill(table, size)
+            figures = _saves(session, table, url, size, random)
+            figures += _while_saving(cluster, table, str(Path(folder) / "busy"), size, random)
+        return figures + _restores(url, size)
+
+
+def _fill(table: TableRows, size: CheckpointSize) -> None:
+    grads = np.ones((_FILL_ROWS, size.dim), np.float32)
+    for begin in range(0, size.rows, _FILL_ROWS):
+        keys = np.arange(begin, min(begin + _FILL_ROWS, size.rows), dtype=np.uint64)
+        table.push(keys, grads[: len(keys)])
+
+
+def _saves(
+    session: Session, table: TableRows, url: str, size: CheckpointSize, random: np.random.Generator
+) -> list[Figure]:
+    took = _seconds(lambda: save(session, url, full_every=2))
+    whole = files.read_manifest(Folder(url))
+    disk = _write_like(Path(url) / "reference", whole.row_bytes)
+    touched = random.choice(size.rows, size.rows // 100, replace=False).astype(np.uint64)
+    for part in np.array_split(touched, max(1, len(touched) // size.batch)):
+        table.push(part, np.ones((len(part), size.dim), np.float32))
+    changed_took = _seconds(lambda: save(session, url, full_every=2))
+    changed = files.read_manifest(Folder(url))
+    shape = f"{size.rows:,} x {size.dim} + Adagrad"
+    rate, disk_rate = whole.row_bytes / took / 1e6, whole.row_bytes / disk / 1e6
+    return [
+        Figure(f"disk, sequential write with fdatasync: {shape}", disk_rate, "MB/s"),
+        Figure(f"save: {shape}", rate, "MB/s", WRITE_LIMIT, rate / disk_rate),
+        Figure(
+            f"bytes of a save after 1 % of the rows changed: {shape}",
+            changed.row_bytes / 1e6,
+            "MB",
+            CHANGED_LIMIT,
+            changed.row_bytes / whole.row_bytes,
+            higher_is_better=False,
+        ),
+        Figure(f"seconds of a save after 1 % of the rows changed: {shape}", changed_took, "s"),
+    ]
+
+
+def _restores(url: str, size: CheckpointSize) -> list[Figure]:
+    name = files.list_names(Folder(url))[0]
+    whole = files.read_manifest(Folder(url), name)
+    reference = Path(url) / "reference"
+    _drop_pages(reference)
+    disk = _seconds(lambda: _read_all(reference))
+    _drop_pages(Path(url) / name)
+    with local_cluster(shards=1) as cluster, connect(cluster.address, "bench", staleness=None) as session:
+        took = _seconds(lambda: restore(session, url, name=name))
+    shape = f"{size.rows:,} x {size.dim} + Adagrad"
+    rate, disk_rate = whole.row_bytes / took / 1e6, whole.row_bytes / disk / 1e6
+    return [
+        Figure(f"disk, sequential read, cold: {shape}", disk_rate, "MB/s"),
+        Figure(f"restore onto an empty shard: {shape}", rate, "MB/s", READ_LIMIT, rate / disk_rate),
+        Figure("restore of one shard per GB", took / (whole.row_bytes / 1e9), "s"),
+    ]
+
+
+def _while_saving(
+    cluster: LocalCluster,
+    table: TableRows,
+    url: str,
+    size: CheckpointSize,
+    random: np.random.Generator,
+) -> list[Figure]:
+    """Latency and rate of pushes, with one save after another and without; memory of the shard."""
+    grads = np.ones((size.batch, size.dim), np.float32)
+
+    def push() -> None:
+        keys = random.choice(size.rows, size.batch, replace=False, shuffle=False).astype(np.uint64)
+        table.push(keys, grads)
+
+    idle_rate = _closed_loop(push, size.closed_sec)
+    quiet = _open_loop(push, idle_rate / 2, size.samples)
+    before = _resident_bytes(cluster.shard_pids[0])
+    with _Saving(cluster.address, url) as saving, _Watch(cluster.shard_pids[0]) as watch:
+        busy = _open_loop(push, idle_rate / 2, size.samples)
+        busy_rate = _closed_loop(push, max(size.closed_sec, saving.longest()))
+    lost = max(0.0, 1 - busy_rate / idle_rate) * min(1.0, saving.longest() / _MINUTE_SEC)
+    manifest = files.read_manifest(Folder(url))
+    side = manifest.stats["side_bytes_most"]
+    p99_quiet, p99_busy = (float(np.percentile(each, 99)) * 1e3 for each in (quiet, busy))
+    return [
+        Figure("pushes in a closed loop, without a save", idle_rate, "1/s"),
+        Figure(f"p99 of {size.samples:,} pushes of {size.batch} rows at half of that rate", p99_quiet, "ms"),
+        Figure(
+            f"the same during saves ({saving.count})",
+            p99_busy,
+            "ms",
+            LATENCY_LIMIT,
+            p99_busy / p99_quiet,
+            higher_is_better=False,
+        ),
+        Figure(
+            "side buffer of the last of them, at most",
+            side / 1e6,
+            "MB",
+            MEMORY_LIMIT,
+            side / max(1, manifest.row_bytes),
+            higher_is_better=False,
+        ),
+        Figure("resident memory of the shard above that before, at most", (watch.most - before) / 1e6, "MB"),
+        Figure("pushes in a closed loop, during saves", busy_rate, "1/s"),
+        Figure(
+            "share of pushes that a save every minute costs",
+            lost,
+            "share",
+            COST_LIMIT,
+            higher_is_better=False,
+        ),
+    ]
+
+
+class _Saving:
+    """One save after another, by a session of its own, for the duration of a block."""
+
+    def __init__(self, address: str, url: str) -> None:
+        self._address, self._url = address, url
+        self._ended = threading.Event()
+        self._first = threading.Event()
+        self._seconds: list[float] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Saving:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def count(self) -> int:
+        """Saves so far."""
+        return len(self._seconds)
+
+    def longest(self) -> float:
+        """Seconds of the longest save; waits for the first."""
+        self._first.wait()
+        return max(self._seconds)
+
+    def _run(self) -> None:
+        with connect(self._address, "bench", job="saver", staleness=None, rank=0, world_size=1) as session:
+            while not self._ended.is_set() or not self._seconds:
+                self._seconds.append(_seconds(lambda: save(session, self._url, keep=1)))
+                self._first.set()
+
+
+class _Watch:
+    """The most resident memory of a process during a block."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self.most = pid, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            self.most = max(self.most, _resident_bytes(self._pid))
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _closed_loop(call: Callable[[], None], seconds: float) -> float:
+    began, calls = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < seconds:
+        call()
+        calls += 1
+    return calls / took
+
+
+def _open_loop(call: Callable[[], None], rate: float, samples: int) -> NDArray[np.float64]:
+    """Seconds from when each call was due to its end."""
+    began = time.perf_counter()
+    taken = np.empty(samples)
+    for number in range(samples):
+        due = began + number / rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+        call()
+        taken[number] = time.perf_counter() - due
+    return taken
+
+
+def _write_like(folder: Path, size: int) -> float:
+    folder.mkdir()
+    piece = np.random.default_rng(1).bytes(min(_PIECE_BYTES, size))
+
+    def write() -> None:
+        for number, begin in enumerate(range(0, size, len(piece))):
+            with open(folder / str(number), "wb", buffering=0) as file:
+                file.write(piece[: size - begin])
+                os.fdatasync(file.fileno())
+
+    return _seconds(write)
+
+
+def _drop_pages(folder: Path) -> None:
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_all(folder: Path) -> None:
+    buffer = bytearray(4 << 20)
+    for path in folder.iterdir():
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

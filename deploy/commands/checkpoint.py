@@ -1,0 +1,213 @@
+"""``sparserow checkpoint``: rows of a running cluster to a checkpoint and back, and what checkpoints hold."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ...proto.checkpoint.manifest import Manifest
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+Url = Annotated[str, typer.Argument(help="The folder that checkpoints are kept in: a path, or a URL (s3://bucket/x).")]
+Coordinator = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
+Name = Annotated[str | None, typer.Option(help="Of one checkpoint, such as save-000003. Default: the newest.")]
+
+_SAVE_DEADLINE_SEC = 3600.0
+_WAIT_SEC = 0.5
+
+
+@app.callback()
+def checkpoint() -> None:
+    """Save and restore the rows of a cluster; list, verify, inspect and remove checkpoints."""
+
+
+@app.command("save")
+def save_(
+    url: Url,
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    keep: Annotated[int, typer.Option(help="Afterwards all but the newest so many are removed; 0: none.")] = 0,
+    full_every: Annotated[
+        int, typer.Option(help="Of so many saves one holds all rows, the others those that changed; 1: each holds all.")
+    ] = 1,
+) -> None:
+    """Save all tables as they are at one instant, after whole commits; jobs go on meanwhile."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ...proto import control_pb2 as pb
+    from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument, error_of
+
+    if keep < 0 or full_every < 1:
+        raise InvalidArgument(f"--keep {keep} --full-every {full_every}: allowed: >= 0, and >= 1")
+    folder = _absolute(url)
+    columns = (SpinnerColumn(), TextColumn("save: {task.completed:,} bytes"), TimeElapsedColumn())
+    with ControlClient(coordinator) as control:
+        name = control.begin_save(folder, None, deadline_sec=_SAVE_DEADLINE_SEC)
+        control.enter_save(
+            pb.EnterSaveRequest(url=folder, name=name, keep=keep, full_every=full_every),
+            None,
+            deadline_sec=_SAVE_DEADLINE_SEC,
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+            task = display.add_task("save", total=None)
+            while (reply := control.get_save(folder, name, wait_sec=_WAIT_SEC)).phase != pb.SAVED:
+                if reply.phase == pb.FAILED:
+                    raise error_of(reply.problem_code, f"save: {reply.problem}")
+                display.update(task, completed=reply.bytes)
+    typer.echo(f"saved {reply.rows:,} rows to {folder}/{name}")
+
+
+@app.command("restore")
+def restore_(
+    url: Url,
+    *,
+    name: Name = None,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--table", help="NAMESPACE/NAME in the checkpoint; may be repeated. Default: all."),
+    ] = None,
+    renames: Annotated[
+        list[str] | None, typer.Option("--rename", help="NAMESPACE/OLD=NAMESPACE/NEW; may be repeated.")
+    ] = None,
+    reset_optimizer: Annotated[
+        bool, typer.Option(help="Begin optimizer state anew where a table has another optimizer by now.")
+    ] = False,
+) -> None:
+    """Put the rows of a cluster on which no job is at work back to a checkpoint, whatever number of shards wrote it."""
+    from ...proto import control_pb2 as pb
+    from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
+
+    pairs = [rename.partition("=") for rename in renames or ()]
+    for pair in pairs:
+        if not all(pair):
+            raise InvalidArgument(f"--rename {''.join(pair)!r} is not allowed; allowed: NAMESPACE/OLD=NAMESPACE/NEW")
+    request = pb.RestoreRequest(
+        url=_absolute(url),
+        name=name or "",
+        tables=tables or [],
+        renames=[pb.TableRename(saved=saved, name=present) for saved, _, present in pairs],
+        reset_optimizer=reset_optimizer,
+    )
+    with ControlClient(coordinator) as control:
+        reply = control.restore(request, None, deadline_sec=_SAVE_DEADLINE_SEC)
+    typer.echo(f"restored {reply.rows:,} rows of {_absolute(url)}/{reply.name}")
+
+
+@app.command("list")
+def list_(url: Url) -> None:
+    """Show the checkpoints in a folder, the oldest first."""
+    from rich.console import Console
+
+    from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.folder import Folder
+
+    folder = Folder(url)
+    table = _table("checkpoint", "created", "step", "rows", "MiB", "adds to", "shards", "workers")
+    names = files.list_names(folder)
+    for name in names:
+        found = files.read_manifest(folder, name)
+        table.add_row(
+            name,
+            found.created,
+            "-" if found.step < 0 else str(found.step),
+            f"{found.rows:,}",
+            f"{found.size / 2**20:,.1f}",
+            found.base or "-",
+            str(found.shards),
+            str(len(found.workers)),
+        )
+    if names:
+        Console().print(table)
+    else:
+        typer.echo(f"no checkpoint in {url}")
+
+
+@app.command("verify")
+def verify_(url: Url, *, name: Name = None) -> None:
+    """Read every file of a checkpoint and compare sizes and checksums; the first that differs is named."""
+    from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.folder import Folder
+
+    chain = files.read_chain(Folder(url), name)
+    size = files.verify(Folder(url), chain)
+    count = sum(len(found.files()) for found in chain)
+    typer.echo(f"{chain[-1].name}: {count} files, {size:,} bytes: all as they were written")
+
+
+@app.command("inspect")
+def inspect_(url: Url, *, name: Name = None) -> None:
+    """Show what a checkpoint holds: tables, jobs, workers."""
+    from rich.console import Console
+
+    from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.folder import Folder
+
+    found = files.read_manifest(Folder(url), name)
+    console = Console()
+    console.print(
+        f"{found.name} of {found.created}: cluster {found.cluster_id:x}, {found.shards} shards, "
+        f"{found.slot_count} slots, lineage {found.lineage}",
+        highlight=False,
+    )
+    if found.base:
+        console.print(
+            f"adds what changed to {found.base}; {found.chain} others are needed to restore it", highlight=False
+        )
+    console.print(_tables_of(found))
+    for job in found.jobs:
+        kind = "asynchronous" if job.staleness is None else f"staleness {job.staleness}"
+        console.print(f"job {job.name}: {kind}, step {job.step}, {len(job.sequences)} workers", highlight=False)
+    for worker in found.workers:
+        console.print(f"state of rank {worker.rank}: {worker.file}, {worker.bytes:,} bytes", highlight=False)
+
+
+@app.command("prune")
+def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="How many of the newest stay.")] = 3) -> None:
+    """Remove all but the newest checkpoints of a folder."""
+    from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.folder import Folder
+
+    gone = files.prune(Folder(url), keep)
+    typer.echo(f"removed {', '.join(gone)}" if gone else "nothing to remove")
+
+
+def _tables_of(found: Manifest) -> Table:
+    table = _table("table", "rows", "dim", "dtype", "optimizer", "files", "MiB")
+    for entry in found.tables:
+        schema = entry.schema
+        table.add_row(
+            schema.full_name,
+            f"{entry.rows:,}",
+            str(schema.dim),
+            schema.dtype,
+            type(schema.optimizer).__name__,
+            str(len(entry.parts)),
+            f"{sum(part.bytes for part in entry.parts) / 2**20:,.1f}",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    return table
+
+
+def _absolute(url: str) -> str:
+    """The coordinator and the shards may have other working folders."""
+    return url if "://" in url else os.path.abspath(url)

@@ -1,0 +1,372 @@
+"""Saves: gathers a job's workers, names the cut, has the shards write, and writes the manifest last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.folder import Folder
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable, error_of
+from .cluster import Cluster
+from .fleet import Fleet, all_of
+from .operations import CutPoint, Operations
+from .shards import Shard
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = 64 << 20
+_CUT_DEADLINE_SEC = 10.0
+_GATHER_DEADLINE_SEC = 600.0
+_GATHER_POLL_SEC = 0.02
+
+
+class Phase(Enum):
+    """The values are those of ``SavePhase`` in control.proto."""
+
+    GATHERING = 0
+    CUTTING = 1
+    WRITING = 2
+    SAVED = 3
+    FAILED = 4
+
+
+Caller = tuple[int, int, int]  # (job id, worker id, epoch)
+
+
+@dataclass
+class Save:
+    """One save, from its first caller to its manifest."""
+
+    folder: Folder
+    name: str
+    job_id: int
+    begun: set[Caller] = field(default_factory=set)
+    entered: dict[Caller, files.WorkerEntry | None] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    keep: int = 0
+    full_every: int = 1
+    base: files.Manifest | None = None  # that it adds what changed to
+    side_budget_bytes: int = 0
+    phase: Phase = Phase.GATHERING
+    problem: SparserowError | None = None
+    rows: int = 0
+    bytes: int = 0
+    step: int = -1
+    key: str = field(default_factory=lambda: secrets.token_hex(8))  # that the shards know it by
+    is_cut: asyncio.Event = field(default_factory=asyncio.Event)  # set too when it failed
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Saves:
+    """One save of a cluster at a time. Belongs to one event loop.
+
+    Args:
+        cluster: what is saved.
+        fleet: reaches the shards.
+        operations: holds the jobs.
+    """
+
+    def __init__(self, cluster: Cluster, fleet: Fleet, operations: Operations) -> None:
+        self._cluster = cluster
+        self._fleet = fleet
+        self._operations = operations
+        self._saves: dict[tuple[str, str], Save] = {}  # by (url, name), the last few
+        self._current: Save | None = None
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Ends what is under way; its folder has no manifest."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveReply:
+        """Opens a save, or joins the one that another worker of the job has opened; waits for one that is writing.
+
+        Raises:
+            SparserowError: the folder cannot be made.
+        """
+        caller = self._caller(request.caller)
+        folder = Folder(request.url)
+        async with self._opening:
+            while (current := self._current) is not None:
+                is_ours = current.job_id == caller[0] and current.folder.url == folder.url
+                if current.phase is Phase.GATHERING and is_ours and caller not in current.begun:
+                    current.begun.add(caller)
+                    return pb.BeginSaveReply(name=current.name)
+                await current.is_over.wait()
+            self._cluster.check_ready()
+            name = await asyncio.to_thread(files.begin_folder, folder)
+            save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
+            for old in list(self._saves)[:-16]:
+                del self._saves[old]
+        task = asyncio.get_running_loop().create_task(self._run(save))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pb.BeginSaveReply(name=name)
+
+    async def enter(self, request: pb.EnterSaveRequest) -> pb.EnterSaveReply:
+        """Adds what a caller gives; answers when the cut is made.
+
+        Raises:
+            NotFound: there is no such save.
+            SparserowError: why it failed.
+        """
+        caller, save = self._caller(request.caller), self._find(request)
+        if save.phase is Phase.GATHERING:
+            self._take(save, caller, request)
+        await save.is_cut.wait()
+        if save.problem is not None:
+            raise save.problem
+        return pb.EnterSaveReply(step=save.step)
+
+    def _take(self, save: Save, caller: Caller, request: pb.EnterSaveRequest) -> None:
+        if request.problem:
+            save.problem = Unavailable(f"another worker could not write its part of the checkpoint: {request.problem}")
+            return
+        if request.HasField("state"):
+            ranks = {m.ticket.worker_id: rank for rank, m in self._members(caller[0]).items()}
+            save.entered[caller] = files.WorkerEntry(
+                file=request.state.file,
+                bytes=request.state.bytes,
+                xxh3=request.state.xxh3,
+                rank=ranks.get(caller[1], 0),
+                worker_id=caller[1],
+                epoch=caller[2],
+            )
+        else:
+            save.entered[caller] = None
+        if request.config_json:
+            save.config = save.config or json.loads(request.config_json)
+        save.keep = save.keep or request.keep
+        save.full_every = max(save.full_every, request.full_every)
+        save.side_budget_bytes = save.side_budget_bytes or request.side_budget_bytes
+
+    async def state(self, request: pb.GetSaveRequest) -> pb.GetSaveReply:
+        """How far a save is; waits for its end as long as asked.
+
+        Raises:
+            NotFound: there is no such save.
+        """
+        save = self._find(request)
+        if request.wait_ms:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(save.is_over.wait(), request.wait_ms / 1000)
+        return pb.GetSaveReply(
+            phase=save.phase.value,
+            problem=str(save.problem or ""),
+            problem_code=save.problem.number if save.problem is not None else 0,
+            rows=save.rows,
+            bytes=save.bytes,
+        )
+
+    def _find(self, request: pb.EnterSaveRequest | pb.GetSaveRequest) -> Save:
+        save = self._saves.get((Folder(request.url).url, request.name))
+        if save is None:
+            raise NotFound(f"there is no save {request.name!r} to {request.url} under way, and none has just ended")
+        return save
+
+    def _caller(self, message: pb.CheckpointCaller) -> Caller:
+        if message.job_id:
+            self._cluster.jobs.find(message.job_id, message.worker_id, message.epoch)
+        return message.job_id, message.worker_id, message.epoch
+
+    def _members(self, job_id: int) -> dict[int, Any]:
+        job = self._cluster.jobs.jobs.get(job_id)
+        return job.members if job is not None else {}
+
+    async def _run(self, save: Save) -> None:
+        try:
+            await self._gather(save)
+            save.phase = Phase.CUTTING
+            save.base = await asyncio.to_thread(self._base_of, save)
+            points, cuts = await self._operations.cut(lambda points: self._cut(save, points))
+            save.step = next((point.step for point in points if point.job_id == save.job_id), -1)
+            save.phase = Phase.WRITING
+            save.is_cut.set()
+            manifest = await self._write(save, points, cuts)
+            data = manifest.to_bytes()
+            await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
+            save.phase = Phase.SAVED
+            log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
+            if save.keep:
+                await self._prune(save)
+        except SparserowError as error:
+            await self._fail(save, error)
+        except asyncio.CancelledError:
+            await self._fail(save, Unavailable("the coordinator is stopping"), remove=False)
+            raise
+        except Exception as error:
+            log.exception("save %s failed", save.name)
+            await self._fail(save, error_of(10, f"{type(error).__name__}: {error}"))
+        finally:
+            self._current = None
+            save.is_cut.set()
+            save.is_over.set()
+
+    async def _fail(self, save: Save, error: SparserowError, *, remove: bool = True) -> None:
+        save.problem, save.phase = error, Phase.FAILED
+        log.warning("save %s/%s failed: %s", save.folder.url, save.name, error)
+        if remove:
+            await self._fleet.end_cut(save.key)
+            with contextlib.suppress(SparserowError):
+                await asyncio.to_thread((save.folder / save.name).remove)
+
+    async def _prune(self, save: Save) -> None:
+        try:
+            for name in await asyncio.to_thread(files.prune, save.folder, save.keep):
+                log.info("%s/%s is removed: %d are kept", save.folder.url, name, save.keep)
+        except SparserowError as error:  # what was saved stands
+            log.warning("%s: older checkpoints are not removed: %s", save.folder.url, error)
+
+    async def _gather(self, save: Save) -> None:
+        """Waits until every worker that is in the job has entered."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _GATHER_DEADLINE_SEC
+        while True:
+            if save.problem is not None:
+                raise save.problem
+            members = {
+                (save.job_id, member.ticket.worker_id, member.ticket.epoch)
+                for member in self._members(save.job_id).values()
+            }
+            if save.job_id and not members:
+                raise FailedPrecondition("all workers of the job have left before the checkpoint was made")
+            if members <= save.entered.keys() and save.entered:
+                return
+            if loop.time() > deadline:
+                missing = ", ".join(str(worker) for _, worker, _ in sorted(members - save.entered.keys()))
+                raise DeadlineExceeded(
+                    f"workers {missing} did not save within {_GATHER_DEADLINE_SEC:.0f} s; all workers of a job save "
+                    "together"
+                )
+            await asyncio.sleep(_GATHER_POLL_SEC)
+
+    def _base_of(self, save: Save) -> files.Manifest | None:
+        """The newest checkpoint where this one may hold what changed since; None: it holds all rows.
+
+        All rows are due after so many saves as were asked for, and when what changed since weighs as much as they did.
+        """
+        if save.full_every <= 1 or not files.list_names(save.folder):
+            return None
+        try:
+            chain = files.read_chain(save.folder)
+        except SparserowError as error:
+            log.warning("%s: all rows are saved: %s", save.folder.url, error)
+            return None
+        newest, shards = chain[-1], self._cluster.shards
+        is_ours = newest.cluster_id == self._cluster.cluster_id and newest.lineage == shards.lineage
+        is_short = newest.chain + 1 < save.full_every and newest.chain_bytes < chain[0].row_bytes
+        return newest if is_ours and is_short and newest.shards == len(shards.shards) else None
+
+    async def _cut(self, save: Save, points: list[CutPoint]) -> tuple[list[CutPoint], list[pb.CutReply]]:
+        request = pb.CutRequest(
+            save=save.key,
+            deadline_ms=round(_CUT_DEADLINE_SEC * 1000),
+            side_budget_bytes=save.side_budget_bytes,
+            base_url="" if save.base is None else (save.folder / save.base.name).url,
+            base_slots=[
+                pb.WrittenFile(file=facts.file, bytes=facts.bytes, xxh3=facts.xxh3)
+                for facts in (save.base.slots if save.base is not None else ())
+            ],
+            jobs=[
+                pb.CutJob(
+                    job_id=point.job_id,
+                    operation=point.operation,
+                    step=point.step if point.staleness == 0 else -1,
+                    workers=[
+                        pb.CutWorker(worker_id=worker, epoch=epoch, sequence=sequence)
+                        for (worker, epoch), sequence in point.sequences.items()
+                    ],
+                )
+                for point in points
+            ],
+        )
+        return points, await self._fleet.cut(request)
+
+    async def _write(self, save: Save, points: list[CutPoint], cuts: list[pb.CutReply]) -> files.Manifest:
+        parts: dict[int, list[files.PartEntry]] = {schema.id: [] for schema in self._cluster.registry.tables()}
+        schemas = {schema.id: schema for schema in self._cluster.registry.tables()}
+        slots: list[files.FileFacts] = []
+        stats: dict[str, int] = {}
+        await all_of(self._dump(save, shard, parts, slots, stats) for shard in self._cluster.shards.shards)
+        windows = [json.loads(cut.windows_json) for cut in cuts]
+        rosters = self._cluster.rosters
+        jobs = [
+            files.JobEntry(
+                job_id=point.job_id,
+                name=rosters[point.job_id].name if point.job_id in rosters else "",
+                staleness=point.staleness,
+                generation=rosters[point.job_id].generation if point.job_id in rosters else 0,
+                step=point.step,
+                sequences=tuple((*key, sequence) for key, sequence in point.sequences.items()),
+                windows=tuple(of_shard[index] for of_shard in windows),
+            )
+            for index, point in enumerate(points)
+        ]
+        gone = parts.keys() - schemas.keys()
+        base = save.base
+        written = sum(part.bytes for found in parts.values() for part in found)
+        return files.Manifest(
+            base="" if base is None else base.name,
+            chain=0 if base is None else base.chain + 1,
+            chain_bytes=0 if base is None else base.chain_bytes + written,
+            name=save.name,
+            created=files.now_text(),
+            cluster_id=self._cluster.cluster_id,
+            slot_count=self._cluster.slots.slot_count,
+            shards=len(self._cluster.shards.shards),
+            lineage=self._cluster.shards.lineage,
+            tables=tuple(
+                files.TableEntry(
+                    schemas[table_id], tuple(sorted(found, key=lambda part: (part.shard, part.first_slot)))
+                )
+                for table_id, found in parts.items()
+                if table_id not in gone
+            ),
+            slots=tuple(sorted(slots, key=lambda facts: facts.file)),
+            jobs=tuple(jobs),
+            workers=tuple(sorted(filter(None, save.entered.values()), key=lambda entry: entry.rank)),
+            job=save.job_id,
+            config=save.config,
+            stats=stats,
+        )
+
+    async def _dump(
+        self,
+        save: Save,
+        shard: Shard,
+        parts: dict[int, list[files.PartEntry]],
+        slots: list[files.FileFacts],
+        stats: dict[str, int],
+    ) -> None:
+        request = pb.DumpRequest(save=save.key, url=(save.folder / save.name).url, part_bytes=PART_BYTES)
+        async for reply in self._fleet.stream(shard, "Dump", request):
+            if reply.HasField("part"):
+                part = reply.part
+                parts.setdefault(part.table_id, []).append(
+                    files.PartEntry(
+                        file=part.file.file,
+                        bytes=part.file.bytes,
+                        xxh3=part.file.xxh3,
+                        shard=shard.index,
+                        first_slot=part.first_slot,
+                        end_slot=part.end_slot,
+                        rows=part.rows,
+                    )
+                )
+                save.rows, save.bytes = save.rows + part.rows, save.bytes + part.file.bytes
+            elif reply.HasField("slots"):
+                slots.append(files.FileFacts(reply.slots.file, reply.slots.bytes, reply.slots.xxh3))
+            else:
+                for name in ("rows_saved", "side_bytes_most", "writes_stalled"):
+                    stats[name] = stats.get(name, 0) + getattr(reply.stats, name)

@@ -1,0 +1,235 @@
+"""A shard's part of a checkpoint: rows of a cut to files, and files to rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cpp_ext import _server
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.manifest import FileFacts, check_file
+from ...proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
+from ...proto.checkpoint.tensor_file import Encoded, Tensor, decode, encode
+from ...proto.errors import DataLoss, NotFound
+from ...proto.schema import Dtype
+from ...proto.schema_message import schema_of_message
+from .engine import ShardEngine
+
+log = logging.getLogger(__name__)
+
+_SEQUENCE_MASK = np.uint64((1 << 48) - 1)
+# A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
+_UNCLAIMED_SEC = 60.0
+_BATCH_BYTES = 1 << 20  # of rows that are installed at once
+
+Item = TypeVar("Item")
+
+
+class ShardCheckpoints:
+    """Cuts, dumps and loads of one shard. The snapshot of a cut belongs to one save and ends with its dump.
+
+    Args:
+        engine: the rows.
+    """
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._cuts: dict[str, _server.Snapshot] = {}  # by the save's name; guarded by _lock
+        self._ended: set[str] = set()  # saves that are over; guarded by _lock
+
+    def cut(self, request: pb.CutRequest) -> pb.CutReply:
+        """Keeps rows of one instant for :meth:`dump`.
+
+        Raises:
+            SparserowError: as :meth:`ShardEngine.cut`.
+        """
+        snapshot, windows = self._engine.cut(request, self._since(request))
+        with self._lock:
+            is_over = request.save in self._ended
+            if not is_over:
+                self._cuts[request.save] = snapshot
+        if is_over:
+            snapshot.end()
+        else:
+            unclaimed = threading.Timer(_UNCLAIMED_SEC, self.end, (request.save,))
+            unclaimed.daemon = True
+            unclaimed.start()
+        return pb.CutReply(windows_json=json.dumps(windows))
+
+    def _since(self, request: pb.CutRequest) -> NDArray[np.uint64] | None:
+        """Versions of slots in the checkpoint that only changes are saved since; 0 where it has nothing of a slot."""
+        if not request.base_url:
+            return None
+        since, folder = np.zeros(self._engine.slot_count, np.uint64), Folder(request.base_url)
+        for file in request.base_slots:
+            _, tensors = decode(_read(folder, file), file.file)
+            since[tensors["slot"].values] = tensors["version"].values
+        return since
+
+    def end(self, save: str) -> None:
+        """Forgets a cut that is not being dumped; harmless when there is none."""
+        with self._lock:
+            self._ended.add(save)
+            snapshot = self._cuts.pop(save, None)
+        if snapshot is not None:
+            snapshot.end()
+
+    def dump(self, request: pb.DumpRequest) -> Iterator[pb.DumpReply]:
+        """Writes the rows of a cut, a file at a time, and says of each that it is on the disk.
+
+        Raises:
+            NotFound: there is no such cut.
+            SparserowError: a file cannot be written, or the cut was given up.
+        """
+        with self._lock:
+            self._ended.add(request.save)
+            snapshot = self._cuts.pop(request.save, None)
+        if snapshot is None:
+            raise NotFound(f"shard {self._engine.shard}: there is no cut of save {request.save}")
+        try:
+            folder = Folder(request.url)
+            for schema in snapshot.tables:
+                yield from self._dump_table(snapshot, schema, folder, request.part_bytes)
+            yield pb.DumpReply(slots=_write(folder, f"slots.{self._engine.shard}.safetensors", self._slots(snapshot)))
+            yield pb.DumpReply(stats=pb.DumpStats(**snapshot.stats()))
+        finally:
+            snapshot.end()
+
+    def _dump_table(
+        self, snapshot: _server.Snapshot, schema: _server.TableSchema, folder: Folder, part_bytes: int
+    ) -> Iterator[pb.DumpReply]:
+        engine, end, number = self._engine, 0, 0
+        while end < engine.slot_count:
+            keys, versions, counts, weights, state, first, end = snapshot.next(schema.id, max_bytes=part_bytes)
+            if not len(keys):
+                continue
+            facts = PartFacts(
+                engine.cluster_id,
+                schema.name,
+                schema.id,
+                cast(Dtype, schema.dtype),
+                engine.slot_count,
+                first_slot=first,
+                end_slot=end,
+            )
+            name = f"rows.{schema.name.replace('/', '.')}.{engine.shard}.{number}.safetensors"
+            written = _write(folder, name, encode_rows(facts, Rows(keys, versions, counts, weights, state)))
+            number += 1
+            yield pb.DumpReply(
+                part=pb.DumpedPart(file=written, table_id=schema.id, first_slot=first, end_slot=end, rows=len(keys))
+            )
+
+    def _slots(self, snapshot: _server.Snapshot) -> Encoded:
+        owned = np.flatnonzero(self._engine.owned_slots).astype(np.uint32)
+        tensors = {
+            "slot": Tensor("U32", owned),
+            "version": Tensor("U64", snapshot.slot_versions[owned]),
+            "whole": Tensor("BOOL", snapshot.whole_slots[owned]),
+        }
+        return encode(tensors, {"sparserow.cluster": f"{self._engine.cluster_id:x}"})
+
+    def load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
+        """Empties tables and fills them with this shard's rows of a checkpoint; says how far it is after each file.
+
+        Raises:
+            DataLoss: a file is missing or damaged (names it).
+            ResourceExhausted: the rows have no room here.
+        """
+        engine, folder = self._engine, Folder(request.url)
+        engine.store.set_lineage(request.lineage)
+        rows = size = 0
+        versions = np.zeros(engine.slot_count, np.uint64)
+        whole_since = np.zeros(engine.slot_count, np.uint32)  # what checkpoints before this one say of a slot is over
+        for slots in request.slots:
+            _, tensors = decode(_read(folder, slots.file), slots.file.file)
+            at = tensors["slot"].values
+            versions[at] = tensors["version"].values
+            whole_since[at[tensors["whole"].values]] = slots.index
+            size += slots.file.bytes
+        for table in request.tables:
+            engine.remake_table(schema_of_message(table.schema))
+        for table in request.tables:
+            for part in table.parts:
+                self._load_part(folder, part, table, request, whole_since)
+                size += part.file.bytes
+                yield pb.LoadReply(rows=rows, bytes=size)
+        owned = np.flatnonzero(engine.owned_slots).astype(np.uint32)
+        engine.store.set_sequences(owned, versions[owned] & _SEQUENCE_MASK)
+        loaded = {table.schema.id for table in request.tables}
+        rows = sum(table.rows for table in engine.table_stats() if table.table_id in loaded)
+        if request.windows_json:
+            engine.install_jobs(json.loads(request.windows_json))
+        yield pb.LoadReply(rows=rows, bytes=size)
+
+    def _load_part(
+        self,
+        folder: Folder,
+        part: pb.ChainFile,
+        table: pb.LoadTable,
+        request: pb.LoadRequest,
+        whole_since: NDArray[np.uint32],
+    ) -> None:
+        engine, where = self._engine, f"{folder.url}/{part.file.file}"
+        facts, rows = decode_rows(_read(folder, part.file), where)
+        if (facts.cluster_id, facts.table_id) != (request.cluster_id, table.saved_table_id):
+            raise DataLoss(
+                f"{where}: has rows of {facts.table} of cluster {facts.cluster_id:x}; the manifest means a table of "
+                f"cluster {request.cluster_id:x}"
+            )
+        slots = _server.slots_of(table.schema.id, rows.keys, engine.slot_count)
+        saved_slots = slots
+        if table.saved_table_id != table.schema.id:
+            saved_slots = _server.slots_of(table.saved_table_id, rows.keys, engine.slot_count)
+        mine = engine.owned_slots[slots] & (whole_since[saved_slots] <= part.index)
+        if not mine.all():
+            rows = rows.take(mine)
+        versions = rows.versions
+        if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin anew
+            versions = np.full(len(rows.keys), request.lineage << 48, np.uint64)
+        count = len(rows.keys)
+        per_batch = max(1, _BATCH_BYTES * count // max(1, rows.weights.nbytes + rows.state.nbytes))
+        for begin in range(0, count, per_batch):  # a batch must have room in memory at once
+            batch = slice(begin, begin + per_batch)
+            state = np.empty((0,), np.float32) if table.without_state else rows.state[batch]
+            engine.store.install(
+                table.schema.id,
+                rows.keys[batch],
+                versions[batch],
+                rows.update_counts[batch],
+                rows.weights[batch],
+                state,
+            )
+
+
+def _write(folder: Folder, name: str, encoded: Encoded) -> pb.WrittenFile:
+    folder.write(name, encoded.pieces)
+    return pb.WrittenFile(file=name, bytes=encoded.size, xxh3=encoded.xxh3)
+
+
+def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:
+    return check_file(folder, FileFacts(file.file, file.bytes, file.xxh3))
+
+
+async def in_thread(items: Callable[[], Iterator[Item]]) -> AsyncIterator[Item]:
+    """What an iterator gives, made in a thread, one at a time; left early, the iterator is closed."""
+    iterator, done = items(), object()
+
+    def take() -> Any:
+        return next(iterator, done)
+
+    try:
+        while (item := await asyncio.to_thread(take)) is not done:
+            yield item
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            await asyncio.shield(asyncio.to_thread(close))

@@ -1,0 +1,402 @@
+"""save and restore end to end: everything comes back bit for bit, onto any number of shards, and nothing is missing."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from checkpoint_rows import rows_of_checkpoint
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from torch import nn
+
+ROWS, DIM = 500, 4
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with sr.local_cluster(shards=2, slot_count=64) as made:
+        yield made
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(ROWS, DIM)
+        self.top = nn.Sequential(nn.Linear(DIM, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(self.user(ids)).squeeze(-1)
+
+
+class Reader:
+    """Batches of ids; its state is where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+    def take(self) -> torch.Tensor:
+        self.at += 1
+        return (torch.arange(32) * 7 + self.at * 13) % ROWS
+
+
+class Training:
+    """A whole worker: model, optimizers, scaler, schedulers, reader, all with state."""
+
+    def __init__(self, session, namespace_seed: int = 0) -> None:
+        torch.manual_seed(namespace_seed)
+        self.session = session
+        self.model = sr.distribute(Model(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=100)
+        self.dense = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
+        self.schedules = [
+            torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5) for optimizer in (self.dense, session.optimizer)
+        ]
+        self.reader = Reader()
+
+    @property
+    def parts(self):
+        return {
+            "model": self.model,
+            "optimizer": self.dense,
+            "scaler": self.scaler,
+            "scheduler": self.schedules,
+            "reader": self.reader,
+        }
+
+    def step(self) -> tuple[float, float]:
+        """Loss, and the scale of the next one."""
+        noise = torch.rand(32) + float(np.random.rand()) + random.random()
+        loss = ((self.model(self.reader.take()) - noise) ** 2).mean()
+        self.scaler.scale(loss).backward()
+        self.session.step(self.dense, self.scaler)
+        for schedule in self.schedules:
+            schedule.step()
+        return float(loss.detach()), self.scaler.get_scale()
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(cluster, tmp_path):
+    url = tmp_path / "ckpt"
+    with sr.connect(cluster.address, "whole", rank=0, world_size=1) as session:
+        training = Training(session)
+        for _ in range(7):
+            training.step()
+        saved = sr.save(session, str(url), **training.parts, extra={"epoch": 3}, config={"who": "test"})
+        assert (saved.name, saved.step) == ("save-000001", 6)
+        assert saved.is_done()
+        losses = [training.step() for _ in range(6)]
+        sr.save(session, str(url), **training.parts)
+        weights = {name: value.clone() for name, value in training.model.state_dict().items() if "extra" not in name}
+    expected = rows_of_checkpoint(url)
+
+    with sr.local_cluster(shards=3, slot_count=64) as other, sr.connect(other.address, "whole") as session:
+        again = Training(session, namespace_seed=99)
+        again.step()  # whatever it did before is gone
+        restored = sr.restore(session, str(url), name="save-000001", **again.parts)
+        assert (restored.name, restored.step, restored.extra, restored.config) == (
+            "save-000001",
+            6,
+            {"epoch": 3},
+            {"who": "test"},
+        )
+        assert session.current_step == 7
+        assert [again.step() for _ in range(6)] == losses
+        for name, value in weights.items():
+            assert torch.equal(again.model.state_dict()[name], value), name
+        sr.save(session, str(tmp_path / "again"), **again.parts)
+    result = rows_of_checkpoint(tmp_path / "again")
+    assert result.keys() == expected.keys()
+    for table, rows in expected.items():
+        assert {k: row[1:] for k, row in result[table].items()} == {k: row[1:] for k, row in rows.items()}
+    # What was written after the restore has the versions of a new lineage; all else those that it had.
+    before = rows_of_checkpoint(url, "save-000001")["whole/user"]
+    for key, row in result["whole/user"].items():
+        is_old = before.get(key, (None, 0))[1] == row[1]
+        assert row[0] == before[key][0] if is_old else row[0] >> 48 > expected["whole/user"][key][0] >> 48
+
+
+@pytest.mark.parametrize("left_out", ["model", "optimizer", "scaler", "scheduler", "reader", "random"])
+def test_each_item_is_needed(cluster, tmp_path, left_out):
+    """Without it training goes on differently, and asked for it is missed."""
+    name = f"item-{left_out}"
+    with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
+        training = Training(session)
+        for _ in range(4):
+            training.step()
+        parts = {what: part for what, part in training.parts.items() if what != left_out}
+        sr.save(session, str(tmp_path), **parts)
+        wanted = [training.step() for _ in range(5)]
+    with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
+        again = Training(session, namespace_seed=1)
+        for _ in range(2):
+            again.step()
+        if left_out == "random":
+            sr.restore(session, str(tmp_path), **again.parts)
+            torch.manual_seed(1)
+        else:
+            with pytest.raises(NotFound, match="has no state of the " + left_out.rstrip("r")):
+                sr.restore(session, str(tmp_path), **again.parts)
+            sr.restore(session, str(tmp_path), **{what: part for what, part in again.parts.items() if what != left_out})
+        assert [again.step() for _ in range(5)] != wanted
+
+
+def test_rows_come_back_onto_fewer_shards_and_from_an_ssd(tmp_path):
+    keys = np.arange(40_000, dtype=np.uint64)
+    values = np.random.default_rng(1).standard_normal((len(keys), 64)).astype(np.float32)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    url = str(tmp_path / "ckpt")
+    with (
+        sr.local_cluster(shards=2, memory_budget="16MiB", ssd_path=tmp_path / "a") as cluster,
+        sr.connect(cluster.address, "big", staleness=None) as session,
+    ):
+        table = session.create_table("rows", dim=64, optimizer=sr.Adam(lr=0.1))
+        for part in np.array_split(np.arange(len(keys)), 20):
+            table.assign(keys[part], values[part])
+        table.push(keys[:3000], np.ones((3000, 64), np.float32))
+        table.delete(keys[-10:])
+        sr.save(session, url)
+        expected = table.pull(keys)
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "big", staleness=None) as session:
+        sr.restore(session, url)
+        table = session.table("rows")
+        np.testing.assert_array_equal(table.pull(keys), expected)
+        table.push(keys[:3000], np.ones((3000, 64), np.float32))
+        sr.save(session, str(tmp_path / "one"))
+    with (
+        sr.local_cluster(shards=2, memory_budget="16MiB", ssd_path=tmp_path / "b") as cluster,
+        sr.connect(cluster.address, "big", staleness=None) as session,
+    ):
+        sr.restore(session, str(tmp_path / "one"))
+        sr.save(session, str(tmp_path / "two"))
+    assert rows_of_checkpoint(tmp_path / "one") == rows_of_checkpoint(tmp_path / "two")
+
+
+def test_commits_that_arrive_while_it_is_saved_are_not_in_it(cluster, tmp_path):
+    """Keys go up by one a push: a cut holds one value for all, whatever goes on."""
+    keys = np.arange(5000, dtype=np.uint64)
+    with sr.connect(cluster.address, "busy", staleness=None, rank=0, world_size=1) as session:
+        table = session.create_table("rows", dim=8, optimizer=sr.SGD(lr=1.0))
+        table.assign(keys, np.zeros((len(keys), 8), np.float32))
+        is_over = threading.Event()
+        pushes = 0
+
+        def push() -> None:
+            nonlocal pushes
+            while not is_over.is_set():
+                table.push(keys, np.full((len(keys), 8), -1, np.float32))
+                pushes += 1
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            from sparserow.proto import control_pb2 as pb
+            from sparserow.proto.control import ControlClient
+
+            with ControlClient(cluster.address) as control:  # as the command does: nobody waits for the worker
+                for _ in range(3):
+                    name = control.begin_save(str(tmp_path), None, deadline_sec=60)
+                    control.enter_save(pb.EnterSaveRequest(url=str(tmp_path), name=name), None, deadline_sec=60)
+                    while control.get_save(str(tmp_path), name, wait_sec=5).phase != pb.SAVED:
+                        assert control.get_save(str(tmp_path), name).phase != pb.FAILED
+        finally:
+            is_over.set()
+            pusher.join()
+    values = []
+    for name in files.list_names(Folder(str(tmp_path))):
+        rows = rows_of_checkpoint(tmp_path, name)["busy/rows"]
+        found = {np.frombuffer(row[2], np.float32).tolist()[0] for row in rows.values()}
+        assert len(rows) == len(keys)
+        assert len(found) == 1, found
+        values.append(found.pop())
+    assert values == sorted(values)
+    assert 0 <= values[0] <= values[-1] <= pushes
+
+
+def test_two_workers_save_and_three_go_on(cluster, tmp_path):
+    def worker(rank: int, world: int, results: list, *, restores: bool) -> None:
+        with sr.connect(cluster.address, "team", rank=rank, world_size=world) as session:
+            table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            reader = Reader()
+            reader.at = 10 + rank
+            if restores:
+                has_own = rank < 2
+                sr.restore(session, str(tmp_path), reader=reader if has_own else None)
+            else:
+                table.push(np.array([rank], np.uint64), np.ones((1, DIM), np.float32))
+                sr.save(session, str(tmp_path), reader=reader, extra={"rank": rank})
+            results[rank] = (reader.at, session.current_step, table.pull(np.arange(3, dtype=np.uint64)).tolist())
+
+    for world, restores in ((2, False), (3, True)):
+        results: list = [None] * world
+        threads = [
+            threading.Thread(target=worker, args=(rank, world, results), kwargs={"restores": restores})
+            for rank in range(world)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [result[0] for result in results] == [10, 11, 12][:world]
+        assert results[0][2] == results[-1][2] == [[-0.5] * DIM, [-0.5] * DIM, [0.0] * DIM]
+    manifest = files.read_manifest(Folder(str(tmp_path)))
+    assert [worker.rank for worker in manifest.workers] == [0, 1]
+
+
+def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_path):
+    url, whole = str(tmp_path / "chain"), str(tmp_path / "whole")
+    keys = np.arange(4000, dtype=np.uint64)
+    with sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session:
+        table = session.create_table("rows", dim=16, optimizer=sr.Adagrad(lr=0.1))
+        table.push(keys, np.ones((len(keys), 16), np.float32))
+        session.create_table("still", dim=4, optimizer=sr.SGD(lr=0.1)).push(keys, np.ones((len(keys), 4), np.float32))
+        sr.save(session, url, full_every=4)
+        for number in range(3):
+            table.push(keys[number : number + 5], np.ones((5, 16), np.float32))
+            if number == 1:
+                table.delete(keys[100:103])
+            if number == 2:
+                table.push(keys[101:102], np.ones((1, 16), np.float32))  # born again
+            sr.save(session, url, full_every=4)
+        sr.save(session, whole)
+        expected = rows_of_checkpoint(whole)
+        saves = [files.read_manifest(Folder(url), name) for name in files.list_names(Folder(url))]
+        assert [(save.base, save.chain) for save in saves] == [
+            ("", 0),
+            ("save-000001", 1),
+            ("save-000002", 2),
+            ("save-000003", 3),
+        ]
+        assert saves[1].rows == 5
+        assert saves[1].row_bytes < saves[0].row_bytes / 50
+        assert 5 < saves[2].rows < saves[0].rows / 3, "slots from which rows were deleted come whole"
+    with sr.local_cluster(shards=3, slot_count=64) as other:
+        with sr.connect(other.address, "chain", staleness=None) as session:
+            sr.restore(session, url)
+            sr.save(session, str(tmp_path / "again"))
+            table = session.table("rows")
+            table.push(keys[:3], np.ones((3, 16), np.float32))
+            sr.save(session, str(tmp_path / "again"), full_every=9)
+            sr.save(session, url, full_every=9)
+        assert rows_of_checkpoint(tmp_path / "again", "save-000001") == expected
+    assert files.read_manifest(Folder(str(tmp_path / "again"))).rows == 3
+    assert files.read_manifest(Folder(url)).base == "", "another cluster's save has all rows"
+    part = next((tmp_path / "chain" / "save-000002").glob("rows.*"))
+    part.unlink()
+    with (
+        sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session,
+        pytest.raises(DataLoss, match=f"save-000002/{part.name}: is missing"),
+    ):
+        sr.restore(session, url, name="save-000004")
+
+
+def test_schema_changes(cluster, tmp_path):
+    url = str(tmp_path)
+    key = np.array([1, 2, 3], np.uint64)
+    ones = np.ones((3, DIM), np.float32)
+    with sr.connect(cluster.address, "before", staleness=None, rank=0, world_size=1) as session:
+        for name in ("kept", "old", "gone"):
+            session.create_table(name, dim=DIM, optimizer=sr.Adagrad(lr=0.1)).push(key, ones)
+        expected = session.table("kept").pull(key)
+        sr.save(session, url)
+        session.create_table("late", dim=DIM, optimizer=sr.Adagrad(lr=0.1)).push(key, ones)
+        sr.restore(session, url)
+        np.testing.assert_array_equal(session.table("late").pull(key), np.zeros((3, DIM)))
+        np.testing.assert_array_equal(session.table("gone").pull(key), expected)
+        sr.restore(session, url, renames={"old": "fresh"})
+        np.testing.assert_array_equal(session.table("fresh").pull(key), expected)
+        session.table("fresh").push(key, ones)
+        session.table("kept").push(key, ones)
+        np.testing.assert_array_equal(session.table("fresh").pull(key), session.table("kept").pull(key))
+        # A warm start: one table from another, all else as it is.
+        session.table("kept").push(key, ones)
+        now = session.table("kept").pull(key)
+        sr.restore(session, url, tables=["gone"], renames={"gone": "warm"})
+        np.testing.assert_array_equal(session.table("warm").pull(key), expected)
+        np.testing.assert_array_equal(session.table("kept").pull(key), now)
+        with pytest.raises(NotFound, match=r"table 'before/nosuch' is not in save-000001; there are: before/gone, "):
+            sr.restore(session, url, tables=["nosuch"])
+
+        session.catalog.drop_table("before", "kept")
+        session.create_table("kept", dim=2 * DIM, optimizer=sr.Adagrad(lr=0.1))
+        with pytest.raises(FailedPrecondition, match=r"table before/kept has dim 8, the checkpoint 4"):
+            sr.restore(session, url)
+        session.catalog.drop_table("before", "kept")
+        session.create_table("kept", dim=DIM, optimizer=sr.Adam(lr=0.1))
+        with pytest.raises(FailedPrecondition, match=r"has optimizer Adam, the checkpoint Adagrad; .*reset_optimizer"):
+            sr.restore(session, url)
+        sr.restore(session, url, reset_optimizer=True)
+        rows, _, _ = session.table("kept").pull(key), None, None
+        np.testing.assert_array_equal(rows, expected)
+
+
+def test_bad_input(cluster, tmp_path):
+    url = str(tmp_path / "ckpt")
+    with sr.connect(cluster.address, "bad", staleness=None, rank=0, world_size=1) as session:
+        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        key = np.array([5], np.uint64)
+        table.push(key, np.ones((1, DIM), np.float32))
+        with pytest.raises(NotFound, match="there is no checkpoint"):
+            sr.restore(session, url)
+        saved = sr.save(session, url)
+        table.push(key, np.ones((1, DIM), np.float32))
+        with pytest.raises(InvalidArgument, match="nosuch://x"):
+            sr.save(session, "nosuch://x")
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(FailedPrecondition, match="file/ckpt"):
+            sr.save(session, str(tmp_path / "file" / "ckpt"))
+        with pytest.raises(InvalidArgument, match=r"save.keep: 0 is not allowed"):
+            sr.save(session, url, keep=0)
+        with (
+            sr.connect(cluster.address, "bad", job="other", staleness=None, rank=0, world_size=1),
+            pytest.raises(FailedPrecondition, match="jobs bad/other are working on this cluster"),
+        ):
+            sr.restore(session, url)
+        part = next((tmp_path / "ckpt" / saved.name).glob("rows.bad.rows.*"))
+        whole = part.read_bytes()
+        part.write_bytes(whole[:-2])
+        with pytest.raises(DataLoss, match=f"{part.name}: has "):
+            sr.restore(session, url)
+        assert table.pull(key)[0, 0] == -2, "nothing was emptied"
+        part.write_bytes(whole[:-1] + b"\x7f")
+        with pytest.raises(DataLoss, match=f"{part.name}: is damaged"):
+            sr.restore(session, url)
+        part.write_bytes(whole)
+        sr.restore(session, url)
+        assert table.pull(key)[0, 0] == -1
+    with (
+        sr.local_cluster(shards=1, slot_count=128) as other,
+        sr.connect(other.address, "bad") as session,
+        pytest.raises(FailedPrecondition, match=r"with 64 slots, this one has 128; start it with --slot-count=64"),
+    ):
+        sr.restore(session, url)
+
+
+def test_a_session_without_a_cluster_or_within_a_step_is_refused(cluster, tmp_path):
+    with sr.InProcessCluster().connect() as session, pytest.raises(FailedPrecondition, match="needs a cluster"):
+        sr.save(session, str(tmp_path))
+    with sr.connect(cluster.address, "within", rank=0, world_size=1) as session:
+        training = Training(session)
+        training.model(training.reader.take()).sum().backward()
+        with pytest.raises(FailedPrecondition, match="within a step"):
+            sr.save(session, str(tmp_path))
+        session.discard()
+        assert sr.save(session, str(tmp_path)).step == -1
+
+
+def test_keep_removes_older_ones(cluster, tmp_path):
+    with sr.connect(cluster.address, "keep", staleness=None, rank=0, world_size=1) as session:
+        for _ in range(4):
+            sr.save(session, str(tmp_path), keep=2)
+    assert files.list_names(Folder(str(tmp_path))) == ["save-000003", "save-000004"]

@@ -1,0 +1,152 @@
+"""``sparserow train --resume auto``: whatever is killed, the end is that of the run left alone, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import signal
+from pathlib import Path
+
+import pytest
+from checkpoint_rows import rows_of_checkpoint
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.worker.checkpoint.state_tree import decode_tree
+from sparserow.worker.data import write_click_log
+from sparserow_process import wait_until
+
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return write_click_log(tmp_path_factory.mktemp("log"), rows=2 * STEPS * 64, test_rows=1500, seed=3)
+
+
+def arguments(log, url, result, *sets: str) -> list[str]:
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.rows=3000",
+        "model.dropout=0.2",
+        "train.batch_size=64",
+        "train.workers=2",
+        "train.threads=1",
+        "train.prefetch=1",
+        "train.schedule={kind: step, every_steps: 7, factor: 0.9}",
+        "cluster.slot_count=256",
+        "cluster.worker_lease=2s",
+        f"train.checkpoint={{url: '{url}', every_steps: 5, keep: 2}}",
+        *sets,
+    ]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    return ["train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result), "--resume", "auto"]
+
+
+def dense_of(url) -> dict[str, list]:
+    manifest = files.read_manifest(Folder(str(url)))
+    worker = manifest.workers[0]
+    tree = decode_tree((Folder(str(url)) / manifest.name).read(worker.file), worker.file)
+    return {name: value.flatten().tolist() for name, value in tree["model"].items() if hasattr(value, "flatten")}
+
+
+def outcome(url, result) -> dict:
+    figures = json.loads(result.read_text())
+    rows = rows_of_checkpoint(url)
+    return {
+        "auc": figures["test_auc"],
+        "loss": figures["history"][0]["train_loss"],
+        "samples": figures["history"][0]["samples"],
+        "dense": dense_of(url),
+        "rows": {table: {key: row[1:] for key, row in held.items()} for table, held in rows.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(log, tmp_path_factory):
+    from sparserow_process import Launcher
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    launcher = Launcher(folder)
+    try:
+        run = launcher.start(*arguments(log, folder / "ckpt", folder / "result.json"))
+        assert run.popen.wait(300) == 0, run.err
+    finally:
+        launcher.kill_all()
+    return outcome(folder / "ckpt", folder / "result.json")
+
+
+def victims(launcher) -> dict[str, list]:
+    """Living processes by what they do."""
+    found: dict[str, list] = {"worker": [], "shard": [], "cluster": []}
+    for process in launcher.living():
+        words = " ".join(process.cmdline())
+        if "worker_process" in words:
+            found["worker"].append(process)
+        elif re.search(r"cli ps\b", words):
+            found["shard"].append(process)
+        elif re.search(r"cli up\b", words):
+            found["cluster"].append(process)
+    return found
+
+
+@pytest.mark.parametrize("number", range(10 if FULL else 1))
+def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturbed, number):
+    seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32))) + number
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    run = launcher.start(*arguments(log, url, result))
+    kinds = draw.sample(["worker", "shard", "cluster"], k=3 if FULL else 1)
+    for index, kind in enumerate(kinds):
+        wanted = draw.randrange(1, 3) + index * 2  # checkpoints that are there before the next death
+
+        def is_far_enough(wanted: int = wanted, kind: str = kind) -> bool:
+            names = files.list_names(Folder(str(url)))
+            number = files.number_of(names[-1]) if names else 0
+            return run.popen.poll() is not None or ((number or 0) >= wanted and bool(victims(launcher)[kind]))
+
+        wait_until(is_far_enough, f"{wanted} checkpoints, then the end of a {kind}", 120)
+        alive = victims(launcher)[kind]
+        assert alive, run.err
+        draw.choice(alive).send_signal(signal.SIGKILL)
+        wait_until(
+            lambda count=index + 1: run.popen.poll() is not None or run.err.count("restarts left") >= count,
+            f"the restart after the end of a {kind}",
+            120,
+        )
+    assert run.popen.wait(300) == 0, run.err
+    assert run.err.count("restarts left") == len(kinds), run.err
+    result_now = outcome(url, result)
+    for what, value in undisturbed.items():
+        assert result_now[what] == value, what
+    wait_until(lambda: not launcher.living(), "no process is left")
+
+
+def test_the_whole_run_is_killed_and_started_again(launcher, log, tmp_path, undisturbed):
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    run = launcher.start(*arguments(log, url, result))
+    wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 2, "two checkpoints")
+    launcher.kill_all()
+    assert run.popen.returncode is not None
+    # Other shards than before; and a run that is over already ends at once.
+    for _ in range(2 if FULL else 1):
+        again = launcher.start(*arguments(log, url, result, "cluster.shards=3"))
+        assert again.popen.wait(300) == 0, again.err
+        assert "restarts left" not in again.err
+        result_now = outcome(url, result)
+        assert {**result_now, "samples": None} == {**undisturbed, "samples": None}
+
+
+def test_resume_needs_checkpoints(launcher, log, tmp_path):
+    line = launcher.start("train", str(JOBS / "demo.yaml"), "--resume", "auto").error_line()
+    assert "--resume auto: the job has no section train.checkpoint" in line
+    line = launcher.start(*arguments(log, tmp_path, tmp_path / "r")[:-1], "newest").error_line()
+    assert "--resume 'newest' is not allowed; allowed: auto, never, or a name such as save-000003" in line
+    line = launcher.start(*arguments(log, tmp_path, tmp_path / "r")[:-1], "save-000009").error_line()
+    assert "there is no checkpoint 'save-000009'" in line

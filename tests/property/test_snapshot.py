@@ -1,0 +1,161 @@
+"""A snapshot is the store of its instant, whatever is written while it is handed out: random operations, in memory and
+with a hundredth of the rows there, at once and page by page; and put into another store it is that store again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import numpy as np
+import pytest
+from sparserow.cpp_ext import _server
+from sparserow.proto.errors import error_of
+
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+ROUNDS = 60 if FULL else 4
+ROWS = 30_000 if FULL else 8_000
+DIM = 8
+SLOTS = 4  # so that a budget of one row in some dozens is possible: each slot has memory of its own
+TABLES = (1, 2)
+COLUMNS = ("keys", "versions", "update_counts", "weights", "state")
+
+
+def schema(table: int) -> _server.TableSchema:
+    return _server.TableSchema(
+        id=table,
+        name=f"n/t{table}",
+        dim=DIM,
+        dtype="float32" if table == 1 else "bfloat16",
+        seed=5,
+        init=_server.InitSpec(kind="uniform", a=-1.0, b=1.0),
+        optimizer=_server.OptimizerSpec(kind="adagrad" if table == 1 else "adam", eps=1e-8),
+    )
+
+
+def make_store(folder, *, tiered: bool, lineage: int = 1) -> _server.Store:
+    _server.set_error_factory(error_of)
+    folder.mkdir(exist_ok=True)
+    options = {"memory_budget_bytes": 192 << 10, "ssd_path": str(folder)} if tiered else {}
+    store = _server.Store(slot_count=SLOTS, lineage=lineage, cluster_id=9, shard=3, **options)
+    for table in TABLES:
+        store.create_table(schema(table))
+    return store
+
+
+def write(store: _server.Store, rng: np.random.Generator) -> None:
+    """One random write of one table."""
+    table = int(rng.choice(TABLES))
+    keys = rng.choice(ROWS, size=int(rng.choice([1, 20, 300])), replace=False).astype(np.uint64)
+    kind = rng.random()
+    if kind < 0.2:
+        store.erase(table, keys)
+    elif kind < 0.3:
+        store.assign(table, keys, rng.standard_normal((len(keys), DIM), np.float32))
+    else:
+        store.apply(table, keys, rng.standard_normal((len(keys), DIM), np.float32), lr=0.1)
+
+
+def rows_of(store: _server.Store, table: int) -> dict[int, tuple]:
+    found, cursor = {}, 0
+    while True:
+        keys, versions, counts, rows, state, cursor = store.scan(table, cursor=cursor, max_rows=5000, with_state=True)
+        for i, key in enumerate(keys.tolist()):
+            found[key] = (int(versions[i]), int(counts[i]), rows[i].tobytes(), state[i].tobytes())
+        if cursor == 0:
+            return found
+
+
+def as_float32(weights: np.ndarray) -> np.ndarray:
+    return weights if weights.dtype == np.float32 else (weights.astype(np.uint32) << 16).view(np.float32)
+
+
+def dumped(snapshot, table: int, between=lambda: None, max_bytes: int = 64 << 10) -> list[tuple]:
+    pages, end = [], 0
+    while end < SLOTS:
+        *columns, first, end = snapshot.next(table, max_bytes=max_bytes)
+        assert first == pages[-1][-1] if pages else first == 0
+        pages.append((*columns, end))
+        between()
+    return pages
+
+
+def content(pages: list[tuple]) -> dict[int, tuple]:
+    found = {}
+    for keys, versions, counts, weights, state, _ in pages:
+        rows = as_float32(weights)
+        for i, key in enumerate(keys.tolist()):
+            assert key not in found
+            found[key] = (int(versions[i]), int(counts[i]), rows[i].tobytes(), state[i].tobytes())
+    return found
+
+
+@pytest.mark.parametrize("tiered", [False, True])
+def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered):
+    if tiered and not _server.has_ssd_tier():
+        pytest.skip("this build has no SSD tier")
+    seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    store = make_store(tmp_path / "a", tiered=tiered)
+    for _ in range(60):
+        write(store, rng)
+    for number in range(ROUNDS):
+        for _ in range(40):
+            write(store, rng)
+        expected = {table: rows_of(store, table) for table in TABLES}
+        snapshot = store.snapshot(side_budget_bytes=64 << 20)
+        pages = {}
+        for table in TABLES:
+            pages[table] = dumped(snapshot, table, lambda: [write(store, rng) for _ in range(3)])
+            assert content(pages[table]) == expected[table]
+        assert snapshot.stats()["rows_saved"] > 0
+        versions = snapshot.slot_versions
+        snapshot.end()
+
+        again = make_store(tmp_path / f"b{number}", tiered=tiered, lineage=2)
+        for table in TABLES:
+            for page in pages[table]:
+                for part in np.array_split(np.arange(len(page[0])), len(page[0]) // 200 + 1):
+                    again.install(table, *(column[part] for column in page[:-1]))
+        again.set_sequences(np.arange(SLOTS, dtype=np.uint32), versions & np.uint64((1 << 48) - 1))
+        assert {table: rows_of(again, table) for table in TABLES} == expected
+        key = np.array([ROWS + number], np.uint64)
+        again.apply(1, key, np.ones((1, DIM), np.float32), lr=0.1)
+        _, version, _ = again.pull(1, key)
+        slot = _server.slot_of(_server.row_hash(1, int(key[0])), SLOTS)
+        assert version[0] == (2 << 48 | int(versions[slot]) & ((1 << 48) - 1)) + 1
+
+
+def test_a_delta_is_what_changed_since(tmp_path):
+    rng = np.random.default_rng(7)
+    store = make_store(tmp_path / "a", tiered=False)
+    for _ in range(40):
+        write(store, rng)
+    before = rows_of(store, 1)
+    base = store.snapshot()
+    since = base.slot_versions
+    base.end()
+    keys = np.arange(50, dtype=np.uint64)
+    store.apply(1, keys, np.ones((50, DIM), np.float32), lr=0.1)
+    delta = store.snapshot(since=since)
+    changed = content(dumped(delta, 1))
+    assert set(changed) == set(range(50))
+    assert content(dumped(delta, 2)) == {}
+    assert {**before, **changed} == rows_of(store, 1)
+    assert not delta.whole_slots.any()
+    delta.end()
+
+    gone = np.array([min(before)], np.uint64)
+    assert store.erase(1, gone) == 1
+    delta = store.snapshot(since=since)
+    slot = int(_server.slots_of(1, gone, SLOTS)[0])
+    assert delta.whole_slots.nonzero()[0].tolist() == [slot]
+    changed = content(dumped(delta, 1))
+    keys = np.array(sorted(before), np.uint64)
+    kept = {
+        key: before[key] for key, at in zip(keys.tolist(), _server.slots_of(1, keys, SLOTS), strict=True) if at != slot
+    }
+    assert {**kept, **changed} == rows_of(store, 1)
+    delta.end()
+    store.drop_table(2)
+    assert store.snapshot(since=since).whole_slots.all()

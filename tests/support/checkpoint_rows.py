@@ -1,0 +1,26 @@
+"""The rows of a checkpoint as plain values, for comparison."""
+
+from __future__ import annotations
+
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.checkpoint.row_parts import decode_rows
+
+
+def rows_of_checkpoint(url, name=None) -> dict[str, dict[int, tuple]]:
+    """Every row of a checkpoint: table -> key -> (version, updates, weights, state)."""
+    manifest = files.read_manifest(Folder(str(url)), name)
+    found: dict[str, dict[int, tuple]] = {}
+    for table in manifest.tables:
+        rows = found.setdefault(table.schema.full_name, {})
+        for part in table.parts:
+            _, columns = decode_rows((Folder(str(url)) / manifest.name).read(part.file), part.file)
+            for i, key in enumerate(columns.keys.tolist()):
+                assert key not in rows
+                rows[key] = (
+                    int(columns.versions[i]),
+                    int(columns.update_counts[i]),
+                    columns.weights[i].tobytes(),
+                    columns.state[i].tobytes(),
+                )
+    return found

@@ -1,0 +1,6 @@
+"""``save`` and ``restore``: rows, dense side, reader and clock of a job in one checkpoint (docs/checkpoints.md)."""
+
+from .restore import RestoredCheckpoint, restore
+from .save import SavedCheckpoint, save
+
+__all__ = ["RestoredCheckpoint", "SavedCheckpoint", "restore", "save"]

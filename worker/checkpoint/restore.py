@@ -1,0 +1,157 @@
+"""``restore``: all workers of a job, and all shards, go back to a checkpoint together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.folder import Folder
+from ...proto.errors import FailedPrecondition, NotFound
+from ..session import Session
+from .random_state import set_random_state
+from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
+from .state_tree import decode_tree
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    """What a restore brought back.
+
+    Attributes:
+        name: of the checkpoint.
+        step: the last one in it; -1: none. The session goes on with the one after it, or after its own last one where
+            that is later.
+        rows: in all tables, on all shards.
+        extra: what this worker gave to ``save``, or rank 0 where it was not there; {} without.
+        config: as given to ``save``.
+    """
+
+    name: str
+    step: int
+    rows: int
+    extra: dict[str, Any]
+    config: dict[str, Any]
+
+
+def restore(
+    session: Session,
+    url: str,
+    *,
+    name: str | None = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: GradScaler | None = None,
+    scheduler: OneOrMore | None = None,
+    reader: Stateful | None = None,
+    renames: Mapping[str, str] | None = None,
+    tables: Sequence[str] | None = None,
+    reset_optimizer: bool = False,
+    deadline_sec: float = 3600.0,
+) -> RestoredCheckpoint:
+    """Puts the cluster and this worker back to a checkpoint; every worker of the job calls it, and no other job may be
+    at work on the cluster.
+
+    It does not matter how many shards or workers wrote it. Rows get weights, optimizer state, versions and update
+    counts back bit for bit. Tables of the session's namespace that the checkpoint does not have are empty afterwards.
+    Each worker gets back its own reader and random numbers where it was there; those of one that was not are as they
+    are. Call it before the first step of a session with a row cache.
+
+    Args:
+        url: as given to ``save``.
+        name: of the checkpoint; None: the newest.
+        model, optimizer, scaler, scheduler, reader: as given to ``save``; None leaves that part out.
+        renames: tables by another name now, {name in the checkpoint: present name}, within the session's namespace or
+            as NAMESPACE/NAME. The rows of a renamed table get new versions.
+        tables: only these, by their names in the checkpoint; None: all. With it other tables stay as they are: a warm
+            start.
+        reset_optimizer: of tables whose optimizer is another one by now, the state begins anew. Without it they are
+            refused.
+        deadline_sec: of the whole.
+
+    Raises:
+        NotFound: there is no such checkpoint, or it lacks what was asked for.
+        FailedPrecondition: another job is at work; the slot count, or a table's dim, dtype or optimizer, is another
+            one; the session is within a step.
+        DataLoss: a file is missing or damaged (names it).
+    """
+    control, identity = cluster_of(session, "restore")
+    session.flush()
+    session.native.check_usable()
+    if session.native.staged_calls:
+        raise FailedPrecondition("restore: the session is within a step; call session.discard first")
+    if session.placement.cache is not None and session.stats().steps_committed:
+        raise FailedPrecondition("restore: the session has a row cache; restore before its first step")
+    session.discard()
+    url = absolute(url)
+    full = {_full(session, saved): _full(session, present) for saved, present in (renames or {}).items()}
+    request = pb.RestoreRequest(
+        url=url,
+        name=name or "",
+        namespace=session.namespace,
+        renames=[pb.TableRename(saved=saved, name=present) for saved, present in full.items()],
+        tables=[_full(session, table) for table in tables or ()],
+        reset_optimizer=reset_optimizer,
+        next_step=session.current_step,
+    )
+    reply = control.restore(request, identity, deadline_sec=deadline_sec)
+    manifest = files.read_manifest(Folder(url), reply.name)
+    states = _States(Folder(url) / manifest.name, manifest)
+    mine, first = states.of_rank(session.rank), states.of_rank(0)
+    where = f"{url}/{manifest.name}"
+    for what, target, tree, loads in (
+        ("model", model, first, lambda state: bare(model).load_state_dict(state)),  # type: ignore[arg-type]
+        ("optimizer", optimizer, first, lambda state: optimizer.load_state_dict(state)),  # type: ignore[union-attr]
+        ("scaler", scaler, mine or first, lambda state: scaler.load_state_dict(state)),  # type: ignore[union-attr]
+        ("schedulers", scheduler, mine or first, lambda state: _load_several(scheduler, state, where)),
+        ("reader", reader, mine, lambda state: reader.load_state_dict(state)),  # type: ignore[union-attr]
+    ):
+        if target is None:
+            continue
+        if tree is None or what not in tree:
+            raise NotFound(f"restore: {where} has no state of the {what} of rank {session.rank}")
+        loads(tree[what])
+    session.set_learning_rates((mine or first or {}).get("rates", {}))
+    if mine is not None:
+        set_random_state(mine["random"])
+    session.native.skip_to(reply.next_step)
+    extra = (mine or first or {}).get("extra", {})
+    return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config)
+
+
+def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
+    assert scheduler is not None
+    held = several(scheduler)
+    if len(held) != len(states):
+        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, {len(held)} are given")
+    for each, state in zip(held, states, strict=True):
+        each.load_state_dict(state)
+
+
+class _States:
+    """What the workers gave, read when it is asked for."""
+
+    def __init__(self, folder: Folder, manifest: files.Manifest) -> None:
+        self._folder = folder
+        self._entries = {entry.rank: entry for entry in manifest.workers}
+        self._read: dict[int, dict[str, Any]] = {}
+
+    def of_rank(self, rank: int) -> dict[str, Any] | None:
+        """The state tree of a rank; None when it was not there."""
+        entry = self._entries.get(rank)
+        if entry is None:
+            return None
+        if rank not in self._read:
+            data = files.check_file(self._folder, entry)
+            self._read[rank] = decode_tree(data, f"{self._folder.url}/{entry.file}")
+        return self._read[rank]
+
+
+def _full(session: Session, table: str) -> str:
+    return table if "/" in table else f"{session.namespace}/{table}"

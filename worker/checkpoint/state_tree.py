@@ -1,0 +1,126 @@
+"""State of optimizers, models and loaders as a safetensors file: tensors as tensors, all else as JSON in its header.
+
+No pickle: a file runs no code when it is read, and any program can open it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...proto.checkpoint.tensor_file import DTYPES, Encoded, Tensor, check_sum, decode, encode
+from ...proto.errors import DataLoss, InvalidArgument
+
+FORMAT = "1"
+_TREE, _FORMAT = "sparserow.state", "sparserow.format"
+_OF_TORCH: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+_OF_NUMPY = {np.dtype(held): name for name, held in DTYPES.items() if name not in ("BF16", "F16")}
+_OF_NUMPY[np.dtype(np.float16)] = "F16"
+
+
+def encode_tree(tree: Mapping[str, Any], metadata: Mapping[str, str]) -> Encoded:
+    """The file of nested dicts, lists and tuples of tensors, arrays, numbers, strings and None.
+
+    Raises:
+        InvalidArgument: there is something else in it; says where.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = _plain(tree, "", tensors)
+    return encode(tensors, {**metadata, _FORMAT: FORMAT, _TREE: json.dumps(plain)})
+
+
+def decode_tree(data: memoryview, name: str) -> dict[str, Any]:
+    """What :func:`encode_tree` was given; tensors are on the CPU and own their memory.
+
+    Raises:
+        DataLoss: the file is damaged, or of another format.
+    """
+    metadata, tensors = decode(data, name)
+    if metadata.get(_FORMAT) != FORMAT:
+        raise DataLoss(f"{name}: has format {metadata.get(_FORMAT)!r}; this program reads {FORMAT}")
+    check_sum(metadata, list(tensors.values()), name)
+    try:
+        tree: dict[str, Any] = _whole(json.loads(metadata[_TREE]), tensors)
+    except (KeyError, ValueError) as error:
+        raise DataLoss(f"{name}: is damaged: {error}") from None
+    return tree
+
+
+def _plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": _add(value, path, tensors)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype in _OF_NUMPY:
+        tensors[name := _free(path, tensors)] = Tensor(_OF_NUMPY[value.dtype], np.ascontiguousarray(value))
+        return {"$array": name}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _plain(item, f"{path}.{key}" if path else key, tensors) for key, item in value.items()}
+        items = [[_plain(key, path, tensors), _plain(item, f"{path}.{key}", tensors)] for key, item in value.items()]
+        return {"$dict": items}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    raise InvalidArgument(
+        f"save: {path or 'the state'} is a {type(value).__name__}, which no checkpoint can hold; allowed: tensors, "
+        "arrays, numbers, strings, None, and dicts, lists and tuples of these"
+    )
+
+
+def _free(path: str, tensors: Mapping[str, Tensor]) -> str:
+    name, number = path or "value", 1
+    while name in tensors:
+        number += 1
+        name = f"{path}#{number}"
+    return name
+
+
+def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    held = value.detach().to("cpu").contiguous()
+    if held.dtype not in _OF_TORCH or held.layout is not torch.strided:
+        raise InvalidArgument(
+            f"save: {path} is a tensor of {held.dtype} and {held.layout}; allowed: dense, of real numbers"
+        )
+    is_bfloat16 = held.dtype is torch.bfloat16
+    values = held.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else held.numpy()
+    if held.data_ptr() == value.data_ptr():
+        values = values.copy()  # training goes on while it is written
+    tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[held.dtype], values)
+    return name
+
+
+def _whole(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_whole(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"$tensor"}:
+        held = tensors[value["$tensor"]]
+        if held.dtype == "BF16":
+            return torch.from_numpy(held.values.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(held.values.copy())
+    if value.keys() == {"$array"}:
+        return tensors[value["$array"]].values.copy()
+    if value.keys() == {"$tuple"}:
+        return tuple(_whole(item, tensors) for item in value["$tuple"])
+    if value.keys() == {"$dict"}:
+        return {_whole(key, tensors): _whole(item, tensors) for key, item in value["$dict"]}
+    return {key: _whole(item, tensors) for key, item in value.items()}

@@ -1,0 +1,157 @@
+"""When a trainer saves, and how it comes back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.manifest import list_names
+from ..proto.checkpoint_config import CheckpointConfig
+from ..proto.errors import Fenced, SparserowError
+from .checkpoint import RestoredCheckpoint, SavedCheckpoint, restore, save
+from .checkpoint.save import Stateful, absolute
+from .process_group import WorkerGroup
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: from 1, the present one; beyond the job's epochs when it is done.
+        is_trained: all batches of the present epoch are done; its evaluation is not.
+        samples, loss_sum, seconds: of this worker in the present epoch.
+        history: results of the epochs before, as dicts.
+    """
+
+    epoch: int = 1
+    is_trained: bool = False
+    samples: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The next one, from its first batch."""
+        self.epoch, self.is_trained = epoch, False
+        self.samples, self.loss_sum, self.seconds = 0, 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class TrainedParts:
+    """What a checkpoint of a trainer holds beside the rows."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    scaler: GradScaler | None
+    schedule: Stateful
+    reader: Stateful
+    steps: Stateful
+
+
+class TrainingCheckpoints:
+    """Saves by steps or time; a save that fails is told, and the job goes on.
+
+    Args:
+        config: when and where.
+        session: of the job.
+        group: this worker and its peers.
+        parts: what is saved.
+        job: for ``sparserow checkpoint inspect``.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        *,
+        session: Session,
+        group: WorkerGroup,
+        parts: TrainedParts,
+        job: dict[str, Any],
+    ) -> None:
+        self._config, self._session, self._group, self._parts, self._job = config, session, group, parts, job
+        self._url = absolute(config.url)
+        self._saved_at = time.monotonic()
+        self._writing: SavedCheckpoint | None = None
+
+    def after_step(self, number: int, progress: Progress) -> None:
+        """Saves when it is time; ``number`` counts the steps of the whole run."""
+        if self._is_due(number):
+            self._save(progress, wait=False)
+
+    def at_end(self, progress: Progress) -> None:
+        """The last one, which holds what was learnt."""
+        self._save(progress, wait=True)
+
+    def _is_due(self, number: int) -> bool:
+        config = self._config
+        if config.every_steps is not None and number % config.every_steps == 0:
+            return True
+        if config.every_seconds is None:
+            return False
+        return self._group.share(time.monotonic() - self._saved_at >= config.every_seconds)
+
+    def _save(self, progress: Progress, *, wait: bool) -> None:
+        parts = self._parts
+        try:
+            if self._writing is not None:
+                self._writing.wait()
+        except SparserowError as error:
+            log.warning("the last checkpoint was not written: %s", error)
+        self._writing = None
+        try:
+            self._writing = save(
+                self._session,
+                self._url,
+                model=parts.model,
+                optimizer=parts.optimizer,
+                scaler=parts.scaler,
+                scheduler=parts.schedule,
+                reader=parts.reader,
+                extra={"progress": vars(progress), "steps": parts.steps.state_dict()},
+                config=self._job,
+                keep=self._config.keep,
+                full_every=self._config.full_every,
+                wait=wait,
+            )
+        except Fenced:
+            raise  # this worker has lost its place: there is nothing to go on with
+        except SparserowError as error:
+            log.warning("no checkpoint was made: %s", error)
+        self._saved_at = time.monotonic()
+
+    def resume(self, name: str | None) -> Progress | None:
+        """Goes back to a checkpoint; None as a name: to the newest, and where there is none nothing happens.
+
+        Raises:
+            SparserowError: it cannot be restored.
+        """
+        parts = self._parts
+        if name is None:
+            names = list_names(Folder(self._url)) if self._group.makes_shared else []
+            name = self._group.share(names[-1] if names else None)
+        if name is None:
+            return None
+        restored: RestoredCheckpoint = restore(
+            self._session,
+            self._url,
+            name=name,
+            model=parts.model,
+            optimizer=parts.optimizer,
+            scaler=parts.scaler,
+            scheduler=parts.schedule,
+            reader=parts.reader,
+        )
+        parts.steps.load_state_dict(restored.extra["steps"])
+        log.info("resumed from %s/%s, step %d", self._url, restored.name, restored.step)
+        return Progress(**restored.extra["progress"])
