@@ -42,6 +42,7 @@ def local_serving(
     replicas: int = 1,
     sync_interval: str = "100ms",
     poll: str = "500ms",
+    unix_path: str | None = None,
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalServing]:
@@ -54,17 +55,20 @@ def local_serving(
         namespace: of the tables, without a root.
         shards, replicas: how many processes share the slots out, and how many of each there are.
         sync_interval, poll: as in ``sparserow serve``.
+        unix_path: of a Unix socket of the data plane, where there is one process; None: none.
         log_level: least severity that the processes write to stderr.
         deadline_sec: within which all must be ready.
 
     Raises:
-        InvalidArgument: ``shards`` or ``replicas`` is below 1.
+        InvalidArgument: ``shards`` or ``replicas`` is below 1, or there is one ``unix_path`` for several processes.
         Unavailable: a process ended before it was ready; its message is on stderr.
         DeadlineExceeded: not ready in time.
     """
     if shards < 1 or replicas < 1:
         raise InvalidArgument(f"local_serving: shards {shards}, replicas {replicas}; allowed: >= 1")
-    options = {"root": root, "follow": follow, "namespace": namespace}
+    if unix_path is not None and shards * replicas > 1:
+        raise InvalidArgument("local_serving: unix_path is for one process; leave it out, or shards and replicas")
+    options = {"root": root, "follow": follow, "namespace": namespace, "unix-path": unix_path}
     named = [f"--{name}={value}" for name, value in options.items() if value is not None]
     named += [f"--model={model}", f"--sync-interval={sync_interval}", f"--poll={poll}", f"--log-level={log_level}"]
     processes: list[subprocess.Popen[str]] = []

@@ -1,0 +1,78 @@
+"""A published program, compiled by AOTInductor, runs in a C++ service that reads its rows from a serving process.
+
+A minute of compilers: with SPARSEROW_TEST_FULL=1."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow import cpp_ext
+from sparserow.deploy.publishing import load_program
+from torch import Tensor, nn
+
+SOURCE = Path(sr.__file__).parent / "deploy" / "examples" / "online_inference.cc"
+
+
+class Scorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = nn.EmbeddingBag(500, 4, mode="mean")
+        self.tower = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.tower(self.tags(ids)).squeeze(1)
+        return scores
+
+
+def build_service(folder: Path) -> Path:
+    native, torch_folder = Path(cpp_ext.__file__).parent, Path(torch.__file__).parent
+    program = folder / "online_inference"
+    libraries = [f"-Wl,-rpath,{place},-L{place}" for place in (str(native), str(torch_folder / "lib"))]
+    command = [
+        *("g++", "-std=c++20", "-O1", str(SOURCE), "-o", str(program), f"-I{native}", "-DASIO_STANDALONE"),
+        *("-isystem", f"{torch_folder}/include", "-isystem", f"{torch_folder}/include/torch/csrc/api/include"),
+        *libraries,
+        *("-Wl,--no-as-needed", "-lsparserow_ops", "-lsparserow_core", "-ltorch", "-ltorch_cpu", "-lc10"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
+def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 2, 3], [4, 4, 4], [7, 300, 12]])
+    root = str(tmp_path / "models")
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
+        model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        model(ids).square().mean().backward()
+        session.step(torch.optim.SGD(model.parameters(), lr=0.1))
+        sr.publish(session, "ctr", root=root, model=model, example=(ids,))
+        model.eval()
+        with torch.no_grad():
+            expected = model(ids).tolist()
+    exported = torch.export.load(io.BytesIO(load_program(root, "ctr", 1)))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+    service = build_service(tmp_path)
+    with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):
+        command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/tags=4"]
+        lines = "".join(" ".join(map(str, row)) + "\n" for row in ids.tolist())
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected, rtol=1e-5, atol=1e-6)
+        for arguments, words in (
+            ([*command[:4], "ctr@9", command[5]], "NotFound"),
+            ([*command[:5], "ads/tags"], "table 'ads/tags'; allowed: NAMESPACE/TABLE=DIM"),
+            (command[:5], "arguments; allowed: PACKAGE HOST:PORT"),
+        ):
+            refused = subprocess.run(arguments, input=lines, capture_output=True, text=True, timeout=120, check=False)
+            assert refused.returncode == 1
+            assert words in refused.stderr
