@@ -56,6 +56,8 @@ Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uin
     }
     job.operation = operation;
     job.resolved = false;
+    job.cut.reset();  // of the operation before: it is overtaken
+    answered_.notify_all();
     for (const WorkerKey& key : fence) {
       if (const auto worker = job.workers.find(key); worker != job.workers.end()) worker->second.fenced = true;
     }

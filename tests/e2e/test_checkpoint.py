@@ -10,8 +10,10 @@ import pytest
 import sparserow as sr
 import torch
 from checkpoint_rows import rows_of_checkpoint
+from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from torch import nn
 
@@ -84,6 +86,15 @@ class Training:
         for schedule in self.schedules:
             schedule.step()
         return float(loss.detach()), self.scaler.get_scale()
+
+
+def save_rows(address: str, url: str) -> None:
+    """As the command does: nobody waits for a worker."""
+    with ControlClient(address) as control:
+        name = control.begin_save(url, None, deadline_sec=60)
+        control.enter_save(pb.EnterSaveRequest(url=url, name=name), None, deadline_sec=60)
+        while (reply := control.get_save(url, name, wait_sec=5)).phase != pb.SAVED:
+            assert reply.phase != pb.FAILED, reply
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(cluster, tmp_path):
@@ -201,15 +212,8 @@ def test_commits_that_arrive_while_it_is_saved_are_not_in_it(cluster, tmp_path):
         pusher = threading.Thread(target=push)
         pusher.start()
         try:
-            from sparserow.proto import control_pb2 as pb
-            from sparserow.proto.control import ControlClient
-
-            with ControlClient(cluster.address) as control:  # as the command does: nobody waits for the worker
-                for _ in range(3):
-                    name = control.begin_save(str(tmp_path), None, deadline_sec=60)
-                    control.enter_save(pb.EnterSaveRequest(url=str(tmp_path), name=name), None, deadline_sec=60)
-                    while control.get_save(str(tmp_path), name, wait_sec=5).phase != pb.SAVED:
-                        assert control.get_save(str(tmp_path), name).phase != pb.FAILED
+            for _ in range(3):
+                save_rows(cluster.address, str(tmp_path))
         finally:
             is_over.set()
             pusher.join()
@@ -222,6 +226,32 @@ def test_commits_that_arrive_while_it_is_saved_are_not_in_it(cluster, tmp_path):
         values.append(found.pop())
     assert values == sorted(values)
     assert 0 <= values[0] <= values[-1] <= pushes
+
+
+def test_a_save_by_another_is_after_a_whole_step_on_all_shards(cluster, tmp_path):
+    """At staleness 0, where a step is committed in two phases: every row of a cut has had as many updates."""
+
+    class AllRows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(ROWS, DIM)
+
+    ids = torch.arange(ROWS)
+    with sr.connect(cluster.address, "steps", rank=0, world_size=1) as session:
+        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        saver = threading.Thread(target=lambda: [save_rows(cluster.address, str(tmp_path)) for _ in range(5)])
+        saver.start()
+        while saver.is_alive():
+            model.rows(ids).sum().backward()
+            session.step()
+        saver.join()
+    names = files.list_names(Folder(str(tmp_path)))
+    assert len(names) == 5
+    for name in names:
+        manifest = files.read_manifest(Folder(str(tmp_path)), name)
+        step = next(job.step for job in manifest.jobs if job.name == "steps/steps")
+        counts = {row[1] for row in rows_of_checkpoint(tmp_path, name)["steps/rows"].values()}
+        assert counts <= {step + 1}, (name, step, counts)
 
 
 def test_two_workers_save_and_three_go_on(cluster, tmp_path):

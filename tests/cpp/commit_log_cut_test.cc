@@ -1,0 +1,179 @@
+// A cut of the commit log: what belongs to it is taken and applied, what comes later waits, and its windows make a new
+// log answer as the old one did.
+#include <doctest/doctest.h>
+
+#include <future>
+#include <thread>
+
+#include "rpc/commit_log.h"
+#include "rpc_fixture.h"
+
+using namespace sparserow;
+using namespace sparserow::rpc;
+using namespace sparserow::testing;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+struct Fixture {
+  TableSchema table = sgd_table("t/a", 2, 0.0f);
+  std::shared_ptr<Store> store = make_store(0);
+  CommitLog log{*store};
+  std::optional<std::uint32_t> staleness;
+
+  explicit Fixture(std::optional<std::uint32_t> job_staleness) : staleness(job_staleness) {
+    REQUIRE(store->create_table(table).is_ok());
+    set_members(1);
+  }
+
+  void set_members(std::uint64_t operation, std::uint32_t generation = 1) {
+    JobSpec spec{.job_id = 1, .name = "job", .staleness = staleness, .members = {{1, 1, 0}, {2, 1, 1}}};
+    spec.operation = operation;
+    spec.generation = generation;
+    REQUIRE(log.set_job(spec).is_ok());
+  }
+
+  Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step) {
+    struct Owned {
+      std::vector<std::uint64_t> keys{7};
+      std::vector<float> grads{-1.0f, -1.0f};
+    };
+    auto owned = std::make_shared<Owned>();
+    Commit commit{.job_id = 1,
+                  .worker_id = worker,
+                  .worker_epoch = 1,
+                  .sequence = sequence,
+                  .step = step,
+                  .grad_sum = true,
+                  .blocks = {},
+                  .owner = owned};
+    commit.blocks.push_back(
+        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
+    return log.commit(std::move(commit), false);
+  }
+
+  // As a client does that is told to try again: until the cut that takes it has begun.
+  Status commit_in_time(std::uint32_t worker, std::uint64_t sequence, std::int64_t step) {
+    for (int attempt = 0;; ++attempt) {
+      Status status = commit(worker, sequence, step).status();
+      if (status.code() != Code::kUnavailable || attempt == 5000) return status;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  float row() const {
+    const std::uint64_t key = 7;
+    float values[2];
+    REQUIRE(store->pull(table.id, std::span(&key, 1), Dtype::kFloat32, reinterpret_cast<std::byte*>(values)).is_ok());
+    return values[0];
+  }
+
+  // As the coordinator names it from the reports.
+  CutTarget hold(std::uint64_t operation) {
+    const auto reports = log.hold(1, operation, {});
+    REQUIRE(reports.is_ok());
+    CutTarget target{.job_id = 1, .operation = operation, .step = kNoStep, .workers = {}};
+    for (const WorkerReport& report : reports.value()) {
+      if (staleness == 0u) target.step = std::max(target.step, report.committed_step);
+      target.workers.push_back({report.worker_id, report.epoch, report.committed_sequence});
+    }
+    return target;
+  }
+
+  std::future<Result<std::vector<JobImage>>> cut(CutTarget target, float& seen,
+                                                 std::chrono::milliseconds deadline = std::chrono::seconds(20)) {
+    return std::async(std::launch::async, [this, target, &seen, deadline] {
+      return log.cut({target}, Clock::now() + deadline, [&] {
+        seen = row();
+        return Status::ok();
+      });
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("staleness 0: the cut takes the step that one worker has begun, and none after it") {
+  Fixture fixture(0);
+  REQUIRE(fixture.commit(1, 1, 0).is_ok());
+  REQUIRE(fixture.commit(2, 1, 0).is_ok());
+  REQUIRE(fixture.commit(1, 2, 1).is_ok());
+  const CutTarget target = fixture.hold(2);
+  CHECK(target.step == 1);
+  float seen = -1;
+  auto cut = fixture.cut(target, seen);
+  const auto later = fixture.commit(1, 3, 2);
+  CHECK(later.status().code() == Code::kUnavailable);
+  REQUIRE(fixture.commit_in_time(2, 2, 1).is_ok());  // belongs to it, though the job is held
+  const auto images = cut.get();
+  INFO(images.status().message());
+  REQUIRE(images.is_ok());
+  CHECK(seen == 4.0f);
+  REQUIRE(images.value().size() == 1);
+  CHECK(images.value()[0].completed == 1);
+  for (const WorkerImage& worker : images.value()[0].workers) CHECK(worker.window.committed_sequence == 2);
+  CHECK(fixture.commit(1, 3, 2).status().code() == Code::kUnavailable);  // until the members are set again
+  fixture.set_members(2);
+  CHECK(fixture.commit(1, 3, 2).is_ok());
+}
+
+TEST_CASE("without a barrier: each worker's last commit, and who is missing is named") {
+  Fixture fixture(std::nullopt);
+  REQUIRE(fixture.commit(1, 1, 0).is_ok());
+  CutTarget target = fixture.hold(2);
+  target.workers = {{1, 1, 2}, {2, 1, 0}};  // another shard has the second one of worker 1
+  float seen = -1;
+  const auto late = fixture.cut(target, seen, std::chrono::milliseconds(30)).get();
+  CHECK(late.status().code() == Code::kDeadlineExceeded);
+  CHECK(late.status().message().find("worker ids 1") != std::string::npos);
+  CHECK(fixture.commit(2, 1, 0).status().code() == Code::kUnavailable);
+  auto cut = fixture.cut(target, seen);
+  REQUIRE(fixture.commit_in_time(1, 2, 1).is_ok());
+  REQUIRE(cut.get().is_ok());
+  CHECK(seen == 2.0f);
+}
+
+TEST_CASE("a change of members ends a cut that waits, and another hold does") {
+  for (const bool is_set : {true, false}) {
+    Fixture fixture(std::nullopt);
+    CutTarget target = fixture.hold(2);
+    target.workers = {{1, 1, 5}};
+    float seen = -1;
+    auto cut = fixture.cut(target, seen);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (is_set) {
+      fixture.set_members(3);
+    } else {
+      static_cast<void>(fixture.hold(3));
+    }
+    REQUIRE(fixture.commit(1, 1, 0).is_ok() == is_set);
+    CHECK(cut.get().status().code() == Code::kUnavailable);
+    CHECK(seen == -1);
+  }
+}
+
+TEST_CASE("a log with the windows of a cut answers again what is in it, and takes what is not") {
+  Fixture fixture(std::nullopt);
+  REQUIRE(fixture.commit(1, 1, 0).is_ok());
+  REQUIRE(fixture.commit(1, 2, 1).is_ok());
+  REQUIRE(fixture.log.abort(1, 1, 1, 3).is_ok());
+  float seen = -1;
+  const auto images = fixture.cut(fixture.hold(2), seen).get();
+  REQUIRE(images.is_ok());
+
+  Fixture fresh(std::nullopt);
+  REQUIRE(fresh.log.drop_job(1, 2).is_ok());
+  fresh.log.install(images.value());
+  fresh.set_members(3);
+  const auto again = fresh.commit(1, 2, 1);
+  REQUIRE(again.is_ok());
+  CHECK(again.value().duplicate);
+  CHECK(fresh.commit(1, 3, 2).status().code() == Code::kFailedPrecondition);  // aborted before the cut
+  CHECK(fresh.row() == 0.0f);
+  CHECK(fresh.commit(1, 4, 2).is_ok());
+  CHECK(fresh.row() == 1.0f);
+  // Of another generation they say nothing.
+  fresh.set_members(4, 2);
+  CHECK(fresh.commit(1, 2, 1).is_ok());
+  CHECK(fresh.row() == 2.0f);
+}
