@@ -108,6 +108,7 @@ class TableSchema:
         seed: int = 0,
         init: InitSpec = ...,
         optimizer: OptimizerSpec = ...,
+        policy: dict[str, Any] = ...,
     ) -> None: ...
     @property
     def id(self) -> int: ...
@@ -143,6 +144,48 @@ class TableStats:
     def ssd_rows(self) -> int: ...
     @property
     def ssd_bytes(self) -> int: ...
+    @property
+    def refused(self) -> int:
+        """Pushes of keys that the table's policy gave no row for them."""
+
+    @property
+    def filter_entries(self) -> int: ...
+    @property
+    def filter_bytes(self) -> int: ...
+    @property
+    def filter_error_rate(self) -> float:
+        """Estimate: how likely the filter takes a new key for another one."""
+
+    @property
+    def sweeps(self) -> int: ...
+    @property
+    def swept_rows(self) -> list[int]:
+        """By rule: age in steps, age in seconds, norm, bound."""
+
+    @property
+    def sweep_longest_hold_seconds(self) -> float: ...
+
+class SweepFreed:
+    """What one rule freed: rows, and their bytes of weights and state."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class SweepReport:
+    """What a sweep did, or in a dry run would do; ``freed`` is by rule as ``TableStats.swept_rows``."""
+
+    @property
+    def rows_seen(self) -> int: ...
+    @property
+    def freed(self) -> list[SweepFreed]: ...
+    @property
+    def slices(self) -> int: ...
+    @property
+    def longest_hold_seconds(self) -> float: ...
+    @property
+    def is_complete(self) -> bool: ...
 
 class Store:
     """The row store of one shard. Thread-safe.
@@ -201,9 +244,20 @@ class Store:
         """As ``pull`` in float32, into ``out`` (n, dim), C-contiguous. Raises NotFound, InvalidArgument."""
 
     def apply(
-        self, table_id: int, keys: NDArray[np.uint64], grads: NDArray[np.float32], *, lr: float, grad_scale: float = 1.0
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        grads: NDArray[np.float32],
+        *,
+        lr: float,
+        grad_scale: float = 1.0,
+        job: int = 0,
+        step: int = -1,
     ) -> None:
-        """Applies grads (n, dim) in order. Raises NotFound, InvalidArgument, ResourceExhausted (nothing applied)."""
+        """Applies grads (n, dim) in order; ``step`` of ``job`` moves the table's clock, -1 does not.
+
+        Raises NotFound, InvalidArgument, ResourceExhausted (nothing applied).
+        """
 
     def assign(self, table_id: int, keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> None:
         """Sets weights (n, dim), creating rows. Raises as ``apply``."""
@@ -217,6 +271,29 @@ class Store:
         NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32], int
     ]:
         """A page: keys, versions, update counts, rows (n, dim), state (n, state floats or 0), next cursor (0: end)."""
+
+    def sweep(
+        self, table_id: int, *, dry_run: bool = False, share: float = 1.0, pause_ratio: float = 0.0
+    ) -> SweepReport:
+        """Removes the rows that the table's policy no longer wants; in a dry run counts them.
+
+        Args:
+            share: of the table's slots that this store has: its part of max_rows and max_bytes.
+            pause_ratio: how long it sleeps after each slice, as a multiple of the slice's time.
+
+        Raises:
+            NotFound: there is no such table.
+            DataLoss: the SSD lost rows of it.
+        """
+
+    def stop_sweeps(self) -> None:
+        """Ends sweeps under way, soon, and lets later ones end at once."""
+
+    def filter_image(self, table_id: int, slot: int) -> NDArray[np.uint64]:
+        """What a slot remembers of keys without a row. Raises NotFound, FailedPrecondition (it remembers none)."""
+
+    def load_filter(self, table_id: int, slot: int, image: NDArray[np.uint64]) -> None:
+        """Puts a ``filter_image`` back. Raises as it, and DataLoss."""
 
     def bring(self, table_id: int, keys: NDArray[np.uint64]) -> None:
         """Brings rows from the SSD to memory, as far as colder rows make room. Raises NotFound, DataLoss."""
@@ -265,9 +342,10 @@ class Store:
     def tier_stats(self) -> dict[str, int | float] | None:
         """Counters since the start, None without an SSD.
 
-        hits, misses: keys; rows_evicted; ssd_rows_read, ssd_rows_absent, ssd_rows_written; ssd_bytes_read and
-        ssd_bytes_written of rows; ssd_reads and ssd_writes: batches, with ssd_read_seconds and ssd_write_seconds of all
-        of them; and as they are now ssd_file_bytes on the disk and ssd_memory_bytes of filters, indexes and buffers.
+        hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted; ssd_rows_read,
+        ssd_rows_absent, ssd_rows_written; ssd_bytes_read and ssd_bytes_written of rows; ssd_reads and ssd_writes:
+        batches, with ssd_read_seconds and ssd_write_seconds of all of them; and as they are now ssd_file_bytes on the
+        disk and ssd_memory_bytes of filters, indexes and buffers.
         """
 
     def stats(self) -> list[TableStats]: ...

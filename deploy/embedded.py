@@ -176,6 +176,7 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int) -> li
         f"--host={options.host}",
         f"--io-threads={options.cluster.io_threads}",
         f"--drain={_DRAIN_SEC}s",
+        f"--sweep-every={'never' if options.cluster.sweep_every is None else options.cluster.sweep_every}",
         f"--log-format={options.log.format}",
         f"--log-level={options.log.level}",
         f"--die-with-parent={os.getpid()}",

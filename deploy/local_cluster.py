@@ -70,6 +70,7 @@ def local_cluster(
     memory_budget: int | str | None = None,
     ssd_path: str | os.PathLike[str] | None = None,
     ssd_bytes: int | str | None = None,
+    sweep_every: float | str | None = 60.0,
     port: int = 0,
     slot_count: int = 16384,
     io_threads: int = 2,
@@ -85,6 +86,7 @@ def local_cluster(
         memory_budget: bytes of rows and indexes per shard (``"8GiB"``); None is no budget.
         ssd_path: folder on an SSD for rows beyond the budget, which must be at least 16 MiB; None: memory alone.
         ssd_bytes: bytes of files per shard there (``"100GiB"``); None is what the disk has.
+        sweep_every: seconds between sweeps of tables whose policy removes rows; None: by command alone.
         port: of the coordinator; 0 lets the system choose.
         slot_count: power of two in [2, 65536].
         io_threads: network threads of each shard.
@@ -104,6 +106,7 @@ def local_cluster(
             "memory_budget": memory_budget,
             "ssd_path": None if ssd_path is None else os.fspath(ssd_path),
             "ssd_bytes": ssd_bytes,
+            "sweep_every": sweep_every,
             "port": port,
             "slot_count": slot_count,
             "io_threads": io_threads,
@@ -189,6 +192,7 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
         f"--slot-count={config.slot_count}",
         f"--worker-lease={config.worker_lease}",
         f"--shard-lease={config.shard_lease}",
+        f"--sweep-every={'never' if config.sweep_every is None else config.sweep_every}",
         f"--log-format={log.format}",
         f"--log-level={log.level}",
         f"--parent-fd={parent_fd}",

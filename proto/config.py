@@ -81,6 +81,13 @@ class ClusterConfig(StrictModel):
     ssd_bytes: Bytes | None = Field(
         None, ge=64 << 20, description="Bytes of files that each shard may keep in ssd_path; null: what the disk has."
     )
+    sweep_every: Seconds | None = Field(
+        60.0,
+        ge=0.1,
+        le=1e6,
+        description="Seconds between sweeps that remove the rows which their table's policy no longer wants; null: "
+        "`sparserow table sweep` alone does it.",
+    )
     port: int = Field(0, ge=0, le=65535, description="Port of the coordinator; 0: chosen by the system.")
     slot_count: SlotCount = Field(
         DEFAULT_SLOT_COUNT, description="Slots that rows are spread over; fixed for the life of a cluster."

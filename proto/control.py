@@ -152,6 +152,19 @@ class ControlClient:
         """
         self._call(self._stub.DropTable, pb.DropTableRequest(namespace=namespace, name=name))
 
+    def sweep_table(
+        self, namespace: str, name: str, *, dry_run: bool = False, deadline_sec: float = 3600.0
+    ) -> pb.SweepTableReply:
+        """Removes the rows that a table's policy no longer wants, on every shard; in a dry run counts them.
+
+        Raises:
+            NotFound: there is no such table.
+            DeadlineExceeded: not done in time; shards go on by themselves.
+        """
+        request = pb.SweepTableRequest(namespace=namespace, name=name, dry_run=dry_run)
+        reply: pb.SweepTableReply = self._call(self._stub.SweepTable, request, deadline_sec)
+        return reply
+
     def register_worker(
         self,
         *,

@@ -10,11 +10,13 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from . import schema
+from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
-from .config import Bytes, ClusterConfig, FromList, StrictModel
+from .config import ClusterConfig, FromList, StrictModel
 from .errors import InvalidArgument
 from .schedule import ConstantSchedule, ScheduleConfig
 from .schema import MAX_DIM
+from .table_config import TableConfig
 
 ColumnRef: TypeAlias = str | int
 NumericTransform: TypeAlias = Literal["none", "log", "standardize", "log_standardize"]
@@ -220,24 +222,6 @@ RowOptimizerConfig: TypeAlias = Annotated[
 ]
 
 
-class CacheConfig(StrictModel):
-    """Rows kept in each worker for later steps."""
-
-    bytes: Bytes = Field(ge=1, description="Of rows with their bookkeeping, in each worker.")
-    staleness: int = Field(
-        0,
-        ge=0,
-        le=1 << 20,
-        description="Steps that a row is used for without asking the servers; part of train.staleness. 0: each use "
-        "asks whether the row has changed.",
-    )
-    own_commits: Literal["exact", "bounded"] = Field(
-        "exact",
-        description="exact: a row that the worker's own step changed is asked for before its next use. bounded: it is "
-        "seen within staleness, as others' steps are.",
-    )
-
-
 class TrainConfig(StrictModel):
     """How it is trained."""
 
@@ -262,6 +246,12 @@ class TrainConfig(StrictModel):
     prefetch_exact: bool | None = Field(
         None,
         description="Whether rows fetched ahead are as fresh as without; null: where staleness is 0, which needs it.",
+    )
+    prefetch_hints: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Batches beyond prefetch that are loaded too; shards bring their rows from the SSD to memory.",
     )
     cache: CacheConfig | None = Field(
         None,
@@ -325,6 +315,9 @@ class JobConfig(StrictModel):
         description="What is trained.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
     )
     train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+    tables: dict[str, TableConfig] = Field(
+        {}, description="What tables keep, by column; * and ? match columns, the first that matches counts."
+    )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
 
     @model_validator(mode="after")
@@ -333,6 +326,8 @@ class JobConfig(StrictModel):
         if train.prefetch == 0:
             if train.prefetch_exact is not None:
                 raise InvalidArgument("train.prefetch_exact: has no use without train.prefetch; allowed: null")
+            if train.prefetch_hints:
+                raise InvalidArgument("train.prefetch_hints: has no use without train.prefetch; allowed: 0")
             return self
         if self.model.backend == "local":
             raise InvalidArgument(f"train.prefetch: {train.prefetch} needs model.backend ps; allowed with local: 0")
@@ -377,6 +372,8 @@ class JobConfig(StrictModel):
             )
         if self.model.backend == "local" and self.train.clip_row_norm is not None:
             raise InvalidArgument("train.clip_row_norm: torch clips no single rows; model.backend must be ps")
+        if self.model.backend == "local" and self.tables:
+            raise InvalidArgument("tables: torch keeps every row; model.backend must be ps")
         return self
 
     @model_validator(mode="after")

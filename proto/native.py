@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 from .schema import (
+    EVICT_BY,
     SGD,
     Adagrad,
     Adam,
@@ -13,6 +14,7 @@ from .schema import (
     Init,
     Normal,
     RowOptimizer,
+    RowPolicy,
     RowWiseAdagrad,
     Uniform,
     XavierNormal,
@@ -47,3 +49,8 @@ def optimizer_parameters(optimizer: RowOptimizer) -> tuple[OptimizerKind, dict[s
     """The kind and the hyper-parameters by name; the learning rate travels with commits and is left out."""
     kind = OPTIMIZER_KINDS[_OPTIMIZERS.index(type(optimizer))]
     return kind, {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
+
+
+def policy_parameters(policy: RowPolicy) -> dict[str, Any]:
+    """The fields by name; ``evict_by`` is the native enum's number."""
+    return {**dataclasses.asdict(policy), "evict_by": EVICT_BY.index(policy.evict_by)}

@@ -7,7 +7,7 @@ table's schema; it travels with each commit, so that schedulers work.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from .errors import InvalidArgument
@@ -161,6 +161,77 @@ class Adam:
 RowOptimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | Adam
 
 
+EvictBy: TypeAlias = Literal["lru", "lfu"]
+EVICT_BY: tuple[EvictBy, ...] = ("lru", "lfu")
+SWEEP_RULES = ("steps", "seconds", "norm", "bound")  # in the order of the native enum
+_LONGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RowPolicy:
+    """Which keys of a table get a row, which rows go again, and how many are kept in memory (docs/admission.md).
+
+    Args:
+        admit_after: a key gets its row at its so-many-th push; before that its gradients are dropped.
+        admit_probability: or at each push with this probability.
+        admit_capacity: keys without a row that the whole table remembers, with ``admit_after``.
+        evict_after_steps: a row that no push changed for so many steps goes; 0: never.
+        evict_after_seconds: as many seconds; 0: never.
+        evict_below_norm: a row whose weights have a smaller L2 norm goes; 0: none.
+        max_rows: of the whole table; beyond it rows go by ``evict_by``; 0: no bound.
+        max_bytes: of weights and state of the whole table; 0: no bound.
+        evict_by: ``lru``: those that were pushed to longest ago; ``lfu``: least often.
+        ram_share: of each shard's memory budget, kept for the table's rows and not exceeded; 0: none of its own.
+
+    Raises:
+        InvalidArgument: a value is out of its range, or has no effect beside the others.
+    """
+
+    admit_after: int = 1
+    admit_probability: float = 1.0
+    admit_capacity: int = 10_000_000
+    evict_after_steps: int = 0
+    evict_after_seconds: int = 0
+    evict_below_norm: float = 0.0
+    max_rows: int = 0
+    max_bytes: int = 0
+    evict_by: EvictBy = "lru"
+    ram_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        def check(name: str, allowed: str, ok: bool) -> None:
+            _check("RowPolicy", name, getattr(self, name), allowed, ok)
+
+        check("admit_after", "1 to 255", 1 <= self.admit_after <= 255)
+        probability = self.admit_probability
+        check("admit_probability", "above 0, at most 1", 0 < probability <= 1)
+        check("admit_probability", "1 with admit_after > 1: one of the two", self.admit_after == 1 or probability == 1)
+        check("admit_capacity", "1 to 2**40 - 1", 1 <= self.admit_capacity < 2**40)
+        is_used = self.admit_after > 1 or self.admit_capacity == RowPolicy.admit_capacity
+        check("admit_capacity", f"{RowPolicy.admit_capacity} without admit_after > 1, as nothing is counted", is_used)
+        check("evict_after_steps", f"0 to {_LONGEST}", 0 <= self.evict_after_steps <= _LONGEST)
+        check("evict_after_seconds", f"0 to {_LONGEST}", 0 <= self.evict_after_seconds <= _LONGEST)
+        check("evict_below_norm", "a finite number >= 0", self.evict_below_norm >= 0)
+        check("max_rows", "0 to 2**63 - 1", 0 <= self.max_rows < 2**63)
+        check("max_bytes", "0 to 2**63 - 1", 0 <= self.max_bytes < 2**63)
+        if self.evict_by not in EVICT_BY:
+            raise InvalidArgument(
+                f"RowPolicy.evict_by: {self.evict_by!r} is not allowed; allowed: {', '.join(EVICT_BY)}"
+            )
+        if self.evict_by != "lru" and not self.max_rows and not self.max_bytes:
+            raise InvalidArgument(
+                f"RowPolicy.evict_by: {self.evict_by!r} is not allowed without max_rows or max_bytes; allowed: lru"
+            )
+        check("ram_share", "0 to 0.9", 0 <= self.ram_share <= 0.9)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether rows ever go by it."""
+        return any(
+            (self.evict_after_steps, self.evict_after_seconds, self.evict_below_norm, self.max_rows, self.max_bytes)
+        )
+
+
 @dataclass(frozen=True)
 class Table:
     """Options of one table in ``distribute(tables={pattern: Table(...)})``; None means the default of ``distribute``.
@@ -170,14 +241,35 @@ class Table:
         init: of rows that nobody has pushed to yet.
         optimizer: in place of the one given to ``distribute``.
         seed: of initial rows and stochastic rounding; None is 0.
+        admit_after, admit_probability, admit_capacity, evict_after_steps, evict_after_seconds, evict_below_norm,
+            max_rows, max_bytes, evict_by, ram_share: as in :class:`RowPolicy`.
     """
 
     dtype: Dtype | None = None
     init: Init | None = None
     optimizer: RowOptimizer | None = None
     seed: int | None = None
+    admit_after: int = 1
+    admit_probability: float = 1.0
+    admit_capacity: int = RowPolicy.admit_capacity
+    evict_after_steps: int = 0
+    evict_after_seconds: int = 0
+    evict_below_norm: float = 0.0
+    max_rows: int = 0
+    max_bytes: int = 0
+    evict_by: EvictBy = "lru"
+    ram_share: float = 0.0
+
+    @property
+    def policy(self) -> RowPolicy:
+        """Admission, eviction and memory of the table."""
+        return RowPolicy(**{part.name: getattr(self, part.name) for part in fields(RowPolicy)})
 
     def __post_init__(self) -> None:
+        try:
+            self.policy  # noqa: B018 -- checks the fields
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error).replace("RowPolicy.", "Table.", 1)) from None
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InvalidArgument(f"Table.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
@@ -195,6 +287,7 @@ class TableSchema:
     dtype: Dtype = "float32"
     init: Init = field(default_factory=Constant)
     seed: int = 0
+    policy: RowPolicy = field(default_factory=RowPolicy)
     id: int = 0
     version: int = 1
 

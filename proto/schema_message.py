@@ -8,6 +8,7 @@ from . import control_pb2 as pb
 from .errors import InvalidArgument
 from .schema import (
     DTYPES,
+    EVICT_BY,
     SGD,
     Adagrad,
     Adam,
@@ -15,6 +16,7 @@ from .schema import (
     Init,
     Normal,
     RowOptimizer,
+    RowPolicy,
     RowWiseAdagrad,
     TableSchema,
     Uniform,
@@ -71,7 +73,19 @@ def message_of_schema(schema: TableSchema) -> pb.TableSchema:
     )
     _set_kind(message.init, _INITS, schema.init)
     _set_kind(message.optimizer, _OPTIMIZERS, schema.optimizer)
+    if schema.policy != RowPolicy():
+        for part in message.policy.DESCRIPTOR.fields:
+            if part.name != "evict_by":
+                setattr(message.policy, part.name, getattr(schema.policy, part.name))
+        message.policy.evict_by = EVICT_BY.index(schema.policy.evict_by)
     return message
+
+
+def _policy_of(message: pb.RowPolicy) -> RowPolicy:
+    if not 0 <= message.evict_by < len(EVICT_BY):
+        raise InvalidArgument(f"RowPolicy.evict_by: {message.evict_by} is not allowed; allowed: {', '.join(EVICT_BY)}")
+    names = [part.name for part in message.DESCRIPTOR.fields if part.name != "evict_by"]
+    return RowPolicy(**{name: getattr(message, name) for name in names}, evict_by=EVICT_BY[message.evict_by])
 
 
 def schema_of_message(message: pb.TableSchema) -> TableSchema:
@@ -90,6 +104,7 @@ def schema_of_message(message: pb.TableSchema) -> TableSchema:
         dtype=DTYPES[message.dtype],
         init=_kind_of(message.init, _INITS, "init"),
         seed=message.seed,
+        policy=_policy_of(message.policy) if message.HasField("policy") else RowPolicy(),
         id=message.id,
         version=message.version,
     )

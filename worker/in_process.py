@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, NotFound
-from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters
+from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
 from ..proto.schema import DTYPES, TableSchema
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .session import NonFinitePolicy, Placement, Session
@@ -77,6 +77,7 @@ class InProcessCluster:
             seed=made.seed,
             init=(INIT_KINDS.index(init), a, b),
             optimizer={"kind": OPTIMIZER_KINDS.index(optimizer), **parameters},
+            policy=policy_parameters(made.policy),
         )
         self._schemas[made.full_name] = made
         return made

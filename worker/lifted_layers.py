@@ -69,6 +69,7 @@ def plan_tables(
             dtype=table.dtype or "float32",
             init=table.init or deferred_init(layer) or Normal(0.0, 1.0),
             seed=table.seed or 0,
+            policy=table.policy,
         )
         is_carried = carry_weights and table.init is None and not layer.weight.is_meta
         swaps.append(Swap(tuple(paths), layer, schema, is_carried))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 import torch
 from torch import nn
@@ -60,7 +61,13 @@ class PsBackend:
             self._session,
             optimizer=train.row_optimizer.row_optimizer(),
             min_rows=model.min_rows,
-            tables={"*": Table(init=initial, seed=train.seed)},
+            tables={
+                **{
+                    f"*.tables.{column}": Table(init=initial, seed=train.seed, **asdict(table.policy()))
+                    for column, table in self._job.tables.items()
+                },
+                "*": Table(init=initial, seed=train.seed),
+            },
         )
 
     def start(self, model: nn.Module) -> None:
@@ -77,7 +84,14 @@ class PsBackend:
         train = self._job.train
         if train.prefetch == 0:
             return reader
-        return prefetch(reader, self._session, depth=train.prefetch, exact=train.prefetch_exact, ids=self._ids_of_parts)
+        return prefetch(
+            reader,
+            self._session,
+            depth=train.prefetch,
+            exact=train.prefetch_exact,
+            ids=self._ids_of_parts,
+            hints=train.prefetch_hints,
+        )
 
     def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
         """The ids of every forward of a step, by table."""

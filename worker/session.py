@@ -19,7 +19,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ..cpp_ext import _client
 from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ..proto.schema import Constant, Dtype, Init, RowOptimizer, TableSchema
+from ..proto.schema import Constant, Dtype, Init, RowOptimizer, RowPolicy, TableSchema
 from .background_push import BackgroundPush
 from .cache.settings import RowCache
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
@@ -65,6 +65,7 @@ class SessionStats:
         nonfinite_rows: summed gradients with NaN or Inf.
         clipped_rows: summed gradients that ``clip_row_norm`` shortened.
         rows_prefetched: unique rows that were pulled before their step began.
+        rows_hinted: unique rows that shards with an SSD were told of before they were pulled.
         rows_deferred: rows of exact prefetch that were left for their step, as a step before it was to change them.
         rows_revalidated: of those prefetched, asked about again at their step, as others may have changed them.
         rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
@@ -83,6 +84,7 @@ class SessionStats:
     nonfinite_rows: int
     clipped_rows: int
     rows_prefetched: int
+    rows_hinted: int
     rows_deferred: int
     rows_revalidated: int
     rows_refreshed: int
@@ -373,6 +375,7 @@ class Session(Joinable):
         dtype: Dtype = "float32",
         init: Init | None = None,
         seed: int = 0,
+        policy: RowPolicy | None = None,
     ) -> TableRows:
         """Creates a table for use by key, or finds it.
 
@@ -383,6 +386,7 @@ class Session(Joinable):
             dtype: of stored weights.
             init: of rows nobody has pushed to; None is zeros.
             seed: of initial rows.
+            policy: which keys get a row and which rows go again; None: every key, and none.
 
         Raises:
             FailedPrecondition: it exists with another schema (names the field).
@@ -396,6 +400,7 @@ class Session(Joinable):
             dtype=dtype,
             init=Constant() if init is None else init,
             seed=seed,
+            policy=RowPolicy() if policy is None else policy,
         )
         return self._rows_of(self.catalog.create_table(schema))
 

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/shared_errors.h"
+#include "bindings/shared_policy.h"
 #include "rpc/local_shards.h"
 
 namespace sparserow::bindings {
@@ -51,7 +52,7 @@ class LocalCluster {
 
 // The arguments are the numbers of store/schema.h's enums, as in the control plane's messages.
 TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim, int dtype,
-                      std::uint64_t seed, const py::tuple& init, const py::dict& optimizer) {
+                      std::uint64_t seed, const py::tuple& init, const py::dict& optimizer, const py::dict& policy) {
   TableSchema schema;
   schema.id = id;
   schema.version = version;
@@ -73,6 +74,7 @@ TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name,
   set("initial_accumulator", spec.initial_accumulator);
   set("beta1", spec.beta1);
   set("beta2", spec.beta2);
+  schema.policy = policy_of(policy);
   return schema;
 }
 
@@ -86,11 +88,11 @@ void bind_local_shards(py::module_& module) {
       .def(
           "create_table",
           [](LocalCluster& self, std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim,
-             int dtype, std::uint64_t seed, const py::tuple& init, const py::dict& optimizer) {
-            self.create_table(schema_of(id, version, std::move(name), dim, dtype, seed, init, optimizer));
+             int dtype, std::uint64_t seed, const py::tuple& init, const py::dict& optimizer, const py::dict& policy) {
+            self.create_table(schema_of(id, version, std::move(name), dim, dtype, seed, init, optimizer, policy));
           },
           py::kw_only(), py::arg("id"), py::arg("version"), py::arg("name"), py::arg("dim"), py::arg("dtype"),
-          py::arg("seed"), py::arg("init"), py::arg("optimizer"))
+          py::arg("seed"), py::arg("init"), py::arg("optimizer"), py::arg("policy"))
       .def("drop_table", &LocalCluster::drop_table, py::arg("table_id"))
       .def("rows", &LocalCluster::rows, py::arg("table_id"))
       .def_property_readonly("shards", &LocalCluster::shards);

@@ -75,6 +75,7 @@ py::dict stats_of(const Session& session) {
   out["nonfinite_rows"] = stats.nonfinite_rows;
   out["clipped_rows"] = stats.clipped_rows;
   out["rows_prefetched"] = stats.rows_prefetched;
+  out["rows_hinted"] = stats.rows_hinted;
   out["rows_deferred"] = stats.rows_deferred;
   out["rows_revalidated"] = stats.rows_revalidated;
   out["rows_refreshed"] = stats.rows_refreshed;
@@ -139,6 +140,12 @@ void bind_prefetcher(py::module_& module) {
                box.batch = value_or_raise(self.index(ids.lookups));
              }
              return box;
+           })
+      .def("hint",
+           [](Prefetcher& self, PrefetchedBox& box) {
+             PrefetchedBatch& batch = open(box);
+             const py::gil_scoped_release unlocked;
+             raise_if_error(self.hint(batch));
            })
       .def("pull",
            [](Prefetcher& self, PrefetchedBox& box, std::int64_t step) {

@@ -113,6 +113,8 @@ py::dict stats(const rpc::Server& server) {
   out["bytes_sent"] = stats.bytes_sent;
   out["rows_pulled"] = stats.rows_pulled;
   out["rows_written"] = stats.rows_written;
+  out["hinted_keys"] = stats.hinted_keys;
+  out["hinted_keys_dropped"] = stats.hinted_keys_dropped;
   out["inflight_bytes"] = stats.inflight_bytes;
   out["requests_active"] = stats.requests_active;
   out["commits_accepted"] = stats.commits.commits_accepted;

@@ -11,6 +11,7 @@
 #include "server_reference.h"
 #include "shared_arrays.h"
 #include "shared_errors.h"
+#include "shared_policy.h"
 #include "store/store.h"
 
 namespace py = pybind11;
@@ -80,13 +81,14 @@ void bind_schema(py::module_& module) {
   py::class_<TableSchema>(module, "TableSchema")
       .def(py::init([](std::uint32_t id, const std::string& name, std::uint32_t dim, std::uint32_t version,
                        const std::string& dtype, std::uint64_t seed, const InitSpec& init,
-                       const OptimizerSpec& optimizer) {
-             return TableSchema{id,   version, name,     dim, parse<Dtype>(kDtypes, "TableSchema.dtype", dtype),
-                                seed, init,    optimizer};
+                       const OptimizerSpec& optimizer, const py::dict& policy) {
+             return TableSchema{
+                 id,        version,          name, dim, parse<Dtype>(kDtypes, "TableSchema.dtype", dtype), seed, init,
+                 optimizer, policy_of(policy)};
            }),
            py::kw_only(), py::arg("id"), py::arg("name"), py::arg("dim"), py::arg("version") = 1,
            py::arg("dtype") = "float32", py::arg("seed") = 0, py::arg("init") = InitSpec{},
-           py::arg("optimizer") = OptimizerSpec{})
+           py::arg("optimizer") = OptimizerSpec{}, py::arg("policy") = py::dict())
       .def_readonly("id", &TableSchema::id)
       .def_readonly("name", &TableSchema::name)
       .def_readonly("dim", &TableSchema::dim)
@@ -105,7 +107,27 @@ void bind_results(py::module_& module) {
       .def_readonly("row_bytes", &TableStats::row_bytes)
       .def_readonly("total_bytes", &TableStats::total_bytes)
       .def_readonly("ssd_rows", &TableStats::ssd_rows)
-      .def_readonly("ssd_bytes", &TableStats::ssd_bytes);
+      .def_readonly("ssd_bytes", &TableStats::ssd_bytes)
+      .def_property_readonly("refused", [](const TableStats& self) { return self.admission.refused; })
+      .def_property_readonly("filter_entries", [](const TableStats& self) { return self.admission.entries; })
+      .def_property_readonly("filter_bytes", [](const TableStats& self) { return self.admission.bytes; })
+      .def_property_readonly("filter_error_rate", [](const TableStats& self) { return self.admission.error_rate; })
+      .def_readonly("sweeps", &TableStats::sweeps)
+      .def_readonly("swept_rows", &TableStats::swept_rows)
+      .def_property_readonly("sweep_longest_hold_seconds", [](const TableStats& self) {
+        return static_cast<double>(self.sweep_longest_hold_nanoseconds) * 1e-9;
+      });
+  py::class_<SweepReport::Freed>(module, "SweepFreed")
+      .def_readonly("rows", &SweepReport::Freed::rows)
+      .def_readonly("bytes", &SweepReport::Freed::bytes);
+  py::class_<SweepReport>(module, "SweepReport")
+      .def_readonly("rows_seen", &SweepReport::rows_seen)
+      .def_readonly("freed", &SweepReport::freed)
+      .def_readonly("slices", &SweepReport::slices)
+      .def_property_readonly(
+          "longest_hold_seconds",
+          [](const SweepReport& self) { return static_cast<double>(self.longest_hold_nanoseconds) * 1e-9; })
+      .def_readonly("is_complete", &SweepReport::is_complete);
 }
 
 TableSchema schema_or_raise(const Store& store, std::uint32_t table_id) {
@@ -150,13 +172,13 @@ py::tuple pull(const Store& store, std::uint32_t table_id, const py::array& keys
 }
 
 void apply(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& grads, float lr,
-           float grad_scale) {
+           float grad_scale, std::uint64_t job, std::int64_t step) {
   const auto wanted = keys_of(keys);
   const float* values = matrix_of(grads, "grads", wanted.size(), schema_or_raise(store, table_id).dim);
   Status status;
   {
     const py::gil_scoped_release released;
-    status = store.apply(table_id, wanted, values, {.lr = lr, .grad_scale = grad_scale});
+    status = store.apply(table_id, wanted, values, {.lr = lr, .grad_scale = grad_scale, .job = job, .step = step});
   }
   raise_if_error(status);
 }
@@ -208,6 +230,25 @@ void bring(Store& store, std::uint32_t table_id, const py::array& keys) {
   raise_if_error(status);
 }
 
+SweepReport sweep(Store& store, std::uint32_t table_id, bool dry_run, double share, double pause_ratio) {
+  std::optional<Result<SweepReport>> report;
+  {
+    const py::gil_scoped_release released;
+    report.emplace(store.sweep(table_id, {.dry_run = dry_run, .share = share, .pause_ratio = pause_ratio}));
+  }
+  return value_or_raise(std::move(*report));
+}
+
+py::array_t<std::uint64_t> filter_image(const Store& store, std::uint32_t table_id, std::uint32_t slot) {
+  std::vector<std::uint64_t> image = value_or_raise(store.filter_image(table_id, slot));
+  const auto size = static_cast<py::ssize_t>(image.size());
+  return array_of(std::move(image), {size});
+}
+
+void load_filter(Store& store, std::uint32_t table_id, std::uint32_t slot, const py::array& image) {
+  raise_if_error(store.load_filter(table_id, slot, keys_of(image)));
+}
+
 void write_back(Store& store) {
   Status status;
   {
@@ -223,6 +264,7 @@ py::object tier_stats(const Store& store) {
   py::dict out;
   out["hits"] = stats->hits;
   out["misses"] = stats->misses;
+  out["brought_ahead"] = stats->brought_ahead;
   out["rows_evicted"] = stats->rows_evicted;
   out["ssd_file_bytes"] = stats->ssd.file_bytes;
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
@@ -272,11 +314,16 @@ void bind_store_class(py::module_& module) {
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dtype") = "float32")
       .def("pull_into", &pull_into, py::arg("table_id"), py::arg("keys"), py::arg("out"))
       .def("apply", &apply, py::arg("table_id"), py::arg("keys"), py::arg("grads"), py::kw_only(), py::arg("lr"),
-           py::arg("grad_scale") = 1.0f)
+           py::arg("grad_scale") = 1.0f, py::arg("job") = 0, py::arg("step") = -1)
       .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"))
       .def("erase", &erase, py::arg("table_id"), py::arg("keys"))
       .def("scan", &scan, py::arg("table_id"), py::kw_only(), py::arg("cursor") = 0, py::arg("max_rows") = 65536,
            py::arg("with_state") = false)
+      .def("sweep", &sweep, py::arg("table_id"), py::kw_only(), py::arg("dry_run") = false, py::arg("share") = 1.0,
+           py::arg("pause_ratio") = 0.0)
+      .def("stop_sweeps", &Store::stop_sweeps)
+      .def("filter_image", &filter_image, py::arg("table_id"), py::arg("slot"))
+      .def("load_filter", &load_filter, py::arg("table_id"), py::arg("slot"), py::arg("image"))
       .def("bring", &bring, py::arg("table_id"), py::arg("keys"))
       .def("write_back", &write_back)
       .def("tier_stats", &tier_stats)

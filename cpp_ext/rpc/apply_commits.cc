@@ -15,11 +15,12 @@ Result<Kept> CommitApplier::reserve(Commit commit) const {
   return kept;
 }
 
-void CommitApplier::apply_block(const GradBlock& block, float scale, Store::Reservation& reservation,
-                                Status& status) const {
+void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, float scale,
+                                Store::Reservation& reservation, Status& status) const {
   // A batch of a few rows is not worth another thread's wake-up.
   constexpr std::size_t kRowsWorthAThread = 2048;
   const std::uint32_t parts = block.keys.size() >= kRowsWorthAThread && parallel_for_ ? parts_ : 1;
+  const auto sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
   std::vector<Status> outcome(parts);
   const auto work = [&](std::uint32_t part) {
     outcome[part] = store_.apply(block.table_id, block.keys, block.grads,
@@ -28,7 +29,10 @@ void CommitApplier::apply_block(const GradBlock& block, float scale, Store::Rese
                                   .part = part,
                                   .parts = parts,
                                   .dim = block.dim,
-                                  .reservation = &reservation});
+                                  .reservation = &reservation,
+                                  .job = commit.clock,
+                                  .step = commit.step,
+                                  .sighting = sighting});
   };
   if (parts > 1) {
     parallel_for_(parts, work);
@@ -41,17 +45,19 @@ void CommitApplier::apply_block(const GradBlock& block, float scale, Store::Rese
 }
 
 Status CommitApplier::apply(Kept& kept, std::uint32_t workers) const {
+  if (kept.commit.step != kNoStep) store_.note_step(kept.commit.clock, kept.commit.step);
   const float scale = kept.commit.grad_sum ? 1.0f : 1.0f / static_cast<float>(workers);
   Status status;
   for (std::size_t i = 0; i < kept.commit.blocks.size(); ++i) {
     const GradBlock& block = kept.commit.blocks[i];
-    if (!block.keys.empty()) apply_block(block, scale, kept.reservations[i], status);
+    if (!block.keys.empty()) apply_block(block, kept.commit, scale, kept.reservations[i], status);
   }
   return status;
 }
 
 Status CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers) const {
   if (commits.size() == 1) return apply(commits[0], workers);
+  if (commits[0].commit.step != kNoStep) store_.note_step(commits[0].commit.clock, commits[0].commit.step);
   struct TableInput {
     std::uint32_t dim = 0;
     float lr = 0.0f;  // of the lowest rank that has the table
@@ -84,7 +90,7 @@ Status CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers)
                            .lr = table.lr,
                            .keys = std::span(reduced.keys).subspan(begin, count),
                            .grads = reduced.grads.data() + begin * table.dim};
-      apply_block(part, 1.0f, *table.reservations[i], status);
+      apply_block(part, commits[0].commit, 1.0f, *table.reservations[i], status);
     }
   }
   return status;

@@ -36,7 +36,8 @@ class CommitApplier {
   Status apply_step(std::span<Kept> commits, std::uint32_t workers) const;
 
  private:
-  void apply_block(const GradBlock& block, float scale, Store::Reservation& reservation, Status& status) const;
+  void apply_block(const GradBlock& block, const Commit& commit, float scale, Store::Reservation& reservation,
+                   Status& status) const;
 
   Store& store_;
   const std::uint32_t parts_;

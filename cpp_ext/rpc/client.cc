@@ -44,6 +44,30 @@ void add_piece(Request& request, const void* bytes, std::size_t count) {
   request.header.body_bytes += static_cast<std::uint32_t>(count);
 }
 
+// Names rows by their keys; out.heads must have room.
+void name_rows(Outgoing& out, std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  TableHead& head = out.heads.emplace_back();
+  head.descriptor.table_id = table_id;
+  head.descriptor.dim = 1;  // not looked at: keys alone name rows
+  head.descriptor.n = static_cast<std::uint32_t>(keys.size());
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  head.section.flags = kSectionRequired;
+  head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
+  ++out.request.header.section_count;
+  add_piece(out.request, &head, sizeof head);
+  add_piece(out.request, keys.data(), keys.size_bytes());
+}
+
+// The count of a reply that is an ACK.
+Result<std::uint64_t> acknowledged(const Request& request) {
+  SectionReader sections(request.reply, 1);
+  auto section = sections.next();
+  if (!section.is_ok()) return section.status();
+  const auto ack = parse_ack(section.value() ? section.value()->payload : std::span<const std::byte>());
+  if (!ack.is_ok()) return ack.status();
+  return ack.value().count;
+}
+
 Status check_groups(const char* field, std::uint32_t dim, std::span<const std::uint64_t> keys,
                     std::span<const std::uint32_t> shard_begin, std::size_t shards) {
   const bool ordered = std::is_sorted(shard_begin.begin(), shard_begin.end());
@@ -82,6 +106,7 @@ class Client::Impl {
   Status connect();
   Status pull(std::span<const TablePull> tables, const CallOptions& options);
   Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
+  std::uint64_t hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline);
   Status push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options, std::uint8_t flags,
               bool every_shard);
   Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags);
@@ -389,6 +414,36 @@ Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::u
   return push(type, {}, options, flags, true);
 }
 
+// Shards are asked together; one that does not know hints, or fails, brings nothing.
+std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) {
+  Call call(deadline);
+  for (const TablePull& table : tables) {
+    if (!check_groups("hint", table.dim, table.keys, table.shard_begin, shards()).is_ok()) return 0;
+  }
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kHint, FrameType::kAck, kNoStep);
+        out->request.needs = kFeatureHints;
+        out->heads.reserve(tables.size());
+      }
+      name_rows(*out, table.table_id, table.keys.subspan(begin, n));
+    }
+  }
+  static_cast<void>(run(call).is_ok());
+  std::uint64_t taken = 0;
+  for (const Outgoing& out : call.requests) {
+    if (!out.request.done || !out.request.status.is_ok()) continue;
+    const auto one = acknowledged(out.request);
+    taken += one.is_ok() ? one.value() : 0;
+  }
+  return taken;
+}
+
 Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                           std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
   SR_RETURN_IF_ERROR(check_groups("erase", 1, keys, shard_begin, shards()));
@@ -399,26 +454,14 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
     if (n == 0) continue;
     Outgoing& out = add(call, shard, FrameType::kDelete, FrameType::kAck, options.step);
     out.request.header.sequence = options.sequence;
-    TableHead& head = out.heads.emplace_back();
-    head.descriptor.table_id = table_id;
-    head.descriptor.dim = 1;  // not looked at: keys alone name rows
-    head.descriptor.n = n;
-    head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
-    head.section.flags = kSectionRequired;
-    head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
-    out.request.header.section_count = 1;
-    add_piece(out.request, &head, sizeof head);
-    add_piece(out.request, keys.data() + begin, std::size_t{n} * 8);
+    name_rows(out, table_id, keys.subspan(begin, n));
   }
   SR_RETURN_IF_ERROR(run(call));
   std::uint64_t count = 0;
   for (const Outgoing& out : call.requests) {
-    SectionReader sections(out.request.reply, 1);
-    auto section = sections.next();
-    if (!section.is_ok()) return section.status();
-    const auto ack = parse_ack(section.value() ? section.value()->payload : std::span<const std::byte>());
-    if (!ack.is_ok()) return ack.status();
-    count += ack.value().count;
+    const auto one = acknowledged(out.request);
+    if (!one.is_ok()) return one.status();
+    count += one.value();
   }
   return count;
 }
@@ -484,6 +527,9 @@ std::span<const std::uint16_t> Client::slot_owner() const noexcept { return impl
 
 Status Client::pull(std::span<const TablePull> tables, const CallOptions& options) {
   return impl_->pull(tables, options);
+}
+std::uint64_t Client::hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) {
+  return impl_->hint(tables, deadline);
 }
 Status Client::prepare(std::span<const TablePush> tables, const CommitOptions& options) {
   return impl_->push(FrameType::kPrepare, tables, options, 0, true);

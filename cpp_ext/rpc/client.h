@@ -71,6 +71,7 @@ class Client final : public Shards {
   [[nodiscard]] std::uint32_t shard_count() const noexcept override;
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override;
   Status pull(std::span<const TablePull> tables, const CallOptions& options) override;
+  std::uint64_t hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) override;
   Status prepare(std::span<const TablePush> tables, const CommitOptions& options) override;
   Status commit_prepared(const CommitOptions& options) override;
   Status abort(const CommitOptions& options) override;

@@ -25,6 +25,7 @@ struct Commit {
   std::uint32_t worker_epoch = 0;
   std::uint64_t sequence = 0;  // not 0
   std::int64_t step = kNoStep;
+  std::uint64_t clock = 0;  // whose steps are counted from its start: the job in this generation
   bool grad_sum = false;
   std::vector<GradBlock> blocks;
   std::shared_ptr<void> owner;  // keeps the bytes behind blocks alive

@@ -11,6 +11,10 @@ Status step_taken(const Commit& commit) {
                                                " is already committed under another sequence");
 }
 
+std::uint64_t clock_of(const Job& job, const Commit& commit) noexcept {
+  return std::uint64_t{job.generation} << 32 | commit.job_id;
+}
+
 }  // namespace
 
 CommitLog::CommitLog(Store& store, Options options)
@@ -203,6 +207,7 @@ Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, K
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::int64_t step = kept.commit.step;
   const std::uint64_t rows = rows_of(kept.commit);
+  kept.commit.clock = clock_of(*job, kept.commit);
   JobWindow& window = job->workers[key].window;
   window.begin(kept.commit.sequence, step);
   window.finish(kept.commit.sequence, step, rows);
@@ -233,6 +238,7 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   const std::uint64_t sequence = kept.commit.sequence;
   const std::int64_t step = kept.commit.step;
   const std::uint64_t rows = rows_of(kept.commit);
+  kept.commit.clock = clock_of(*job, kept.commit);
   job->workers[key].window.begin(sequence, step);
   const std::uint32_t workers = std::max(1u, job->counted(step));
   ++applying_;

@@ -94,6 +94,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] static FrameHeader rows_header(const PullRequest& request);
   // Runs a request that may wait for the SSD where it holds up no other connection.
   Task<Outcome> serve_on_disk_threads(const FrameHeader& header, Body& body);
+  Outcome serve_hint(const FrameHeader& header, const Body& body);
   Outcome serve_write_or_scan(const FrameHeader& header, Body& body);
   Task<Status> bring_rows(const PullRequest& request);
   Task<bool> send_rows(PullRequest& request);

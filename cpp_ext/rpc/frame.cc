@@ -46,7 +46,7 @@ Result<T> parse_fixed(std::span<const std::byte> payload, const char* what, bool
 std::string_view type_name(FrameType type) noexcept {
   constexpr std::string_view kNames[] = {"",       "HELLO",     "HELLO_ACK", "PULL",  "ROWS",   "PREPARE",
                                          "COMMIT", "ABORT",     "ACK",       "ERROR", "ASSIGN", "DELETE",
-                                         "SCAN",   "SCAN_PAGE", "PING",      "PONG",  "LOOKUP"};
+                                         "SCAN",   "SCAN_PAGE", "PING",      "PONG",  "LOOKUP", "HINT"};
   const auto index = static_cast<std::size_t>(type);
   return index > 0 && index < std::size(kNames) ? kNames[index] : "unknown";
 }

@@ -17,6 +17,7 @@
 //   SCAN_PAGE  server -> client  section SCAN_PAGE
 //   ACK        server -> client  section ACK
 //   ERROR      server -> client  section ERROR                       reply to any request
+//   HINT       client -> server  section TABLE_KEYS per table        a feature of HELLO; answered by ACK at once
 //   PING / PONG                  none
 //
 //   table payload = table_descriptor(40) keys u64[n]? known u64[n]? positions u32[n]? pad8
@@ -34,6 +35,10 @@
 //
 // A LOOKUP names its model by header.namespace_id (rpc/served_models.h) and by header.sequence a key that routes
 // between versions, or 0; `sequence` of the reply is the number of the version that answered. A feature of HELLO.
+//
+// A HINT names keys that will be pulled. A shard with an SSD brings their rows to memory when it has the time, another
+// one does nothing; the ACK's count says how many it took. What a hint names that is wrong costs reads and nothing
+// else.
 //
 // Unknown sections are skipped unless flagged kRequired, then the frame is refused. Lengths are checked
 // before the first byte they cover is used; version N speaks to N-1 (min/max in HELLO). Every length is a
@@ -70,9 +75,10 @@ enum Features : std::uint64_t {
   kFeatureConditionalPull = 1,
   kFeatureWriteCounts = 2,
   kFeatureLookup = 4,
+  kFeatureHints = 8,
 };
 inline constexpr std::uint64_t kFeatures =
-    kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup;  // of this build
+    kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup | kFeatureHints;  // of this build
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -91,6 +97,7 @@ enum class FrameType : std::uint16_t {
   kPing = 14,
   kPong = 15,
   kLookup = 16,
+  kHint = 17,
 };
 
 enum FrameFlags : std::uint8_t {

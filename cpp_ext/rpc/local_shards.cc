@@ -112,12 +112,14 @@ Result<std::vector<Store::Reservation>> LocalShards::reserve(std::span<const Tab
   return reservations;
 }
 
-Status LocalShards::apply(std::span<const TablePush> tables) {
+Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions& commit) {
   for (const TablePush& table : tables) {
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
       ApplyOptions options;
       options.lr = table.lr;
+      options.step = commit.step;
+      options.sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
       SR_RETURN_IF_ERROR(stores_[s]->apply(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
                                            table.grads + begin * table.dim, options));
     }
@@ -156,7 +158,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
     return {Code::kFailedPrecondition,
             "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
   }
-  for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}));
+  for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}, options));
   count_write(options.step);
   last_sequence_ = options.sequence;
   prepared_sequence_ = 0;
@@ -179,7 +181,7 @@ Status LocalShards::commit(std::span<const TablePush> tables, const CommitOption
   if (is_duplicate(options)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
-  SR_RETURN_IF_ERROR(apply(tables));
+  SR_RETURN_IF_ERROR(apply(tables, options));
   count_write(options.step);
   last_sequence_ = options.sequence;
   return Status::ok();

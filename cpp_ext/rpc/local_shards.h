@@ -50,7 +50,7 @@ class LocalShards final : public Shards {
   Status check(std::uint32_t table_id, std::uint32_t dim, std::span<const std::uint64_t> keys,
                std::span<const std::uint32_t> shard_begin) const;
   Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
-  Status apply(std::span<const TablePush> tables);
+  Status apply(std::span<const TablePush> tables, const CommitOptions& commit);
   void remember_write(std::uint64_t sequence, std::uint64_t rows);
   bool is_duplicate(const CommitOptions& options) const noexcept { return options.sequence <= last_sequence_; }
 

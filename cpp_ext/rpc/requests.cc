@@ -119,7 +119,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
   }
   if (type != FrameType::kPull && type != FrameType::kPrepare && type != FrameType::kCommit &&
       type != FrameType::kAbort && type != FrameType::kAssign && type != FrameType::kDelete &&
-      type != FrameType::kScan && type != FrameType::kLookup) {
+      type != FrameType::kScan && type != FrameType::kLookup && type != FrameType::kHint) {
     co_return Outcome{Status(Code::kInvalidArgument, "header.type: " + std::to_string(header.type) + " (" +
                                                          std::string(type_name(type)) + ") is not a request"),
                       true,
@@ -132,6 +132,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
   }
   if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline);
   if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body);
+  if (type == FrameType::kHint) co_return serve_hint(header, body);
   // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.
   if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on_disk_threads(header, body);
   co_return serve_write_or_scan(header, body);
@@ -151,6 +152,19 @@ Connection::Outcome Connection::serve_write_or_scan(const FrameHeader& header, B
     default:
       return serve_scan(header, body);
   }
+}
+
+// Answered at once: what becomes of it is nobody's business.
+Connection::Outcome Connection::serve_hint(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  std::uint64_t taken = 0;
+  for (const TableView& view : views) {
+    if (core_.hints != nullptr) taken += core_.hints->take(view.descriptor.table_id, view.keys);
+  }
+  return {Status::ok(), false, ack_frame(header, taken, false)};
 }
 
 Connection::Task<Connection::Outcome> Connection::serve_on_disk_threads(const FrameHeader& header, Body& body) {
@@ -288,7 +302,8 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   if (core_.disk != nullptr) {  // its rows come to memory while it waits
     asio::post(*core_.disk, [&core = core_, request] {
       for (const PullPart& part : request->parts) {
-        static_cast<void>(core.store->bring(part.descriptor.table_id, part.keys));  // the pull itself will tell
+        // The pull itself will tell of an error.
+        static_cast<void>(core.store->bring(part.descriptor.table_id, part.keys, Store::Bring::kForPull));
       }
     });
   }
@@ -335,7 +350,7 @@ Connection::Task<Status> Connection::bring_rows(const PullRequest& request) {
   if (!blocks) co_return Status::ok();
   const auto bring = [&request]() -> Task<Status> {
     for (const PullPart& part : request.parts) {
-      Status status = request.store->bring(part.descriptor.table_id, part.keys);
+      Status status = request.store->bring(part.descriptor.table_id, part.keys, Store::Bring::kForPull);
       if (!status.is_ok()) co_return status;
     }
     co_return Status::ok();

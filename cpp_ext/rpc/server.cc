@@ -176,6 +176,7 @@ void Server::Impl::stop() {
   }
   core_.io.stop();
   for (std::thread& thread : threads_) thread.join();
+  if (core_.hints != nullptr) core_.hints->stop();
   if (core_.disk != nullptr) core_.disk->join();
   if (!core_.options.unix_path.empty()) ::unlink(core_.options.unix_path.c_str());
 }
@@ -190,6 +191,8 @@ ServerStats Server::Impl::stats() const {
           .bytes_sent = counters.bytes_sent,
           .rows_pulled = counters.rows_pulled,
           .rows_written = counters.rows_written,
+          .hinted_keys = core_.hints == nullptr ? 0 : core_.hints->taken(),
+          .hinted_keys_dropped = core_.hints == nullptr ? 0 : core_.hints->dropped(),
           .inflight_bytes = core_.inflight.used(),
           .requests_active = counters.requests_active,
           .commits = core_.commits.stats(),

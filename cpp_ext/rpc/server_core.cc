@@ -69,7 +69,9 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
       route_(std::make_shared<const Route>()) {
-  if (store->has_ssd()) disk = std::make_unique<asio::thread_pool>(options.disk_threads);
+  if (!store->has_ssd()) return;
+  disk = std::make_unique<asio::thread_pool>(options.disk_threads);
+  hints = std::make_unique<HintQueue>(*store, *disk);
 }
 
 void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work) {

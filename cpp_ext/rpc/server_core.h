@@ -14,6 +14,7 @@
 #include "rpc/buffer_pool.h"
 #include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
+#include "rpc/hints.h"
 #include "rpc/served_models.h"
 #include "rpc/server.h"
 #include "rpc/staleness_histogram.h"
@@ -101,6 +102,7 @@ struct ServerCore {
   asio::io_context io;
   CommitLog commits;
   std::unique_ptr<asio::thread_pool> disk;  // of requests that may wait for the SSD; null without one
+  std::unique_ptr<HintQueue> hints;         // null without an SSD
 
  private:
   mutable std::mutex route_mutex_;

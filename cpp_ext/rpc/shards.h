@@ -75,6 +75,11 @@ class Shards {
 
   // One frame per shard for all tables. On failure the content of rows is unspecified.
   virtual Status pull(std::span<const TablePull> tables, const CallOptions& options) = 0;
+  // Tells the shards which keys will be pulled; of each pull the table, keys and shard_begin alone count. Answers with
+  // how many of them are being brought to memory, which is what a hint may come to nothing in: an error is 0.
+  virtual std::uint64_t hint(std::span<const TablePull> /*tables*/, std::chrono::milliseconds /*deadline*/) {
+    return 0;
+  }
   // Two phases. prepare: every shard holds the gradients and has reserved memory, nothing is applied.
   // commit: applies them, exactly once however often it is retried. abort: forgets them.
   virtual Status prepare(std::span<const TablePush> tables, const CommitOptions& options) = 0;

@@ -107,6 +107,16 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   return batch;
 }
 
+Status Prefetcher::hint(PrefetchedBatch& batch) {
+  constexpr std::chrono::milliseconds kDeadline{10'000};
+  SessionState& state = session_->state();
+  SR_RETURN_IF_ERROR(state.check_usable());
+  std::vector<rpc::TablePull> pulls;
+  for (PrefetchedBatch::Part& part : batch.parts_) part.step.requests(pulls);
+  if (!pulls.empty()) state.counters.rows_hinted += state.shards().hint(pulls, kDeadline);
+  return Status::ok();
+}
+
 Status Prefetcher::pull(PrefetchedBatch& batch, std::int64_t step) {
   SR_RETURN_IF_ERROR(session_->state().check_usable());
   return exact_ ? pull_ahead(batch) : pull_rows(batch, step);

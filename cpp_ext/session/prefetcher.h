@@ -1,6 +1,6 @@
 // Rows of later batches, pulled before their step begins and handed over when it does.
 //
-//   index(lookups) -> pull() -> hand_over()          one PrefetchedBatch per batch of the loader
+//   index(lookups) -> [hint()] -> pull() -> hand_over()      one PrefetchedBatch per batch of the loader
 //
 // A batch in flight holds a table step of its own for every table: unique keys, rows, and, when exact, versions.
 // hand_over() swaps them into the session's step cache, so nothing is copied, and the cache's old buffers serve a
@@ -63,6 +63,9 @@ class Prefetcher {
   // Dedups and groups the ids of a batch. Lookups with an id out of range, or of a table that is not bound here, are
   // left to the op. FailedPrecondition after close or fork.
   Result<std::unique_ptr<PrefetchedBatch>> index(std::span<const AheadLookup> lookups);
+  // Tells the shards which rows will be pulled, so that those on an SSD are in memory by then. Before pull(). Fails
+  // only as index().
+  Status hint(PrefetchedBatch& batch);
   // step: the latest that can use the batch; not looked at when exact. On failure the batch can be pulled again.
   Status pull(PrefetchedBatch& batch, std::int64_t step);
   // Call when the step that uses it has begun, before its lookups. On failure the step is as before.

@@ -227,6 +227,7 @@ SessionStats Session::stats() const noexcept {
   out.nonfinite_rows = now.nonfinite_rows.load();
   out.clipped_rows = now.clipped_rows.load();
   out.rows_prefetched = now.rows_prefetched.load();
+  out.rows_hinted = now.rows_hinted.load();
   out.rows_revalidated = now.rows_revalidated.load();
   out.rows_deferred = now.rows_deferred.load();
   out.rows_refreshed = now.rows_refreshed.load();

@@ -41,6 +41,7 @@ struct SessionStats {
   std::uint64_t nonfinite_rows = 0;
   std::uint64_t clipped_rows = 0;       // summed gradients that were shortened
   std::uint64_t rows_prefetched = 0;    // pulled before their step began
+  std::uint64_t rows_hinted = 0;        // that shards with an SSD were told of, and took up
   std::uint64_t rows_deferred = 0;      // left for their step, because a step before it was to change them
   std::uint64_t rows_revalidated = 0;   // of those prefetched: asked about again when their step began
   std::uint64_t rows_refreshed = 0;     // of those: had changed and were sent again
@@ -142,8 +143,8 @@ class SessionState {
 
   struct Counters {
     std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
-        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0}, rows_prefetched{0}, rows_deferred{0},
-        rows_revalidated{0}, rows_refreshed{0}, bytes_refreshed{0}, cache_hits{0}, cache_misses{0},
+        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0}, rows_prefetched{0}, rows_hinted{0},
+        rows_deferred{0}, rows_revalidated{0}, rows_refreshed{0}, bytes_refreshed{0}, cache_hits{0}, cache_misses{0},
         cache_revalidated{0}, cache_refreshed{0}, cache_bytes_saved{0};
   } counters;
 

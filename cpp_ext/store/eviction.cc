@@ -19,9 +19,22 @@ std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_
 
 // Bytes over budget when `rows` more rows come; 0 when they fit.
 std::uint64_t Store::Tiering::excess(const Table& table, const Counts& rows) const {
-  const std::uint64_t need =
-      store_.bytes_for(table, rows) + store_.pools.used_bytes() + store_.promised_bytes.load(std::memory_order_relaxed);
-  return need <= store_.options.memory_budget_bytes ? 0 : need - store_.options.memory_budget_bytes;
+  const std::uint64_t more = store_.bytes_for(table, rows);
+  const std::uint64_t need = more + store_.pools.used_bytes() + store_.promised_bytes.load(std::memory_order_relaxed);
+  const std::uint64_t budget = store_.options.memory_budget_bytes;
+  return std::max(need <= budget ? 0 : need - budget, excess_of_share(table, more));
+}
+
+// Bytes over the table's own part of the budget when it takes `more`.
+std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t more) const {
+  const float share = table.schema.policy.ram_share;
+  if (share == 0) return 0;
+  const auto part = static_cast<std::uint64_t>(share * static_cast<double>(store_.options.memory_budget_bytes));
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    const std::shared_lock lock(store_.stripes[stripe].mutex);
+    if (table.stripes[stripe] != nullptr) more += table.stripes[stripe]->bytes();
+  }
+  return more <= part ? 0 : more - part;
 }
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
@@ -40,7 +53,8 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
 
 Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t& progress) {
   Status status;
-  const Place cold = coldest_place();
+  const bool is_over_share = excess_of_share(table, store_.bytes_for(table, rows)) > 0;
+  const Place cold = is_over_share ? Place{} : coldest_place(table);
   std::uint32_t own = 0;
   while (own + 1 < kStripes && rows[own] == 0) ++own;
   const bool is_colder_elsewhere =
@@ -71,7 +85,8 @@ Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t
 Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress) {
   const std::uint64_t before = store_.pools.used_bytes();
   for (std::uint32_t tries = 0; tries < 4 * kStripes && store_.pools.used_bytes() + bytes > before; ++tries) {
-    const Place place = coldest_place();
+    const bool is_over_share = excess_of_share(table, store_.bytes_for(table, rows)) > 0;
+    const Place place = coldest_place(table, is_over_share);
     if (place.table == nullptr) break;
     std::uint64_t held_rows = 0;
     {
@@ -92,13 +107,19 @@ Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Cou
   return Status::ok();
 }
 
-// The coldest of some stripes of some tables that have rows in memory.
-Store::Tiering::Place Store::Tiering::coldest_place() {
+// The coldest of some stripes of some tables that have rows in memory; of those that have a part of memory of their
+// own, only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
+Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
   std::vector<std::shared_ptr<Table>> tables;
   {
     const std::shared_lock lock(store_.tables_mutex);
-    for (const auto& [id, held] : store_.tables) tables.push_back(held);
+    for (const auto& [id, held] : store_.tables) {
+      if (!own_only || held.get() == &wanting) tables.push_back(held);
+    }
   }
+  std::erase_if(tables, [&](const std::shared_ptr<Table>& held) {
+    return held->schema.policy.ram_share > 0 && held.get() != &wanting && excess_of_share(*held, 0) == 0;
+  });
   Place best;
   if (tables.empty()) return best;
   constexpr int kSamples = 6;
@@ -262,22 +283,32 @@ void Store::Tiering::save_before_erasure(const Table& table, std::uint64_t key, 
   }
 }
 
-Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::uint64_t> keys) {
+// Of a row that is in memory: whether a conditional deletion spares it.
+bool Store::Tiering::is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id,
+                               const std::uint64_t* version) {
+  if (version == nullptr) return false;
+  return table.row(stripe, id).version() != *version || table.stripes[stripe]->slab.meta(id).is_pinned();
+}
+
+Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::uint64_t> keys,
+                                            std::span<const std::uint64_t> if_versions) {
   SR_RETURN_IF_ERROR(table.failure());
   const std::lock_guard lock(evicting_);  // nothing is written meanwhile that was read before
   SsdBatch batch;
   std::vector<SsdKey> asked;
-  std::vector<std::uint64_t> asked_keys;
-  for (const std::uint64_t key : keys) {
-    const std::uint64_t hash = row_hash(table.schema.id, key);
+  std::vector<std::size_t> asked_at;
+  const auto version_at = [&](std::size_t i) { return if_versions.empty() ? nullptr : &if_versions[i]; };
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::uint64_t hash = row_hash(table.schema.id, keys[i]);
     const std::uint32_t stripe = store_.slots.stripe(hash);
     const std::shared_lock stripe_lock(store_.stripes[stripe].mutex);
     const std::uint32_t id = table.find(stripe, store_.slots.path(hash));
     if (id != RowIndex::kNone) {
-      if (table.stripes[stripe]->slab.meta(id).is_stored()) batch.erase(key_of(table, key));
+      if (is_spared(table, stripe, id, version_at(i))) continue;
+      if (table.stripes[stripe]->slab.meta(id).is_stored()) batch.erase(key_of(table, keys[i]));
     } else if (table.ssd_rows[stripe] > 0) {
-      asked.push_back(key_of(table, key));
-      asked_keys.push_back(key);
+      asked.push_back(key_of(table, keys[i]));
+      asked_at.push_back(i);
     }
   }
   std::vector<std::uint32_t> order(asked.size());
@@ -292,20 +323,30 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
   std::unordered_set<std::uint64_t> on_ssd;
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (images.at(i).empty()) continue;
-    on_ssd.insert(asked_keys[order[i]]);
-    batch.erase(sorted[i]);
-    const auto image = table.codec.decode(asked_keys[order[i]], images.at(i));
+    const std::uint64_t key = keys[asked_at[order[i]]];
+    const auto image = table.codec.decode(key, images.at(i));
     if (!image.is_ok()) return lost(table, image.status());
-    save_before_erasure(table, asked_keys[order[i]], &image.value());
+    const std::uint64_t* version = version_at(asked_at[order[i]]);
+    if (version != nullptr && image.value().version != *version) continue;
+    on_ssd.insert(key);
+    batch.erase(sorted[i]);
+    save_before_erasure(table, key, &image.value());
   }
   for (const std::uint64_t key : keys) save_before_erasure(table, key, nullptr);
   SR_RETURN_IF_ERROR(ssd_->write(batch));
   std::uint64_t erased = 0;
-  for (const std::uint64_t key : keys) {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::uint64_t key = keys[i];
     const std::uint64_t hash = row_hash(table.schema.id, key);
     const std::uint32_t stripe = store_.slots.stripe(hash);
     const std::uint64_t path = store_.slots.path(hash);
     const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
+    const std::uint32_t id = table.find(stripe, path);
+    if (id != RowIndex::kNone && is_spared(table, stripe, id, version_at(i))) {
+      table.stripes[stripe]->slab.meta(id).set_changed();  // its image may be gone
+      continue;
+    }
+    if (version_at(i) != nullptr && id == RowIndex::kNone && !on_ssd.contains(key)) continue;
     token_at(stripe, path).fetch_add(1, std::memory_order_release);
     const bool was_in_memory = table.remove(stripe, path);
     const bool was_on_ssd = on_ssd.erase(key) > 0;

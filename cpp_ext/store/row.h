@@ -1,5 +1,6 @@
-// A row in memory: its data, [weights, padded to 4 bytes][state float32...], and behind it its head, [version u64 |
-// update count u32]. A pull reads weights and nothing else. The key is known from the index (util/hash.h).
+// A row in memory: its data, [weights, padded to 4 bytes][state float32...][stamps u32...], and behind it its head,
+// [version u64 | update count u32]. Stamps say when the row was last changed, where the table's policy asks for it. A
+// pull reads weights and nothing else. The key is known from the index (util/hash.h).
 //
 // Tried: heads of a chunk together at its end, so that data fill whole cache lines. Pulls took as long as now, pushes
 // a seventh longer (each touches one page more).
@@ -18,10 +19,13 @@ namespace sparserow {
 struct RowLayout {
   static constexpr std::size_t kHeadBytes = 12;
 
-  RowLayout(std::uint32_t dim, Dtype dtype, std::uint32_t state_floats) noexcept
-      : state_offset((row_bytes(dtype, dim) + 3) / 4 * 4), data_bytes(state_offset + state_floats * sizeof(float)) {}
+  RowLayout(std::uint32_t dim, Dtype dtype, std::uint32_t state_floats, std::uint32_t stamps = 0) noexcept
+      : state_offset((row_bytes(dtype, dim) + 3) / 4 * 4),
+        stamp_offset(state_offset + state_floats * sizeof(float)),
+        data_bytes(stamp_offset + stamps * sizeof(std::uint32_t)) {}
 
   std::size_t state_offset;
+  std::size_t stamp_offset;
   std::size_t data_bytes;
 };
 
@@ -33,6 +37,10 @@ class RowRef {
   [[nodiscard]] std::byte* weights() const noexcept { return data_; }
   [[nodiscard]] float* state(const RowLayout& layout) const noexcept {
     return reinterpret_cast<float*>(data_ + layout.state_offset);
+  }
+
+  [[nodiscard]] std::uint32_t* stamps(const RowLayout& layout) const noexcept {
+    return reinterpret_cast<std::uint32_t*>(data_ + layout.stamp_offset);
   }
 
   [[nodiscard]] std::uint64_t version() const noexcept { return load<std::uint64_t>(0); }

@@ -206,16 +206,15 @@ bool RowIndex::split(std::uint64_t path, const std::vector<Entry>& entries) {
   return true;
 }
 
-std::uint64_t RowIndex::bytes_for(std::uint64_t rows) const noexcept {
+std::uint64_t RowIndex::lasting_bytes_for(std::uint64_t rows) const noexcept {
+  static_assert(kTransientBytes == 2 * kLargest * sizeof(Bucket));
   // At a load of 0.92 an entry has 13.9 bytes of its segment; after any growth it has 16 at most, besides rounding to
-  // a step of each of two halves. So a touched segment grows by an eighth and what its new rows take. While it is
-  // rebuilt, old and new stand side by side.
+  // a step of each of two halves. So a touched segment grows by an eighth and what its new rows take.
   const std::uint64_t touched = std::min(rows, std::max<std::uint64_t>(segments_, 1));
   const std::uint64_t touched_bytes = std::min<std::uint64_t>(segment_bytes_, touched * kLargest * sizeof(Bucket));
   const std::uint64_t rounding = (touched + rows / 256) * 2 * kStep * sizeof(Bucket);
-  const std::uint64_t transient = 2 * kLargest * sizeof(Bucket);
   const std::uint64_t directory = directory_.size() * sizeof(Segment) + rows / 16;
-  return touched_bytes / 8 + rounding + rows * kBytesPerEntry + transient + directory;
+  return touched_bytes / 8 + rounding + rows * kBytesPerEntry + directory;
 }
 
 }  // namespace sparserow

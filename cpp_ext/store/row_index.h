@@ -75,7 +75,12 @@ class RowIndex {
     return segment_bytes_ + directory_.capacity() * sizeof(Segment);
   }
   // Upper bound of the memory that `rows` more rows take, transient memory of one growth included.
-  [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept;
+  [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept {
+    return lasting_bytes_for(rows) + kTransientBytes;
+  }
+  [[nodiscard]] std::uint64_t lasting_bytes_for(std::uint64_t rows) const noexcept;  // without it
+  // A segment that grows stands beside its successor for a moment.
+  static constexpr std::uint64_t kTransientBytes = std::uint64_t{2} * 160 * 64;
 
  private:
   struct alignas(64) Bucket {

@@ -74,6 +74,36 @@ Status validate_optimizer(const OptimizerSpec& spec) {
   return check(spec.beta2 >= 0 && spec.beta2 < 1, "optimizer.beta2", spec.beta2, "[0, 1)");
 }
 
+Status validate_policy(const RowPolicy& policy) {
+  constexpr std::uint64_t kLongest = (std::uint64_t{1} << 31) - 1;
+  if (policy.admit_after < 1 || policy.admit_after > RowPolicy::kMostSightings) {
+    return refuse("policy.admit_after", policy.admit_after, "[1, 255]");
+  }
+  SR_RETURN_IF_ERROR(check(policy.admit_probability > 0 && policy.admit_probability <= 1, "policy.admit_probability",
+                           policy.admit_probability, "(0, 1]"));
+  if (policy.admit_after > 1 && policy.admit_probability != 1) {
+    return refuse("policy.admit_probability", policy.admit_probability, "1 with admit_after > 1: one of the two");
+  }
+  if (policy.admit_capacity == 0 || policy.admit_capacity >> 40 != 0) {
+    return refuse("policy.admit_capacity", policy.admit_capacity, "[1, 2^40)");
+  }
+  if (policy.evict_after_steps > kLongest) {
+    return refuse("policy.evict_after_steps", policy.evict_after_steps, "[0, 2^31)");
+  }
+  if (policy.evict_after_seconds > kLongest) {
+    return refuse("policy.evict_after_seconds", policy.evict_after_seconds, "[0, 2^31)");
+  }
+  SR_RETURN_IF_ERROR(
+      check(policy.evict_below_norm >= 0, "policy.evict_below_norm", policy.evict_below_norm, "a finite number >= 0"));
+  if (static_cast<unsigned>(policy.evict_by) > 1) {
+    return refuse("policy.evict_by", static_cast<unsigned>(policy.evict_by), "0 (lru), 1 (lfu)");
+  }
+  if (policy.evict_by != EvictBy::kLru && !policy.has_bound()) {
+    return refuse("policy.evict_by", "lfu", "lru without max_rows and max_bytes, as nothing is removed by it");
+  }
+  return check(policy.ram_share >= 0 && policy.ram_share <= 0.9f, "policy.ram_share", policy.ram_share, "[0, 0.9]");
+}
+
 template <class T>
 Status same(std::string_view table, std::string_view field, const T& existing, const T& requested) {
   if (existing == requested) return Status::ok();
@@ -105,6 +135,21 @@ Status same_optimizer(const std::string& table, const OptimizerSpec& existing, c
   return same(table, "optimizer.beta2", existing.beta2, requested.beta2);
 }
 
+Status same_policy(const std::string& table, const RowPolicy& existing, const RowPolicy& requested) {
+  SR_RETURN_IF_ERROR(same(table, "policy.admit_after", existing.admit_after, requested.admit_after));
+  SR_RETURN_IF_ERROR(same(table, "policy.admit_probability", existing.admit_probability, requested.admit_probability));
+  SR_RETURN_IF_ERROR(same(table, "policy.admit_capacity", existing.admit_capacity, requested.admit_capacity));
+  SR_RETURN_IF_ERROR(same(table, "policy.evict_after_steps", existing.evict_after_steps, requested.evict_after_steps));
+  SR_RETURN_IF_ERROR(
+      same(table, "policy.evict_after_seconds", existing.evict_after_seconds, requested.evict_after_seconds));
+  SR_RETURN_IF_ERROR(same(table, "policy.evict_below_norm", existing.evict_below_norm, requested.evict_below_norm));
+  SR_RETURN_IF_ERROR(same(table, "policy.max_rows", existing.max_rows, requested.max_rows));
+  SR_RETURN_IF_ERROR(same(table, "policy.max_bytes", existing.max_bytes, requested.max_bytes));
+  SR_RETURN_IF_ERROR(same(table, "policy.evict_by", static_cast<unsigned>(existing.evict_by),
+                          static_cast<unsigned>(requested.evict_by)));
+  return same(table, "policy.ram_share", existing.ram_share, requested.ram_share);
+}
+
 }  // namespace
 
 Status validate(const TableSchema& schema) {
@@ -122,7 +167,7 @@ Status validate(const TableSchema& schema) {
   if (schema.dtype == Dtype::kInt8 && !(schema.optimizer == OptimizerSpec{})) {
     return refuse("optimizer", "any but plain sgd", "the default with dtype int8, whose rows are never trained");
   }
-  return Status::ok();
+  return validate_policy(schema.policy);
 }
 
 Status same_schema(const TableSchema& existing, const TableSchema& requested) {
@@ -135,7 +180,8 @@ Status same_schema(const TableSchema& existing, const TableSchema& requested) {
       same(table, "dtype", static_cast<unsigned>(existing.dtype), static_cast<unsigned>(requested.dtype)));
   SR_RETURN_IF_ERROR(same(table, "seed", existing.seed, requested.seed));
   SR_RETURN_IF_ERROR(same_init(table, existing.init, requested.init));
-  return same_optimizer(table, existing.optimizer, requested.optimizer);
+  SR_RETURN_IF_ERROR(same_optimizer(table, existing.optimizer, requested.optimizer));
+  return same_policy(table, existing.policy, requested.policy);
 }
 
 }  // namespace sparserow

@@ -14,6 +14,11 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1u << 20;
 
+Status no_filter(const std::string& table) {
+  return {Code::kFailedPrecondition,
+          "table " + table + ": its policy counts no keys (admit_after 1), there is no filter"};
+}
+
 }  // namespace
 
 Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t used, std::uint64_t needed) {
@@ -67,6 +72,23 @@ void Store::Impl::dropped_table() noexcept {
   }
 }
 
+// Whether a new table's part of memory is left. The map's lock is held.
+Status Store::Impl::check_share(const TableSchema& schema) const {
+  const float wanted = schema.policy.ram_share;
+  if (wanted == 0) return Status::ok();
+  if (options.ssd.path.empty()) {
+    return {Code::kFailedPrecondition,
+            "table " + schema.name + ": policy.ram_share needs shards with an ssd_path; allowed without: 0"};
+  }
+  float taken = 0;
+  for (const auto& [id, held] : tables) taken += held->schema.policy.ram_share;
+  if (taken + wanted <= 0.9f + 1e-6f) return Status::ok();
+  std::ostringstream text;
+  text << "table " << schema.name << ": policy.ram_share: " << wanted << " is not allowed; other tables have " << taken
+       << "; allowed: together at most 0.9";
+  return {Code::kInvalidArgument, text.str()};
+}
+
 Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span<const std::uint64_t> keys) const {
   StripeCounts absent{};
   BatchOrder order;
@@ -86,16 +108,20 @@ Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span
 }
 
 std::uint64_t Store::Impl::bytes_for(const Table& held, const StripeCounts& absent) const {
+  constexpr std::uint64_t kGrowingAtOnce = 8;  // stripes, by as many threads
   std::uint64_t bytes = 0;
+  std::uint64_t touched = 0;
   StorePools no_memory;
   const TableStripe empty(no_memory, held.layout.data_bytes, held.is_tiered);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
     const TableStripe& rows = held.stripes[stripe] != nullptr ? *held.stripes[stripe] : empty;
-    bytes += rows.slab.bytes_for(absent[stripe]) + rows.index.bytes_for(absent[stripe]);
+    bytes += rows.slab.bytes_for(absent[stripe]) + rows.index.lasting_bytes_for(absent[stripe]);
+    ++touched;
+    if (held.admission != nullptr) bytes += held.admission->bytes_for(stripe, absent[stripe]);
   }
-  return bytes;
+  return bytes + std::min(touched, kGrowingAtOnce) * RowIndex::kTransientBytes;
 }
 
 Status Store::Impl::promise(const Table& held, std::uint64_t bytes) {
@@ -171,7 +197,9 @@ Status Store::create_table(const TableSchema& schema) {
   const std::unique_lock lock(impl_->tables_mutex);
   const auto found = impl_->tables.find(schema.id);
   if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
-  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty()));
+  SR_RETURN_IF_ERROR(impl_->check_share(schema));
+  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty(),
+                                                           impl_->options.slot_count));
   return Status::ok();
 }
 
@@ -212,7 +240,9 @@ std::vector<TableStats> Store::stats() const {
   }
   std::vector<TableStats> all;
   for (const auto& held : tables) {
-    TableStats stats{.table_id = held->schema.id, .name = held->schema.name};
+    TableStats stats;
+    stats.table_id = held->schema.id;
+    stats.name = held->schema.name;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
       stats.ssd_rows += held->ssd_rows[stripe];
@@ -220,12 +250,35 @@ std::vector<TableStats> Store::stats() const {
       stats.rows += held->stripes[stripe]->slab.rows();
       stats.total_bytes += held->stripes[stripe]->bytes();
     }
+    if (held->admission != nullptr) stats.admission = held->admission->stats();
+    stats.sweeps = held->swept.sweeps;
+    for (std::size_t rule = 0; rule < kSweepRules; ++rule) stats.swept_rows[rule] = held->swept.rows[rule];
+    stats.sweep_longest_hold_nanoseconds = held->swept.longest_hold_nanoseconds;
     stats.rows += stats.ssd_rows;
     stats.ssd_bytes = stats.ssd_rows * held->codec.bytes();
     stats.row_bytes = stats.rows * held->layout.data_bytes;
     all.push_back(std::move(stats));
   }
   return all;
+}
+
+Result<std::vector<std::uint64_t>> Store::filter_image(std::uint32_t table_id, std::uint32_t slot) const {
+  const std::shared_ptr<Table> held = impl_->table(table_id);
+  if (held == nullptr) return unknown_table(table_id);
+  if (!held->schema.policy.has_filter()) return no_filter(held->schema.name);
+  const std::uint32_t stripe = slot % impl_->slots.stripe_count();
+  const std::shared_lock lock(impl_->stripes[stripe].mutex);
+  return held->admission->image(stripe, slot / impl_->slots.stripe_count());
+}
+
+Status Store::load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<const std::uint64_t> image) {
+  const std::shared_ptr<Table> held = impl_->table(table_id);
+  if (held == nullptr) return unknown_table(table_id);
+  if (!held->schema.policy.has_filter()) return no_filter(held->schema.name);
+  if (slot >= impl_->options.slot_count) return {Code::kInvalidArgument, "load_filter: no such slot"};
+  const std::uint32_t stripe = slot % impl_->slots.stripe_count();
+  const std::unique_lock lock(impl_->stripes[stripe].mutex);
+  return held->admission->load(stripe, slot / impl_->slots.stripe_count(), image);
 }
 
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }

@@ -20,17 +20,21 @@
 // order; nothing is called out under a lock. A table that is dropped lives until its last call returns.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "store/admission.h"
 #include "store/schema.h"
 #include "store/ssd_tier.h"
+#include "store/sweep.h"
 #include "util/hash.h"
 #include "util/status.h"
 
@@ -42,6 +46,7 @@ struct StoreOptions {
   std::uint16_t lineage = 1;                  // to begin with
   std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
   SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
+  std::function<std::uint64_t()> unix_seconds = nullptr;  // null: the system's clock
 };
 
 struct TableStats {
@@ -52,12 +57,17 @@ struct TableStats {
   std::uint64_t total_bytes = 0;  // in memory, with headers, index and slack, as allocated
   std::uint64_t ssd_rows = 0;     // of the rows: on the SSD alone
   std::uint64_t ssd_bytes = 0;    // of those, as they are stored
+  AdmissionStats admission = {};
+  std::uint64_t sweeps = 0;                             // that were carried out
+  std::array<std::uint64_t, kSweepRules> swept_rows{};  // by rule
+  std::uint64_t sweep_longest_hold_nanoseconds = 0;     // that a sweep held a stripe
 };
 
 struct TierStats {
-  std::uint64_t hits = 0;          // keys of pulls and commits whose rows were in memory
-  std::uint64_t misses = 0;        // that were looked for on the SSD
-  std::uint64_t rows_evicted = 0;  // from memory
+  std::uint64_t hits = 0;           // keys of pulls and commits whose rows were in memory
+  std::uint64_t misses = 0;         // that were looked for on the SSD
+  std::uint64_t brought_ahead = 0;  // keys that bring() looked for there before anybody pulled them
+  std::uint64_t rows_evicted = 0;   // from memory
   SsdStats ssd;
 };
 
@@ -91,6 +101,8 @@ class ChangeLog;
 class Table;
 struct ApplyOptions;
 struct SnapshotOptions;
+struct Stamps;
+struct Writing;
 
 class Store {
  public:
@@ -139,18 +151,35 @@ class Store {
   Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
   // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are born from their initial
-  // row. Under a reservation of the same keys it cannot fail for the budget; without one, and with a budget,
-  // it reserves for all keys first (so a batch that threads share by parts should have a reservation).
+  // row, if the table's policy admits the key; else the gradient is dropped and counted. Under a reservation of the
+  // same keys it cannot fail for the budget; without one, and with a budget, it reserves for all keys first (so a batch
+  // that threads share by parts should have a reservation).
   Status apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                const ApplyOptions& options);
+
+  // A step of a job ended: tables that the job pushes to grow older by it, also where it brought them nothing.
+  void note_step(std::uint64_t job, std::int64_t step);
 
   // Sets weights, creating rows; state of a new row is initial, of an existing one unchanged.
   Status assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows);  // (n, dim)
   // As assign(), with the versions that the rows have elsewhere (n), by which this store's copies can be compared.
   Status assign_versions(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
                          const std::uint64_t* versions);
-  // Removes rows; returns how many existed.
-  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+  // Removes rows; returns how many existed. With if_versions (n): only those that still have that version and that no
+  // prepared commit needs.
+  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                              std::span<const std::uint64_t> if_versions = {});
+
+  // Removes the rows that the table's policy no longer wants, in slices: no stripe is held longer than about a
+  // millisecond. A row that changes meanwhile stays. NotFound; kDataLoss as pull().
+  Result<SweepReport> sweep(std::uint32_t table_id, const SweepOptions& options);
+  // Ends sweeps under way, soon, and lets later ones end at once.
+  void stop_sweeps() noexcept;
+
+  // What a slot remembers of keys without a row (admission.h), and back. NotFound; DataLoss when it is no image;
+  // FailedPrecondition for a table that remembers none.
+  [[nodiscard]] Result<std::vector<std::uint64_t>> filter_image(std::uint32_t table_id, std::uint32_t slot) const;
+  Status load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<const std::uint64_t> image);
 
   // Puts rows as they were: weights, state, versions and update counts, in place of what is there. InvalidArgument:
   // lengths that do not agree; else as apply().
@@ -166,8 +195,10 @@ class Store {
   Result<std::shared_ptr<Snapshot>> snapshot(SnapshotOptions options);
 
   // Brings rows from the SSD to memory, as far as there is room that colder rows can make; for keys that are about to
-  // be used. Changes nothing else, and does nothing without an SSD. NotFound.
-  Status bring(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+  // be used. Changes nothing else, and does nothing without an SSD. NotFound. kForPull: what is not in memory counts as
+  // a miss of the pull that follows.
+  enum class Bring : std::uint8_t { kAhead, kForPull };
+  Status bring(std::uint32_t table_id, std::span<const std::uint64_t> keys, Bring why = Bring::kAhead);
   // Whether bring() would look any of them up: cheap, and never blocks for a disk.
   [[nodiscard]] bool would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
   // Writes every row that changed to the SSD, and there to the disk; all stay in memory. FailedPrecondition without
@@ -190,14 +221,16 @@ class Store {
   class Impl;
   class Tiering;
   friend class ChangeLog;
+  class Sweep;
   struct Absences;
   explicit Store(const StoreOptions& options);
   template <class Visit>
   std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                            std::span<const std::uint64_t> block, float* scratch, Absences* absences,
-                                            Visit&& visit);
+                                            std::span<const std::uint64_t> block, const Writing& writing,
+                                            Absences* absences, Visit&& visit);
   Status set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
                   const std::uint64_t* versions);
+  [[nodiscard]] Stamps stamps_of(Table& table, std::uint64_t job, std::int64_t step) const;
   Result<Reservation> reserve_tiered(const std::shared_ptr<Table>& table, std::span<const std::uint64_t> keys);
   Status find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block, std::uint32_t part,
                      std::uint32_t parts, Absences& absences);
@@ -214,7 +247,10 @@ struct ApplyOptions {
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
   std::uint32_t dim = 0;  // columns of grads; NotFound when the table, made anew meanwhile, has others; 0 = not checked
-  Store::Reservation* reservation = nullptr;  // what reserve() gave for the same keys, or null
+  Store::Reservation* reservation = nullptr;   // what reserve() gave for the same keys, or null
+  std::uint64_t job = 0;                       // whose step it is
+  std::int64_t step = -1;                      // for the table's clock; -1: none
+  std::optional<std::uint64_t> sighting = {};  // what numbers the push for admit_probability; none: counted here
 };
 
 }  // namespace sparserow

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -64,6 +65,7 @@ class Store::Impl {
   // Upper bound of the memory that so many more rows of each stripe take.
   [[nodiscard]] std::uint64_t bytes_for(const Table& held, const StripeCounts& rows) const;
   Status promise(const Table& held, std::uint64_t bytes);
+  Status check_share(const TableSchema& schema) const;
   void give_back(std::uint64_t bytes) noexcept { promised_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
 
   const StoreOptions options;
@@ -86,11 +88,19 @@ class Store::Impl {
   // A row in memory, under its stripe's exclusive lock.
   void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path);
 
-  std::unique_ptr<Tiering> tiering;  // null without an SSD
-  std::atomic<std::uint64_t> tier_hits{0};
-  std::atomic<std::uint64_t> tier_misses{0};
+  [[nodiscard]] std::uint64_t unix_seconds() const {
+    return options.unix_seconds ? options.unix_seconds() : static_cast<std::uint64_t>(std::time(nullptr));
+  }
+  std::atomic<bool> sweeps_stopped{false};
+  std::mutex steps_mutex;                           // a leaf
+  std::map<std::uint64_t, std::int64_t> job_steps;  // the last of each job; guarded by steps_mutex
+
+  std::unique_ptr<Tiering> tiering;           // null without an SSD
+  std::atomic<std::uint64_t> tier_keys{0};    // of pulls and commits
+  std::atomic<std::uint64_t> tier_misses{0};  // of them, looked for on the SSD
+  std::atomic<std::uint64_t> tier_ahead{0};   // looked for there before anybody pulled them
   void count(std::uint64_t keys, std::uint64_t misses) noexcept {
-    tier_hits.fetch_add(keys - misses, std::memory_order_relaxed);
+    tier_keys.fetch_add(keys, std::memory_order_relaxed);
     tier_misses.fetch_add(misses, std::memory_order_relaxed);
   }
 };

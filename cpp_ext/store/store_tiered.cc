@@ -37,6 +37,25 @@ void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::s
   }
 }
 
+// Calls use(misses) for the keys of each block that are not in memory and may be on the SSD, until it gives an error or
+// nullopt.
+template <class Miss, class Stripes, class Use>
+Status each_missing(const Table& table, const SlotOrder& slots, Stripes& stripes, std::span<const std::uint64_t> keys,
+                    Use&& use) {
+  BatchOrder order;
+  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
+    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
+    order.group(table.schema.id, slots, block);
+    std::vector<Miss> misses;
+    split(
+        table, stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {}, [](std::uint32_t) {});
+    if (misses.empty()) continue;
+    const std::optional<Status> used = use(std::move(misses));
+    if (!used || !used->is_ok()) return used.value_or(Status::ok());
+  }
+  return Status::ok();
+}
+
 }  // namespace
 
 // Rows that exist are brought to memory and pinned there; for the others memory is promised. Since those of one block
@@ -104,40 +123,31 @@ void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins)
   }
 }
 
-Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys, Bring why) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->tiering == nullptr) return Status::ok();
   SR_RETURN_IF_ERROR(table->failure());
-  BatchOrder order;
-  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
-    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(table_id, impl_->slots, block);
-    std::vector<Tiering::Miss> misses;
-    split(
-        *table, impl_->stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {},
-        [](std::uint32_t) {});
-    SR_RETURN_IF_ERROR(impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
-                                               [](const Tiering::Miss&, std::uint32_t, const RowImage*) {}));
-  }
-  return Status::ok();
+  return each_missing<Tiering::Miss>(
+      *table, impl_->slots, impl_->stripes, keys, [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
+        (why == Bring::kForPull ? impl_->tier_misses : impl_->tier_ahead) += misses.size();
+        return impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
+                                       [](const Tiering::Miss&, std::uint32_t, const RowImage*) {});
+      });
 }
 
 bool Store::would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr || impl_->tiering == nullptr) return false;
-  if (!table->failure().is_ok()) return true;
-  BatchOrder order;
-  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
-    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(table_id, impl_->slots, block);
-    std::vector<Tiering::Miss> misses;
-    split(
-        *table, impl_->stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {},
-        [](std::uint32_t) {});
-    if (!misses.empty()) return true;
-  }
-  return false;
+  bool any = !table->failure().is_ok();
+  if (any) return true;
+  static_cast<void>(each_missing<Tiering::Miss>(*table, impl_->slots, impl_->stripes, keys,
+                                                [&](const std::vector<Tiering::Miss>&) -> std::optional<Status> {
+                                                  any = true;
+                                                  return std::nullopt;
+                                                })
+                        .is_ok());
+  return any;
 }
 
 Status Store::write_back() {
@@ -147,8 +157,11 @@ Status Store::write_back() {
 
 std::optional<TierStats> Store::tier_stats() const {
   if (impl_->tiering == nullptr) return std::nullopt;
-  return TierStats{.hits = impl_->tier_hits,
-                   .misses = impl_->tier_misses,
+  const std::uint64_t misses = impl_->tier_misses;  // before the keys, so that there are never fewer
+  const std::uint64_t keys = impl_->tier_keys;
+  return TierStats{.hits = keys - std::min(keys, misses),
+                   .misses = misses,
+                   .brought_ahead = impl_->tier_ahead,
                    .rows_evicted = impl_->tiering->rows_evicted(),
                    .ssd = impl_->tiering->ssd_stats()};
 }

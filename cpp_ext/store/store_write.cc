@@ -48,6 +48,23 @@ std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
 
 }  // namespace
 
+// How the rows of a batch are written.
+struct Writing {
+  Stamps stamps;
+  float* scratch = nullptr;  // (dim)
+  bool admits_all = false;   // also keys that the table's policy would refuse
+  std::uint64_t sighting = 0;
+};
+
+// What a row that changes now is stamped with.
+Stamps Store::stamps_of(Table& table, std::uint64_t job, std::int64_t step) const {
+  Stamps stamps;
+  const RowPolicy& policy = table.schema.policy;
+  if (policy.stamps_steps()) stamps.values[stamps.count++] = table.tick(job, step);
+  if (policy.stamps_seconds()) stamps.values[stamps.count++] = static_cast<std::uint32_t>(impl_->unix_seconds());
+  return stamps;
+}
+
 // Of one block: which keys are known to be nowhere, and which must be asked for again.
 struct Store::Absences {
   static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
@@ -84,14 +101,15 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
                                  });
 }
 
-// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position). With an SSD a row is
-// born only when it is known to be nowhere.
+// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position), but for those that the
+// policy refuses. With an SSD a row is born only when it is known to be nowhere.
 // Returns the memory that it took, or nothing when the system refused more.
 template <class Visit>
 std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                                 std::span<const std::uint64_t> block, float* scratch,
+                                                 std::span<const std::uint64_t> block, const Writing& writing,
                                                  Absences* absences, Visit&& visit) {
   Impl::Stripe& locked = impl_->stripes[stripe];
+  TableAdmission* const admission = writing.admits_all ? nullptr : table.admission.get();
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
   Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
@@ -105,7 +123,10 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
         return;
       }
     }
-    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], scratch);
+    if (id == RowIndex::kNone && admission != nullptr &&
+        !admission->admit(impl_->slots, stripe, path, writing.sighting))
+      return;
+    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], writing.scratch);
     if (id == RowIndex::kNone) {
       has_memory = false;
       return;
@@ -115,6 +136,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
       locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
     }
     row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
+    std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
       meta.set_changed();
@@ -154,6 +176,11 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   }
   const std::uint32_t dim = table->schema.dim;
   std::vector<float> scratch(dim);
+  const Writing writing{.stamps = stamps_of(*table, options.job, options.step),
+                        .scratch = scratch.data(),
+                        .sighting = options.sighting || table->admission == nullptr
+                                        ? options.sighting.value_or(0)
+                                        : table->admission->next_sighting()};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
@@ -169,7 +196,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options, dim);
       const auto taken =
-          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
             const std::uint32_t count = row.update_count();
             row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
             group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim, block[position],
@@ -185,6 +212,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       alone.parts = 1;
       Reservation nothing(this, 0);  // what it takes was promised to the batch
       alone.reservation = &nothing;
+      alone.sighting = writing.sighting;
       SR_RETURN_IF_ERROR(apply(table_id, block.subspan(position, 1), grads + (begin + position) * dim, alone));
     }
   }
@@ -208,6 +236,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
   if (!reserved.is_ok()) return reserved.status();
   const std::uint32_t dim = table->schema.dim;
   std::vector<float> scratch(dim);
+  const Writing writing{.stamps = stamps_of(*table, 0, -1), .scratch = scratch.data(), .admits_all = true};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
@@ -220,7 +249,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       const auto taken =
-          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
             convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
             if (versions != nullptr) row.set_version(versions[begin + position]);
           });
@@ -236,20 +265,25 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
   return Status::ok();
 }
 
-Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                   std::span<const std::uint64_t> if_versions) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   impl_->wait_for_snapshot();
-  if (impl_->tiering != nullptr) return impl_->tiering->erase(*table, keys);
+  if (impl_->tiering != nullptr) return impl_->tiering->erase(*table, keys, if_versions);
   std::uint64_t erased = 0;
-  for (const std::uint64_t key : keys) {
-    const std::uint64_t hash = row_hash(table_id, key);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::uint64_t hash = row_hash(table_id, keys[i]);
     const std::uint32_t stripe = impl_->slots.stripe(hash);
     const std::uint64_t path = impl_->slots.path(hash);
     const std::unique_lock lock(impl_->stripes[stripe].mutex);
+    if (!if_versions.empty()) {
+      const std::uint32_t id = table->find(stripe, path);
+      if (id == RowIndex::kNone || table->row(stripe, id).version() != if_versions[i]) continue;
+    }
     impl_->save_before_erasure(*table, stripe, path);
     if (!table->remove(stripe, path)) continue;
-    impl_->erased(impl_->stripes[stripe], path, table_id, key);
+    impl_->erased(impl_->stripes[stripe], path, table_id, keys[i]);
     ++erased;
   }
   return erased;
@@ -278,6 +312,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
   Result<Reservation> reserved = reserve(table_id, rows.keys);
   if (!reserved.is_ok()) return reserved.status();
   std::vector<float> scratch(table->schema.dim);
+  const Writing writing{.stamps = stamps_of(*table, 0, -1), .scratch = scratch.data(), .admits_all = true};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
@@ -289,7 +324,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       const auto taken =
-          write_stripe(*table, stripe, order, block, scratch.data(), tiered, [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
             const std::size_t at = begin + position;
             std::memcpy(row.weights(), rows.weights.data() + at * weight_bytes, weight_bytes);
             if (state_floats > 0) {

@@ -2,6 +2,26 @@
 
 namespace sparserow {
 
+// Steps that a job left out count when it comes back; one that is behind its own last step adds none.
+std::uint32_t Table::tick(std::uint64_t job, std::int64_t step) {
+  if (step < 0) return steps();
+  const std::lock_guard lock(clock_mutex_);
+  const auto [at, is_new] = job_steps_.try_emplace(job, step);
+  const std::int64_t passed = is_new ? 1 : std::max<std::int64_t>(step - at->second, 0);
+  at->second = std::max(at->second, step);
+  return steps_ += static_cast<std::uint32_t>(passed);
+}
+
+void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
+  const std::lock_guard lock(clock_mutex_);
+  for (auto& [job, last] : job_steps_) {
+    const auto at = job_steps.find(job);
+    if (at == job_steps.end() || at->second <= last) continue;
+    steps_ += static_cast<std::uint32_t>(at->second - last);
+    last = at->second;
+  }
+}
+
 // A place for the row, and its entry in the index.
 std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t path) {
   std::unique_ptr<TableStripe>& held = stripes[stripe];
@@ -24,6 +44,7 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t
   initial_rows.fill(key, scratch);
   convert_from_float(schema.dtype, scratch, row.weights(), schema.dim);
   optimizer->init_state(row.state(layout));
+  std::fill_n(row.stamps(layout), schema.policy.stamps(), 0u);
   if (is_tiered) stripes[stripe]->slab.meta(id).reset(RowMeta::kChanged);
   return id;
 }

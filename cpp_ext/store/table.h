@@ -6,11 +6,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "optim/optimizer.h"
+#include "store/admission.h"
 #include "store/batch_order.h"
 #include "store/initial_rows.h"
 #include "store/row.h"
@@ -18,16 +20,20 @@
 #include "store/row_index.h"
 #include "store/row_slab.h"
 #include "store/schema.h"
+#include "store/sweep.h"
 
 namespace sparserow {
 
 // Memory of all tables. Rows and indexes have arenas of their own: rows come to stay, while index segments come and
 // go as they grow, and would leave holes among the rows that no chunk fits (measured: 15 bytes a row).
 struct StorePools {
-  [[nodiscard]] std::uint64_t used_bytes() const noexcept { return rows.used_bytes() + indexes.used_bytes(); }
+  [[nodiscard]] std::uint64_t used_bytes() const noexcept {
+    return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed);
+  }
 
   ArenaPool rows;
   ArenaPool indexes;
+  std::atomic<std::uint64_t> filters{0};  // bytes of admission filters (admission.h)
 };
 
 struct TableStripe {
@@ -39,16 +45,30 @@ struct TableStripe {
   RowIndex index;
 };
 
+// What a row is stamped with when it changes, in the order of the row; the policy says which there are.
+struct Stamps {
+  std::array<std::uint32_t, 2> values{};
+  std::uint32_t count = 0;
+};
+
+// What sweeps have removed since the start, by rule (store.h).
+struct SweepTotals {
+  std::array<std::atomic<std::uint64_t>, kSweepRules> rows{};
+  std::atomic<std::uint64_t> sweeps{0}, longest_hold_nanoseconds{0};
+};
+
 class Table {
  public:
   // is_tiered: rows may leave for the SSD, and have meta (row_meta.h).
-  Table(const TableSchema& table_schema, StorePools& pools, bool is_tiered)
+  Table(const TableSchema& table_schema, StorePools& pools, bool is_tiered, std::uint32_t slot_count)
       : schema(table_schema),
         optimizer(make_optimizer(schema)),
         initial_rows(schema),
-        layout(schema.dim, schema.dtype, optimizer->state_floats()),
-        codec(schema.id, schema.dim, schema.dtype, optimizer->state_floats()),
+        layout(schema.dim, schema.dtype, optimizer->state_floats(), schema.policy.stamps()),
+        codec(schema.id, schema.dim, schema.dtype, optimizer->state_floats() + schema.policy.stamps()),
         is_tiered(is_tiered),
+        admission(schema.policy.admits_all() ? nullptr
+                                             : std::make_unique<TableAdmission>(schema, slot_count, pools.filters)),
         pools_(&pools) {}
 
   // The id of the row whose hash has this path, or RowIndex::kNone.
@@ -70,6 +90,12 @@ class Table {
   // Moves rows together, so that chunks beyond `spare_rows` free places give their memory back.
   void compact(std::uint32_t stripe, std::uint64_t spare_rows);
 
+  // The table's clock: steps of the jobs that push to it, each counted once. step < 0 names none.
+  std::uint32_t tick(std::uint64_t job, std::int64_t step);
+  // Goes on to the last step of the jobs that have ticked it.
+  void catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps);
+  [[nodiscard]] std::uint32_t steps() const noexcept { return steps_.load(std::memory_order_relaxed); }
+
   // Ok, or why the table is refused: the SSD lost rows of it.
   [[nodiscard]] Status failure() const;
   void fail(Status why);
@@ -80,6 +106,8 @@ class Table {
   const RowLayout layout;
   const RowCodec codec;
   const bool is_tiered;
+  const std::unique_ptr<TableAdmission> admission;  // null: every key gets its row at its first push
+  SweepTotals swept;
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
@@ -90,6 +118,9 @@ class Table {
   [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t path);
 
   StorePools* pools_;
+  std::atomic<std::uint32_t> steps_{0};
+  std::mutex clock_mutex_;                           // a leaf
+  std::map<std::uint64_t, std::int64_t> job_steps_;  // the last of each job; guarded by clock_mutex_
   std::atomic<bool> has_failed_{false};
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_

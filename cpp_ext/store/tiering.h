@@ -57,7 +57,9 @@ class Store::Tiering {
   // or when the SSD is full.
   Status make_room(Table& table, const Counts& rows);
 
-  Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys);
+  // As Store::erase.
+  Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys,
+                              std::span<const std::uint64_t> if_versions);
   // Removes the table from the map and from the SSD.
   Status drop(std::uint32_t table_id);
   // Every row that the SSD does not have is written to it; all stay in memory.
@@ -104,10 +106,12 @@ class Store::Tiering {
   void release(const Table& table, const std::vector<Miss>& misses);
   Status wait_for(const Table& table, const std::vector<Miss>& misses);
 
+  static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
   Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
-  [[nodiscard]] Place coldest_place();
+  [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;
+  [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);

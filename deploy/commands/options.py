@@ -24,6 +24,9 @@ SsdPath = Annotated[
 SsdBytes = Annotated[
     str | None, typer.Option(help="Files that a shard may keep there, such as 100GiB. Default: what the disk has.")
 ]
+SweepEvery = Annotated[
+    str, typer.Option(help="Between sweeps that remove rows by their table's policy, such as 60s; never: by command.")
+]
 IoThreads = Annotated[int, typer.Option(help="Network threads of a shard.")]
 MetricsPort = Annotated[
     int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: none is served.")
@@ -36,3 +39,8 @@ Shards = Annotated[int, typer.Option(help="Number of parameter servers that make
 SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
 WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
 ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]
+
+
+def seconds_or_never(text: str) -> str | None:
+    """The value of an option that is a duration or ``never``."""
+    return None if text == "never" else text

@@ -20,6 +20,7 @@ def ps(
     memory_budget: options.MemoryBudget = None,
     ssd_path: options.SsdPath = None,
     ssd_bytes: options.SsdBytes = None,
+    sweep_every: options.SweepEvery = "60s",
     io_threads: options.IoThreads = 2,
     drain: Annotated[
         str, typer.Option(help="How long requests under way may take after SIGTERM, such as 10s.")
@@ -50,6 +51,7 @@ def ps(
             "memory_budget": memory_budget,
             "ssd_path": ssd_path,
             "ssd_bytes": ssd_bytes,
+            "sweep_every": options.seconds_or_never(sweep_every),
             "io_threads": io_threads,
             "port": port,
         },
@@ -63,6 +65,7 @@ def ps(
         memory_budget_bytes=checked.memory_budget or 0,
         ssd_path=checked.ssd_path,
         ssd_bytes=checked.ssd_bytes or 0,
+        sweep_every_sec=checked.sweep_every,
         io_threads=io_threads,
     )
     config = ShardOptions(

@@ -82,7 +82,7 @@ def _memory(shard: pb.ShardStatus) -> str:
 def _tiers(reply: pb.GetStatusReply) -> Table:
     from ...proto.units import format_bytes
 
-    table = _table("SSD", "shard", "files", "memory", "hits", "missed", "evicted", "ms/read")
+    table = _table("SSD", "shard", "files", "memory", "hits", "missed", "ahead", "evicted", "ms/read")
     for shard in reply.shards:
         if not shard.HasField("tier"):
             continue
@@ -94,6 +94,7 @@ def _tiers(reply: pb.GetStatusReply) -> Table:
             format_bytes(tier.memory_bytes),
             f"{tier.hits / keys:.1%}" if keys else "-",
             f"{tier.misses:,}",
+            f"{tier.brought_ahead:,}",
             f"{tier.rows_evicted:,}",
             f"{1e3 * tier.read_sec / tier.reads:.2f}" if tier.reads else "-",
         )
@@ -101,15 +102,18 @@ def _tiers(reply: pb.GetStatusReply) -> Table:
 
 
 def _tables(reply: pb.GetStatusReply) -> Table:
+    from ...proto.schema import RowPolicy
     from ...proto.schema_message import schema_of_message
     from ...proto.units import format_bytes
 
     on_ssd = any(shard.HasField("tier") for shard in reply.shards)
     columns = ("table", "dim", "dtype", "optimizer", "rows", "memory")
-    table = _table("tables", *columns, *(("SSD rows", "SSD bytes") if on_ssd else ()))
     usages = [usage for shard in reply.shards for usage in shard.tables]
-    for message in reply.tables:
-        schema = schema_of_message(message)
+    schemas = [schema_of_message(message) for message in reply.tables]
+    has_policy = any(schema.policy != RowPolicy() for schema in schemas)
+    policy_columns = ("refused", "swept") if has_policy else ()
+    table = _table("tables", *columns, *(("SSD rows", "SSD bytes") if on_ssd else ()), *policy_columns)
+    for schema in schemas:
         mine = [usage for usage in usages if usage.table_id == schema.id]
         table.add_row(
             schema.full_name,
@@ -119,6 +123,7 @@ def _tables(reply: pb.GetStatusReply) -> Table:
             f"{sum(usage.rows for usage in mine):,}",
             format_bytes(sum(usage.total_bytes for usage in mine)),
             *((f"{sum(u.ssd_rows for u in mine):,}", format_bytes(sum(u.ssd_bytes for u in mine))) if on_ssd else ()),
+            *((f"{sum(u.refused for u in mine):,}", f"{sum(sum(u.swept_rows) for u in mine):,}") if has_policy else ()),
         )
     return table
 

@@ -1,4 +1,4 @@
-"""``sparserow table``: rows of a running cluster's tables to files and back."""
+"""``sparserow table``: rows of a running cluster's tables to files and back, and out by their policies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_
 TableName = Annotated[str, typer.Argument(help="NAMESPACE/NAME of the table.")]
 Url = Annotated[str, typer.Argument(help="A path, or a URL such as s3://bucket/rows.parquet.")]
 Coordinator = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
+SWEPT_BY = ("older than evict_after_steps", "older than evict_after", "below evict_below_norm", "beyond the bound")
+
 BatchRows = Annotated[int, typer.Option(help="How many rows are moved at a time.")]
 
 
 @app.callback()
 def table() -> None:
-    """Export and import rows of a table, or the weights of a model trained elsewhere."""
+    """Export, import or sweep rows of a table, or import the weights of a model trained elsewhere."""
 
 
 @app.command("export")
@@ -98,6 +100,39 @@ def import_weights_(
         rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
     for name, count in rows.items():
         typer.echo(f"assigned {count:,} rows to {namespace}/{name}")
+
+
+@app.command("sweep")
+def sweep_(
+    table: Annotated[str | None, typer.Argument(help="NAMESPACE/NAME; default: every table that has a policy.")] = None,
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and remove nothing.")] = False,
+    deadline: Annotated[str, typer.Option(help="How long one table may take, such as 10min.")] = "1h",
+) -> None:
+    """Remove the rows that a table's policy no longer wants, or say how many there are, by rule."""
+    from ...proto.control import ControlClient
+    from ...proto.errors import FailedPrecondition
+    from ...proto.units import format_bytes, parse_seconds
+
+    seconds = parse_seconds(deadline)
+    with ControlClient(coordinator) as client:
+        known = {schema.full_name: schema for schema in client.list_tables()}
+        wanted = [name for name, schema in known.items() if schema.policy.sweeps] if table is None else [table]
+        if not wanted:
+            typer.echo("no table has a policy that removes rows")
+        for name in wanted:
+            namespace, short_name = parts_of(name)
+            if name in known and not known[name].policy.sweeps:
+                raise FailedPrecondition(f"table {name}: its policy removes no rows (docs/admission.md)")
+            reply = client.sweep_table(namespace, short_name, dry_run=dry_run, deadline_sec=seconds)
+            rows, size = sum(freed.rows for freed in reply.freed), sum(freed.bytes for freed in reply.freed)
+            said = "would remove" if dry_run else "removed"
+            end = "" if reply.complete else " (stopped: a shard is leaving)"
+            typer.echo(f"{name}: {said} {rows:,} of {reply.rows_seen:,} rows, {format_bytes(size)}{end}")
+            for rule, freed in zip(SWEPT_BY, reply.freed, strict=True):
+                if freed.rows:
+                    typer.echo(f"  {rule}: {freed.rows:,} rows, {format_bytes(freed.bytes)}")
 
 
 def parts_of(table: str) -> tuple[str, str]:

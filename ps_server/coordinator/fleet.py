@@ -38,8 +38,8 @@ class ShardLink:
         self._channel = grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL_OPTIONS)
         self._stub: Any = pb_grpc.ShardStub(self._channel)
 
-    async def call(self, method: str, request: Any, *, deadline_sec: float = CALL_DEADLINE_SEC) -> Any:
-        """One call with a deadline; raises errors of the taxonomy."""
+    async def call(self, method: str, request: Any, deadline_sec: float | None = CALL_DEADLINE_SEC) -> Any:
+        """One call with a deadline (None: the system's); raises errors of the taxonomy."""
         try:
             return await getattr(self._stub, method)(request, timeout=deadline_sec)
         except grpc.RpcError as error:
@@ -111,6 +111,26 @@ class Fleet:
                 await link.call("DropTable", pb.ShardDropTableRequest(table_id=table_id))
 
         await self._tell_all(drop)
+
+    async def sweep(self, table_id: int, *, dry_run: bool, deadline_sec: float | None) -> pb.SweepTableReply:
+        """Sweeps a table on every serving shard; nothing else waits for it.
+
+        Raises:
+            SparserowError: the first shard's; the others have been asked.
+        """
+        request = pb.ShardSweepRequest(table_id=table_id, dry_run=dry_run)
+        serving = [shard for shard in self._cluster.shards.shards if shard.phase is Phase.SERVING]
+        links = [await self._link(shard) for shard in serving]
+        replies = await asyncio.gather(*(link.call("Sweep", request, deadline_sec) for link in links))
+        return pb.SweepTableReply(
+            rows_seen=sum(reply.rows_seen for reply in replies),
+            freed=[
+                pb.SweepFreed(rows=sum(freed.rows for freed in rule), bytes=sum(freed.bytes for freed in rule))
+                for rule in zip(*(reply.freed for reply in replies), strict=True)
+            ],
+            complete=all(reply.complete for reply in replies),
+            longest_hold_sec=max((reply.longest_hold_sec for reply in replies), default=0.0),
+        )
 
     async def hold_job(self, job_id: int, operation: int, fence: Sequence[Key]) -> list[dict[Key, Window]]:
         """Holds a job on every shard; returns what each of them has of each worker.

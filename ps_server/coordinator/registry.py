@@ -95,7 +95,7 @@ def first_difference(existing: TableSchema, requested: TableSchema) -> tuple[str
 
     Hyper-parameters are compared as float32, which is what shards hold; the learning rate is not compared.
     """
-    for field in ("dim", "dtype", "seed", "init", "optimizer"):
+    for field in ("dim", "dtype", "seed", "init", "optimizer", "policy"):
         old, new = getattr(existing, field), getattr(requested, field)
         if not dataclasses.is_dataclass(old):
             if old != new:
@@ -105,10 +105,12 @@ def first_difference(existing: TableSchema, requested: TableSchema) -> tuple[str
         else:
             for part in dataclasses.fields(old):
                 old_part, new_part = getattr(old, part.name), getattr(new, part.name)
-                if part.name != "lr" and _as_float32(old_part) != _as_float32(new_part):
+                if part.name != "lr" and _comparable(old_part) != _comparable(new_part):
                     return f"{field}.{part.name}", old_part, new_part
     return None
 
 
-def _as_float32(value: float) -> bytes:
+def _comparable(value: float | str) -> bytes | str | int:
+    if isinstance(value, str) or (isinstance(value, int) and value >= 2**24):
+        return value
     return struct.pack("<f", value)

@@ -163,6 +163,15 @@ class CoordinatorService:
         log.info("table %s dropped", schema.full_name)
         return pb.DropTableReply()
 
+    async def SweepTable(self, request: pb.SweepTableRequest, context: Any) -> pb.SweepTableReply:
+        """Removes what a table's policy no longer wants, on all shards at once."""
+        self._cluster.check_ready()
+        schema = self._cluster.registry.find(request.namespace, request.name)
+        reply = await self._fleet.sweep(schema.id, dry_run=request.dry_run, deadline_sec=context.time_remaining())
+        if not request.dry_run:
+            log.info("table %s swept: %d rows removed", schema.full_name, sum(freed.rows for freed in reply.freed))
+        return reply
+
     # ---- workers
 
     async def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:

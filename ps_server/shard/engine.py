@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from numpy.typing import NDArray
 
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from .coordinator_link import Place
 from .native_schema import native_schema
+from .sweeper import Sweeper
 
 log = logging.getLogger(__name__)
+
+SWEEP_PAUSE_RATIO = 3.0  # a sweep takes at most a quarter of one core
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class EngineOptions:
         io_threads: of the data plane.
         ssd_path: folder that holds a folder ``shard-N`` for rows beyond the budget; None: memory alone.
         ssd_bytes: of files in it; 0 is what the disk has.
+        sweep_every_sec: between sweeps of the tables whose policy removes rows; None: by command alone.
     """
 
     shard: int
@@ -42,6 +47,7 @@ class EngineOptions:
     io_threads: int
     ssd_path: str | None = None
     ssd_bytes: int = 0
+    sweep_every_sec: float | None = None
 
 
 class ShardEngine:
@@ -80,6 +86,10 @@ class ShardEngine:
         self._owned = np.zeros(place.slot_count, np.bool_)
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
+        self._slot_share = 1.0  # of all slots, this shard's
+        self._swept: set[int] = set()  # tables whose policy removes rows
+        self._sweep_lock = threading.Lock()  # one sweep at a time
+        self._sweeper = Sweeper(self.sweep_all, options.sweep_every_sec)
 
     @property
     def store(self) -> _server.Store:
@@ -98,6 +108,8 @@ class ShardEngine:
             FailedPrecondition: it is there with another schema.
         """
         self._store.create_table(native_schema(schema))
+        if schema.policy.sweeps:
+            self._swept.add(schema.id)
         self._write_table_names()
 
     def drop_table(self, table_id: int) -> None:
@@ -107,8 +119,31 @@ class ShardEngine:
             NotFound: there is no such table.
         """
         self._store.drop_table(table_id)
+        self._swept.discard(table_id)
         self._server.count_write(table_id)
         self._write_table_names()
+
+    def sweep(self, table_id: int, *, dry_run: bool = False) -> _server.SweepReport:
+        """Removes the rows that the table's policy no longer wants, or counts them; blocks for as long as it takes.
+
+        Raises:
+            NotFound: there is no such table.
+        """
+        with self._sweep_lock:
+            report = self._store.sweep(table_id, dry_run=dry_run, share=self._slot_share, pause_ratio=SWEEP_PAUSE_RATIO)
+        if not dry_run and any(freed.rows for freed in report.freed):
+            self._server.count_write(table_id)
+        return report
+
+    def sweep_all(self) -> None:
+        """Sweeps every table whose policy removes rows."""
+        for table_id in sorted(self._swept):
+            try:
+                self.sweep(table_id)
+            except NotFound:
+                continue  # dropped meanwhile
+            except SparserowError as error:
+                log.warning("table %d is not swept: %s", table_id, error)
 
     def _write_table_names(self) -> None:
         """For ``sparserow inspect``: rows on the SSD have ids."""
@@ -130,6 +165,7 @@ class ShardEngine:
         owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
         self._server.set_route(route.epoch, owners)
         self._owned = owners == self.shard
+        self._slot_share = float(self._owned.mean())
 
     def set_job(self, request: pb.SetJobRequest) -> None:
         """Takes a job's members over; another generation than before starts its clock anew.
@@ -196,6 +232,11 @@ class ShardEngine:
                 total_bytes=table.total_bytes,
                 ssd_rows=table.ssd_rows,
                 ssd_bytes=table.ssd_bytes,
+                refused=table.refused,
+                filter_bytes=table.filter_bytes,
+                filter_error_rate=table.filter_error_rate,
+                filter_entries=table.filter_entries,
+                swept_rows=table.swept_rows,
                 staleness=_buckets(stats["staleness"].get(table.table_id)),
             )
             for table in self.table_stats()
@@ -277,10 +318,13 @@ class ShardEngine:
 
     def drain(self, deadline_ms: int) -> None:
         """Refuses new requests and blocks until those under way are done, at most ``deadline_ms``."""
+        self._store.stop_sweeps()
         self._server.drain(deadline_ms)
 
     def stop(self) -> None:
         """Closes all connections."""
+        self._store.stop_sweeps()
+        self._sweeper.stop()
         self._server.stop()
 
 
@@ -305,6 +349,7 @@ def _tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
         hits=int(stats["hits"]),
         misses=int(stats["misses"]),
         rows_evicted=int(stats["rows_evicted"]),
+        brought_ahead=int(stats["brought_ahead"]),
         file_bytes=int(stats["ssd_file_bytes"]),
         memory_bytes=int(stats["ssd_memory_bytes"]),
         reads=int(stats["ssd_reads"]),

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ...cpp_ext import _server
+from ...proto.schema import SWEEP_RULES
 from .engine import ShardEngine
 
 # Native counter -> metric, one sentence with its unit.
@@ -20,6 +21,8 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
     ("rows_written", "sparserow_ps_rows_written", "Rows set or deleted without an optimizer (count)."),
+    ("hinted_keys", "sparserow_ps_hinted_keys", "Keys that hints of later batches named (count)."),
+    ("hinted_keys_dropped", "sparserow_ps_hinted_keys_dropped", "Keys of hints that found no place to wait (count)."),
     ("rows_applied", "sparserow_ps_rows_applied", "Rows that commits have updated (count)."),
     ("commits_accepted", "sparserow_ps_commits_accepted", "Commits accepted (count)."),
     ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
@@ -44,6 +47,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
 _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("hits", "sparserow_ps_tier_hits", "Keys of pulls and commits whose rows were in memory (count)."),
     ("misses", "sparserow_ps_tier_misses", "Keys of pulls and commits that were looked for on the SSD (count)."),
+    ("brought_ahead", "sparserow_ps_tier_keys_ahead", "Keys of hints that were looked for on the SSD (count)."),
     ("rows_evicted", "sparserow_ps_tier_rows_evicted", "Rows that left memory for the SSD (count)."),
     ("ssd_rows_read", "sparserow_ps_ssd_rows_read", "Rows read from the SSD (count)."),
     ("ssd_rows_absent", "sparserow_ps_ssd_rows_absent", "Keys that the SSD was asked for and has not (count)."),
@@ -92,16 +96,56 @@ class ShardMetrics(Collector):
             "Rows of a table that are on the SSD alone (count).",
             labels=["shard", "table"],
         )
-        for table in self._engine.table_stats():
+        tables = self._engine.table_stats()
+        for table in tables:
             rows.add_metric([self._shard, table.name], table.rows)
             size.add_metric([self._shard, table.name], table.total_bytes)
             ssd_rows.add_metric([self._shard, table.name], table.ssd_rows)
         yield from (rows, size)
+        yield from self._policies(tables)
         tier = self._engine.tier_stats()
         if tier is not None:
             yield ssd_rows
             yield from self._tier(tier)
         yield self._staleness(stats["staleness"])
+
+    def _policies(self, tables: list[_server.TableStats]) -> Iterator[Metric]:
+        """What admission and sweeps did; of every table, so that a query finds them before the first."""
+        labels = ["shard", "table"]
+        refused = CounterMetricFamily(
+            "sparserow_ps_table_refused_pushes",
+            "Pushes of keys that the table's policy gave no row for them (count).",
+            labels=labels,
+        )
+        swept = CounterMetricFamily(
+            "sparserow_ps_table_swept_rows", "Rows that sweeps removed, by rule (count).", labels=[*labels, "rule"]
+        )
+        gauges = {
+            "filter_entries": GaugeMetricFamily(
+                "sparserow_ps_table_filter_keys", "Keys without a row that the filters count (count).", labels=labels
+            ),
+            "filter_bytes": GaugeMetricFamily(
+                "sparserow_ps_table_filter_bytes", "Memory of the filters that admit keys (bytes).", labels=labels
+            ),
+            "filter_error_rate": GaugeMetricFamily(
+                "sparserow_ps_table_filter_error_rate",
+                "How likely a new key is taken for another one by the filters, estimated (probability).",
+                labels=labels,
+            ),
+            "sweep_longest_hold_seconds": GaugeMetricFamily(
+                "sparserow_ps_table_sweep_longest_hold_seconds",
+                "Longest time that a sweep held rows others wait for, since the start (seconds).",
+                labels=labels,
+            ),
+        }
+        for table in tables:
+            of_table = [self._shard, table.name]
+            refused.add_metric(of_table, table.refused)
+            for rule, rows in zip(SWEEP_RULES, table.swept_rows, strict=True):
+                swept.add_metric([*of_table, rule], rows)
+            for name, gauge in gauges.items():
+                gauge.add_metric(of_table, getattr(table, name))
+        yield from (refused, swept, *gauges.values())
 
     def _tier(self, stats: dict[str, int | float]) -> Iterator[Metric]:
         for key, name, sentence in _TIER_COUNTERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...cpp_ext import _server
-from ...proto.native import init_parameters, optimizer_parameters
+from ...proto.native import init_parameters, optimizer_parameters, policy_parameters
 from ...proto.schema import Init, RowOptimizer, TableSchema
 
 
@@ -30,4 +30,5 @@ def native_schema(schema: TableSchema) -> _server.TableSchema:
         seed=schema.seed,
         init=native_init(schema.init),
         optimizer=native_optimizer(schema.optimizer),
+        policy=policy_parameters(schema.policy),
     )

@@ -35,6 +35,16 @@ class ShardService:
         await asyncio.to_thread(self._engine().drop_table, request.table_id)
         return pb.ShardDropTableReply()
 
+    async def Sweep(self, request: pb.ShardSweepRequest, context: Any) -> pb.SweepTableReply:
+        """Removes what a table's policy no longer wants, or counts it."""
+        report = await asyncio.to_thread(self._engine().sweep, request.table_id, dry_run=request.dry_run)
+        return pb.SweepTableReply(
+            rows_seen=report.rows_seen,
+            freed=[pb.SweepFreed(rows=freed.rows, bytes=freed.bytes) for freed in report.freed],
+            complete=report.is_complete,
+            longest_hold_sec=report.longest_hold_seconds,
+        )
+
     async def SetRoute(self, request: pb.SetRouteRequest, context: Any) -> pb.SetRouteReply:
         """Takes a slot map over."""
         self._engine().set_route(request.route)

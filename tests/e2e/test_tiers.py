@@ -44,7 +44,7 @@ def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys:
         assert shard.used_bytes <= 16 << 20
         assert shard.tables[0].rows == ROWS - 1000
         assert shard.tables[0].ssd_rows > ROWS // 20
-        assert shard.tier.rows_evicted > ROWS
+        assert shard.tier.rows_evicted > ROWS // 2
         assert shard.tier.reads > 0
         assert shard.tier.file_bytes + shard.tier.memory_bytes > 4 << 20
         with pytest.raises(SystemExit):

@@ -15,6 +15,7 @@ from sparserow.proto.schema import (
     Adam,
     Constant,
     Normal,
+    RowPolicy,
     RowWiseAdagrad,
     TableSchema,
     Uniform,
@@ -35,6 +36,33 @@ def test_schemas_survive_the_wire(optimizer, init) -> None:
     )
     wire = message_of_schema(schema).SerializeToString()
     assert schema_of_message(pb.TableSchema.FromString(wire)) == schema
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RowPolicy(),
+        RowPolicy(admit_after=3, admit_capacity=5, evict_after_steps=7, evict_after_seconds=9),
+        RowPolicy(admit_probability=0.25, evict_below_norm=1e-3, max_rows=2**40, evict_by="lfu", ram_share=0.5),
+        RowPolicy(max_bytes=2**50),
+    ],
+)
+def test_policies_survive_the_wire(policy) -> None:
+    schema = TableSchema("a", "t", 4, Adagrad(), policy=policy)
+    message = message_of_schema(schema)
+    assert schema_of_message(pb.TableSchema.FromString(message.SerializeToString())) == schema
+    assert message.HasField("policy") == (policy != RowPolicy())  # what older peers sent has none
+
+
+def test_a_policy_that_breaks_the_contract_is_refused() -> None:
+    message = message_of_schema(TableSchema("a", "t", 4, Adagrad(), policy=RowPolicy(admit_after=2)))
+    message.policy.evict_by = 7
+    with pytest.raises(InvalidArgument, match="evict_by: 7 is not allowed; allowed: lru, lfu"):
+        schema_of_message(message)
+    message.policy.evict_by = 0
+    message.policy.admit_after = 0
+    with pytest.raises(InvalidArgument, match="admit_after: 0 is not allowed; allowed: 1 to 255"):
+        schema_of_message(message)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.names import id_of_name
-from sparserow.proto.schema import SGD, Adagrad, Adam, Constant, TableSchema, Uniform
+from sparserow.proto.schema import SGD, Adagrad, Adam, Constant, RowPolicy, TableSchema, Uniform
 from sparserow.ps_server.coordinator import registry as registry_module
 from sparserow.ps_server.coordinator.registry import Registry
 
@@ -40,6 +40,9 @@ def test_the_same_schema_is_found_again_and_its_first_learning_rate_stays() -> N
         ({"init": Uniform(-0.1, 0.2)}, "init.high", "0.1", "0.2"),
         ({"optimizer": Adam()}, "optimizer", "Adagrad", "Adam"),
         ({"optimizer": Adagrad(eps=1e-3)}, "optimizer.eps", "1e-10", "0.001"),
+        ({"policy": RowPolicy(admit_after=3)}, "policy.admit_after", "1", "3"),
+        ({"policy": RowPolicy(max_rows=2**24 + 1)}, "policy.max_rows", "0", "16777217"),
+        ({"policy": RowPolicy(evict_by="lfu", max_rows=1)}, "policy.max_rows", "0", "1"),
     ],
 )
 def test_a_differing_schema_is_refused_by_field_and_both_values(change, field, old, new) -> None:

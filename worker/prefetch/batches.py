@@ -34,6 +34,7 @@ def prefetch(
     exact: bool | None = None,
     ids: IdsOf | None = None,
     device: torch.device | str | None = None,
+    hints: int = 0,
 ) -> Prefetch[Batch]:
     """The loader's batches, loaded and their rows pulled ahead by background threads.
 
@@ -50,14 +51,16 @@ def prefetch(
             True at staleness 0, else False.
         ids: names the ids in place of learning: batch -> {table: integer tensor, or a sequence of such}.
         device: where batches go; None leaves them where they are.
+        hints: batches beyond ``depth`` that are loaded as well, and whose keys shards with an SSD are told, so that
+            their rows are in memory when they are pulled. A hint that is late or wrong costs reads and nothing else.
 
     Returns:
         An iterable; each ``iter()`` is one pass over the loader, with threads of its own. Its position can be saved and
         resumed where the loader's can (``state_dict``, as torchdata's stateful loaders).
 
     Raises:
-        InvalidArgument: depth is not positive, or ``exact=False`` with a staleness below depth, or below the sum of
-            depth and the row cache's; or ``exact`` with a row cache.
+        InvalidArgument: depth is not positive or hints negative, or ``exact=False`` with a staleness below depth, or
+            below the sum of depth and the row cache's; or ``exact`` with a row cache.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, what the loader or a background thread raised, with its traceback; by ``ids``, a
             table that the model does not have.
@@ -65,6 +68,8 @@ def prefetch(
     staleness = session.placement.staleness
     if not isinstance(depth, int) or depth < 1:
         raise InvalidArgument(f"prefetch.depth: {depth!r} is not allowed; allowed: >= 1")
+    if not isinstance(hints, int) or hints < 0:
+        raise InvalidArgument(f"prefetch.hints: {hints!r} is not allowed; allowed: >= 0")
     if exact is None:
         exact = staleness == 0
     if not exact and staleness is not None and staleness < depth:
@@ -89,7 +94,7 @@ def prefetch(
     if ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.bound_tables()))
     copy = None if device is None else DeviceCopy(torch.device(device))
-    return Prefetch(loader, session, _Settings(depth, exact, plan, copy))
+    return Prefetch(loader, session, _Settings(depth, exact, plan, copy, hints))
 
 
 @runtime_checkable
@@ -135,6 +140,7 @@ class _Settings:
     exact: bool
     plan: IdPlan
     copy: DeviceCopy | None
+    hints: int
 
 
 @dataclass
@@ -202,9 +208,10 @@ class PrefetchIterator(Generic[Batch]):
         self._progress = source.progress
         self._progress.begin(source.state())
         self._work = _Work(session.native, native, settings, session.trace)
-        self._pipeline = Pipeline(
-            self._work.load(source), [("dedup", self._work.index), ("pull", self._work.pull)], depth=settings.depth
-        )
+        stages = [("dedup", self._work.index), ("pull", self._work.pull)]
+        if settings.hints:
+            stages.insert(1, ("hint", self._work.hint))
+        self._pipeline = Pipeline(self._work.load(source), stages, depth=settings.depth, ahead=settings.hints)
         # Threads hold no reference to this object, so that they end when the loop lets go of it.
         self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline, self._progress)
         session.follow(self)
@@ -281,6 +288,12 @@ class _Work:
             if guess is not None:
                 item.rows = self._native.index(*guess)
             del held
+        return item
+
+    def hint(self, item: _Item) -> _Item:
+        if item.rows is not None:
+            with self._trace.span("hint", step=self._latest_step(item.number)):
+                self._native.hint(item.rows)
         return item
 
     def pull(self, item: _Item) -> _Item:

@@ -28,24 +28,33 @@ class _End:
 class Pipeline(Generic[Item]):
     """``source`` and then ``stages``, a daemon thread each.
 
-    Invariants: items come out in the order of the source; at most ``depth`` have left the source and were not taken;
-    after an error or the end nothing more comes out. ``take`` and ``close`` belong to one thread.
+    Invariants: items come out in the order of the source; at most ``depth`` have entered the last stage and were not
+    taken, and at most ``ahead`` more have left the source; after an error or the end nothing more comes out. ``take``
+    and ``close`` belong to one thread.
 
     Args:
         source: its ``next`` runs in the first thread.
         stages: (name, work); what work returns goes on.
         depth: at least 1.
+        ahead: at least 0.
     """
 
     def __init__(
-        self, source: Iterator[Item], stages: Sequence[tuple[str, Callable[[Item], Item]]], *, depth: int
+        self,
+        source: Iterator[Item],
+        stages: Sequence[tuple[str, Callable[[Item], Item]]],
+        *,
+        depth: int,
+        ahead: int = 0,
     ) -> None:
-        self._permits = threading.Semaphore(depth)
+        self._permits = threading.Semaphore(depth + ahead)
+        self._last_permits = threading.Semaphore(depth)
         self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(len(stages) + 1)]
         self._stopped = threading.Event()
         self._threads = [self._thread("load", self._load, source, self._queues[0])]
         for index, (name, work) in enumerate(stages):
-            self._threads.append(self._thread(name, self._work, work, *self._queues[index : index + 2]))
+            permits = self._last_permits if index == len(stages) - 1 else None
+            self._threads.append(self._thread(name, self._work, work, permits, *self._queues[index : index + 2]))
         for thread in self._threads:
             thread.start()
 
@@ -70,6 +79,7 @@ class Pipeline(Generic[Item]):
             self.close()
             raise StopIteration
         self._permits.release()
+        self._last_permits.release()
         taken: Item = item
         return taken
 
@@ -79,6 +89,7 @@ class Pipeline(Generic[Item]):
         """
         self._stopped.set()
         self._permits.release()
+        self._last_permits.release()
         for queue in self._queues:
             queue.put(_End())
         until = time.monotonic() + _CLOSE_SEC
@@ -105,9 +116,17 @@ class Pipeline(Generic[Item]):
                 out.put(_Failure(error))
                 return
 
-    def _work(self, work: Callable[[Item], Item], items: SimpleQueue[Any], out: SimpleQueue[Any]) -> None:
+    def _work(
+        self,
+        work: Callable[[Item], Item],
+        permits: threading.Semaphore | None,
+        items: SimpleQueue[Any],
+        out: SimpleQueue[Any],
+    ) -> None:
         while True:
             item = items.get()
+            if permits is not None and not isinstance(item, _End | _Failure):
+                permits.acquire()
             if self._stopped.is_set():
                 return
             if isinstance(item, _End | _Failure):

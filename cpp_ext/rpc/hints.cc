@@ -1,0 +1,27 @@
+#include "rpc/hints.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace sparserow::rpc {
+
+std::uint64_t HintQueue::take(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  std::uint64_t done = 0;
+  for (; done < keys.size(); done += std::min(kSlice, keys.size() - done)) {
+    const auto slice = keys.subspan(done, std::min(kSlice, keys.size() - done));
+    if (waiting_.fetch_add(slice.size()) + slice.size() > kMostKeys) {
+      waiting_ -= slice.size();
+      break;
+    }
+    asio::post(strand_, [this, table_id, kept = std::vector<std::uint64_t>(slice.begin(), slice.end())] {
+      // Errors are told to whoever pulls the rows.
+      if (!stopped_) static_cast<void>(store_.bring(table_id, kept));
+      waiting_ -= kept.size();
+    });
+  }
+  taken_ += done;
+  dropped_ += keys.size() - done;
+  return done;
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,320 @@
+// Store::sweep: looks at every row of a table, and removes those that its policy no longer wants.
+//
+// Rows in memory are looked at under their stripe's shared lock, for at most kSlice at a time; rows on the SSD by slot,
+// without a lock. What is to go is removed by Store::erase with the version that was seen, as DELETE does it. max_rows
+// and max_bytes need two rounds: the first counts the rows that the other rules leave by how long they were not used,
+// the second removes the coldest.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <unordered_set>
+
+#include "store/store_impl.h"
+#include "store/tiering.h"
+
+namespace sparserow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSlice = std::chrono::microseconds(500);
+constexpr std::size_t kLookedAtOnce = 16;  // rows between two looks at the clock
+constexpr std::size_t kBatch = 1024;       // rows removed at once
+
+// Bins of about 3 %: values below 64 have one each.
+constexpr std::uint32_t kBins = 64 + 26 * 32;
+constexpr std::uint32_t bin_of(std::uint32_t value) noexcept {
+  if (value < 64) return value;
+  const auto exponent = static_cast<std::uint32_t>(std::bit_width(value)) - 1;  // 6 to 31
+  return 64 + (exponent - 6) * 32 + ((value >> (exponent - 5)) & 31);
+}
+
+// What a sweep sees of a row.
+struct Seen {
+  std::uint64_t path;
+  std::uint64_t version;
+  std::uint32_t update_count;
+  const std::byte* data;
+};
+
+}  // namespace
+
+class Store::Sweep {
+ public:
+  Sweep(Store& store, std::shared_ptr<Table> table, const SweepOptions& options)
+      : store_(store),
+        impl_(*store.impl_),
+        table_(std::move(table)),
+        policy_(table_->schema.policy),
+        options_(options),
+        now_seconds_(static_cast<std::uint32_t>(impl_.unix_seconds())),
+        now_steps_(table_->steps()) {
+    weights_.resize(table_->schema.dim);
+    if (policy_.has_bound()) bins_.resize(kBins);
+  }
+
+  Result<SweepReport> run() {
+    SR_RETURN_IF_ERROR(table_->failure());
+    SR_RETURN_IF_ERROR(walk([this](std::uint32_t stripe, const Seen& row) { judge(stripe, row); }));
+    report_.rows_seen = seen_;
+    const std::uint64_t excess = policy_.has_bound() && report_.is_complete ? cut_off() : 0;
+    if (excess > 0 && options_.dry_run) count(SweepRule::kBound, excess);
+    if (excess > 0 && !options_.dry_run) {
+      SR_RETURN_IF_ERROR(walk([this](std::uint32_t stripe, const Seen& row) { judge_bound(stripe, row); }));
+    }
+    SweepTotals& totals = table_->swept;
+    if (!options_.dry_run) ++totals.sweeps;
+    std::uint64_t longest = totals.longest_hold_nanoseconds;
+    while (longest < report_.longest_hold_nanoseconds &&
+           !totals.longest_hold_nanoseconds.compare_exchange_weak(longest, report_.longest_hold_nanoseconds)) {
+    }
+    return report_;
+  }
+
+ private:
+  // Steps and seconds since a stamp; what is stamped later than the sweep began is new.
+  static std::uint32_t age(std::uint32_t now, std::uint32_t stamp) noexcept {
+    const std::uint32_t passed = now - stamp;
+    return passed >> 31 != 0 ? 0 : passed;
+  }
+
+  std::optional<SweepRule> rule_of(const Seen& row) {
+    std::array<std::uint32_t, 2> stamps;
+    std::memcpy(stamps.data(), row.data + table_->layout.stamp_offset, policy_.stamps() * sizeof(std::uint32_t));
+    const std::uint32_t* seconds = stamps.data() + (policy_.stamps_steps() ? 1 : 0);
+    if (policy_.evict_after_steps > 0 && age(now_steps_, stamps[0]) >= policy_.evict_after_steps) {
+      return SweepRule::kSteps;
+    }
+    if (policy_.evict_after_seconds > 0 && age(now_seconds_, *seconds) >= policy_.evict_after_seconds) {
+      return SweepRule::kSeconds;
+    }
+    if (policy_.evict_below_norm > 0 && norm(row.data) < static_cast<double>(policy_.evict_below_norm)) {
+      return SweepRule::kNorm;
+    }
+    return std::nullopt;
+  }
+
+  double norm(const std::byte* data) {
+    convert_to_float(table_->schema.dtype, data, weights_.data(), table_->schema.dim);
+    double sum = 0;
+    for (const float weight : weights_) sum += static_cast<double>(weight) * static_cast<double>(weight);
+    return std::sqrt(sum);
+  }
+
+  // 0 goes first.
+  std::uint32_t warmth(const Seen& row) const {
+    if (policy_.evict_by == EvictBy::kLfu) return bin_of(row.update_count);
+    std::uint32_t stamp = 0;
+    std::memcpy(&stamp, row.data + table_->layout.stamp_offset, sizeof stamp);
+    return kBins - 1 - bin_of(age(now_steps_, stamp));
+  }
+
+  void judge(std::uint32_t stripe, const Seen& row) {
+    ++seen_;
+    if (const auto rule = rule_of(row)) {
+      take(stripe, row, *rule);
+    } else if (!bins_.empty()) {
+      ++bins_[warmth(row)];
+    }
+  }
+
+  // After the first round: below warmth_ all go, of those in it `left_`. Returns how many go.
+  std::uint64_t cut_off() {
+    std::uint64_t rows = 0;
+    for (const std::uint64_t count : bins_) rows += count;
+    std::uint64_t bound = ~std::uint64_t{0};
+    if (policy_.max_rows > 0) bound = part_of(policy_.max_rows);
+    if (policy_.max_bytes > 0) bound = std::min(bound, part_of(policy_.max_bytes) / table_->layout.data_bytes);
+    if (rows <= bound) return 0;
+    left_ = rows - bound;
+    for (warmth_ = 0; bins_[warmth_] < left_; ++warmth_) left_ -= bins_[warmth_];
+    return rows - bound;
+  }
+
+  [[nodiscard]] std::uint64_t part_of(std::uint64_t whole) const {
+    return static_cast<std::uint64_t>(std::ceil(static_cast<double>(whole) * options_.share));
+  }
+
+  void judge_bound(std::uint32_t stripe, const Seen& row) {
+    const std::uint32_t warm = warmth(row);
+    if (warm < warmth_) take(stripe, row, SweepRule::kBound);
+    if (warm == warmth_ && left_ > 0) ties_.push_back(row);
+  }
+
+  // Of a slot's rows that are equally warm the first paths go, wherever the rows are.
+  void settle_ties(std::uint32_t stripe) {
+    std::sort(ties_.begin(), ties_.end(), [](const Seen& left, const Seen& right) { return left.path < right.path; });
+    for (const Seen& row : ties_) {
+      if (left_ == 0) break;
+      --left_;
+      take(stripe, row, SweepRule::kBound);
+    }
+    ties_.clear();
+  }
+
+  void take(std::uint32_t stripe, const Seen& row, SweepRule rule) {
+    if (options_.dry_run) {
+      count(rule, 1);
+      return;
+    }
+    keys_.push_back(key_of_hash(table_->schema.id, impl_.slots.hash(stripe, row.path)));
+    versions_.push_back(row.version);
+    rules_.push_back(rule);
+  }
+
+  void count(SweepRule rule, std::uint64_t rows) {
+    SweepReport::Freed& freed = report_.freed[static_cast<std::size_t>(rule)];
+    freed.rows += rows;
+    freed.bytes += rows * table_->layout.data_bytes;
+  }
+
+  // By runs of one rule, so that each is counted for what it removed.
+  Status remove_taken() {
+    for (std::size_t begin = 0; begin < keys_.size();) {
+      std::size_t end = begin;
+      while (end < keys_.size() && rules_[end] == rules_[begin] && end - begin < kBatch) ++end;
+      const auto erased = store_.erase(table_->schema.id, std::span(keys_).subspan(begin, end - begin),
+                                       std::span(versions_).subspan(begin, end - begin));
+      if (!erased.is_ok()) return erased.status();
+      count(rules_[begin], erased.value());
+      table_->swept.rows[static_cast<std::size_t>(rules_[begin])] += erased.value();
+      begin = end;
+    }
+    keys_.clear();
+    versions_.clear();
+    rules_.clear();
+    return Status::ok();
+  }
+
+  template <class Visit>
+  Status walk(Visit&& visit) {
+    const SlotOrder& slots = impl_.slots;
+    const std::uint32_t slots_per_stripe = impl_.options.slot_count / slots.stripe_count();
+    for (std::uint32_t stripe = 0; stripe < slots.stripe_count(); ++stripe) {
+      if (table_->ssd_rows[stripe] == 0) {
+        SR_RETURN_IF_ERROR(walk_memory(stripe, 0, 0, nullptr, visit));  // what leaves memory meanwhile: next time
+        if (!report_.is_complete) break;
+        continue;
+      }
+      for (std::uint32_t slot = 0; slot < slots_per_stripe && report_.is_complete; ++slot) {
+        const std::uint64_t end = slot + 1 < slots_per_stripe ? slots.first_path(slot + 1) : 0;
+        std::unordered_set<std::uint64_t> in_memory;
+        SR_RETURN_IF_ERROR(walk_memory(stripe, slots.first_path(slot), end, &in_memory, visit));
+        SR_RETURN_IF_ERROR(walk_ssd(stripe, slot, in_memory, visit));
+      }
+      if (!report_.is_complete) break;
+    }
+    return Status::ok();
+  }
+
+  // Rows of a stripe with begin <= path < end (0: to the last).
+  template <class Visit>
+  Status walk_memory(std::uint32_t stripe, std::uint64_t begin, std::uint64_t end,
+                     std::unordered_set<std::uint64_t>* in_memory, Visit&& visit) {
+    std::uint64_t path = begin;
+    do {
+      if (impl_.sweeps_stopped.load(std::memory_order_relaxed)) {
+        report_.is_complete = false;
+        break;
+      }
+      Clock::duration held{};
+      {
+        const std::shared_lock lock(impl_.stripes[stripe].mutex);
+        const auto start = Clock::now();
+        path = walk_slice(stripe, path, end, start + kSlice, in_memory, visit);
+        held = Clock::now() - start;
+      }
+      if (in_memory == nullptr) settle_ties(stripe);
+      ++report_.slices;
+      report_.longest_hold_nanoseconds = std::max(report_.longest_hold_nanoseconds,
+                                                  static_cast<std::uint64_t>(std::chrono::nanoseconds(held).count()));
+      if (keys_.size() >= kBatch) SR_RETURN_IF_ERROR(remove_taken());
+      if (options_.pause_ratio > 0) std::this_thread::sleep_for(held * options_.pause_ratio);
+    } while (path != 0);
+    return remove_taken();
+  }
+
+  // Returns where to go on; 0 at the end.
+  template <class Visit>
+  std::uint64_t walk_slice(std::uint32_t stripe, std::uint64_t path, std::uint64_t end, Clock::time_point until,
+                           std::unordered_set<std::uint64_t>* in_memory, Visit&& visit) {
+    const TableStripe* held = table_->stripes[stripe].get();
+    if (held == nullptr) return 0;
+    std::size_t looked_at = 0;
+    do {
+      RowIndex::Range range = held->index.range_at(path);
+      std::erase_if(range.entries, [path, end](const RowIndex::Entry& entry) {
+        return entry.path < path || (end != 0 && entry.path >= end);
+      });
+      std::sort(range.entries.begin(), range.entries.end(),
+                [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
+      for (const RowIndex::Entry& entry : range.entries) {
+        if (looked_at++ % kLookedAtOnce == kLookedAtOnce - 1 && Clock::now() >= until) return entry.path;
+        if (in_memory != nullptr) in_memory->insert(entry.path);
+        if (table_->is_tiered && held->slab.meta(entry.row).is_pinned()) continue;
+        const RowRef row = held->slab.at(entry.row);
+        visit(stripe, Seen{entry.path, row.version(), row.update_count(), row.weights()});
+      }
+      path = range.next;
+      if (end != 0 && path >= end) path = 0;
+    } while (path != 0 && Clock::now() < until);
+    return path;
+  }
+
+  template <class Visit>
+  Status walk_ssd(std::uint32_t stripe, std::uint32_t slot, const std::unordered_set<std::uint64_t>& in_memory,
+                  Visit&& visit) {
+    if (!report_.is_complete) return Status::ok();
+    SR_RETURN_IF_ERROR(impl_.tiering->visit_slot(
+        *table_, slot * impl_.slots.stripe_count() + stripe, [&](std::uint64_t path, const RowImage& image) {
+          if (in_memory.contains(path)) return;
+          visit(stripe, Seen{path, image.version, image.update_count, image.data});
+        }));
+    settle_ties(stripe);
+    return remove_taken();
+  }
+
+  Store& store_;
+  Impl& impl_;
+  const std::shared_ptr<Table> table_;
+  const RowPolicy& policy_;
+  const SweepOptions options_;
+  const std::uint32_t now_seconds_;
+  const std::uint32_t now_steps_;
+  SweepReport report_;
+  std::uint64_t seen_ = 0;
+  std::vector<float> weights_;
+  std::vector<std::uint64_t> bins_;  // rows by warmth; empty without a bound
+  std::uint32_t warmth_ = 0;
+  std::uint64_t left_ = 0;
+  std::vector<Seen> ties_;           // their data are not looked at again
+  std::vector<std::uint64_t> keys_;  // to be removed, with what was seen of each
+  std::vector<std::uint64_t> versions_;
+  std::vector<SweepRule> rules_;
+};
+
+Result<SweepReport> Store::sweep(std::uint32_t table_id, const SweepOptions& options) {
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  if (!(options.share >= 0 && options.share <= 1)) {
+    return Status(Code::kInvalidArgument, "sweep: share is not allowed; allowed: [0, 1]");
+  }
+  if (!table->schema.policy.sweeps()) return SweepReport{};
+  {
+    const std::lock_guard lock(impl_->steps_mutex);
+    table->catch_up(impl_->job_steps);
+  }
+  return Sweep(*this, table, options).run();
+}
+
+void Store::note_step(std::uint64_t job, std::int64_t step) {
+  const std::lock_guard lock(impl_->steps_mutex);
+  const auto at = impl_->job_steps.try_emplace(job, step).first;
+  at->second = std::max(at->second, step);
+}
+
+void Store::stop_sweeps() noexcept { impl_->sweeps_stopped = true; }
+
+}  // namespace sparserow

@@ -1,0 +1,32 @@
+// What a sweep is told and what it reports (Store::sweep).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace sparserow {
+
+// Why a sweep removes a row; of several rules that hold, the first counts.
+enum class SweepRule : std::uint8_t { kSteps = 0, kSeconds = 1, kNorm = 2, kBound = 3 };
+inline constexpr std::size_t kSweepRules = 4;
+
+struct SweepOptions {
+  bool dry_run = false;    // counts, and removes nothing
+  double share = 1.0;      // of the table's slots that this store has: its part of max_rows and max_bytes
+  double pause_ratio = 0;  // how long it sleeps after each slice, as a multiple of the slice's time
+};
+
+struct SweepReport {
+  struct Freed {
+    std::uint64_t rows = 0;
+    std::uint64_t bytes = 0;  // of weights and state
+  };
+  std::uint64_t rows_seen = 0;
+  std::array<Freed, kSweepRules> freed{};      // by rule; in a dry run: what would be
+  std::uint64_t slices = 0;                    // how often a stripe was held
+  std::uint64_t longest_hold_nanoseconds = 0;  // of them
+  bool is_complete = true;                     // false: it was stopped
+};
+
+}  // namespace sparserow

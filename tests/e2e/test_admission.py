@@ -1,0 +1,151 @@
+"""Policies of tables on real shards: refused keys, sweeps by command and by themselves, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.cpp_ext import _client
+from sparserow.deploy.cli import main
+from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import FailedPrecondition
+from sparserow.proto.schema import TableSchema
+from sparserow.ps_server.shard.coordinator_link import Place
+from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
+from sparserow.ps_server.shard.metrics import ShardMetrics
+
+DIM = 8
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code or 0
+
+
+def rows_of(cluster: LocalCluster) -> dict[str, int]:
+    with ControlClient(cluster.address) as control:
+        reply = control.status()
+    names = [schema.name for schema in reply.tables]
+    return {
+        name: sum(usage.rows for shard in reply.shards for usage in shard.tables if usage.name == f"n/{name}")
+        for name in names
+    }
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = torch.nn.Embedding(1000, DIM)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.user(ids).sum()
+
+
+def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[str]) -> None:
+    with local_cluster(shards=1, sweep_every=None) as cluster:
+        session = sr.connect(cluster.address, namespace="n")
+        model = sr.distribute(
+            Net(),
+            session,
+            optimizer=sr.SGD(lr=1.0),
+            min_rows=1,
+            carry_weights=False,
+            tables={"user": sr.Table(init=sr.Constant(1.0), admit_after=2, evict_after_steps=3)},
+        )
+        steps = [[1, 1, 2, 3], [2, 4], [1, 2, 2], [5], [6], [2]]
+        for ids in steps:
+            model(torch.tensor(ids)).backward()
+            assert session.step()
+        table = session.table("user")
+        weights = table.pull(np.arange(7))[:, 0]
+        # Of each key the second push and later ones; a step pushes a key once, its gradients summed.
+        np.testing.assert_array_equal(weights, [1, 0, -3, 1, 1, 1, 1])
+        assert rows_of(cluster) == {"user": 2}
+        with pytest.raises(FailedPrecondition, match=r"policy\.evict_after_steps 3, the request says 0"):
+            session.create_table("user", dim=DIM, optimizer=sr.SGD(), init=sr.Constant(1.0), policy=sr.RowPolicy(2))
+        assert run("table", "sweep", "n/user", "--dry-run", "--coordinator", cluster.address) == 0
+        assert "n/user: would remove 1 of 2 rows, 36 B" in capsys.readouterr().out
+        assert run("table", "sweep", "--coordinator", cluster.address) == 0
+        said = capsys.readouterr().out
+        assert "n/user: removed 1 of 2 rows, 36 B" in said
+        assert "older than evict_after_steps: 1 rows" in said
+        np.testing.assert_array_equal(table.pull(np.arange(3))[:, 0], [1, 1, -3])
+        assert run("status", "--coordinator", cluster.address) == 0
+        shown = capsys.readouterr().out
+        assert "refused" in shown
+        assert "swept" in shown
+        assert run("table", "sweep", "n/users", "--coordinator", cluster.address) == 1
+        assert "did you mean n/user?" in capsys.readouterr().err
+        session.create_table("plain", dim=DIM, optimizer=sr.SGD())
+        assert run("table", "sweep", "n/plain", "--coordinator", cluster.address) == 1
+        assert "its policy removes no rows" in capsys.readouterr().err
+        session.close()
+
+
+def test_a_bound_is_of_the_whole_table_and_kept_in_the_background() -> None:
+    with local_cluster(shards=3, sweep_every=0.1) as cluster, sr.connect(cluster.address, namespace="n") as session:
+        policy = sr.RowPolicy(max_rows=3000, evict_by="lfu")
+        table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1), policy=policy)
+        ones = np.ones((12_000, DIM), np.float32)
+        table.push(np.arange(12_000), ones)
+        for _ in range(2):
+            table.push(np.arange(2000), ones[:2000])
+        deadline = time.monotonic() + 60
+        while rows_of(cluster)["t"] > 3003 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert 2990 <= rows_of(cluster)["t"] <= 3003  # the shards' parts are rounded up
+        before = table.pull(np.arange(2000))
+        table.push(np.arange(2000), ones[:2000])
+        moved = before - table.pull(np.arange(2000))
+        # Of the 2,000 that were pushed most, all but those beyond a shard's part are still there, with their sums.
+        assert (moved < 0.06).all(axis=1).mean() > 0.9
+
+
+def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
+    rows = 60_000
+    with (
+        local_cluster(shards=1, memory_budget="16MiB", ssd_path=tmp_path, sweep_every=None) as cluster,
+        sr.connect(cluster.address, namespace="n") as session,
+        ControlClient(cluster.address) as control,
+    ):
+        table = session.create_table(
+            "t", dim=32, optimizer=sr.Adagrad(lr=0.1), policy=sr.RowPolicy(evict_below_norm=3.0)
+        )
+        for part in np.array_split(np.arange(rows), 20):
+            table.assign(part, np.where(part[:, None] % 3 == 0, 0.1, 1.0).astype(np.float32).repeat(32, axis=1))
+        usage = control.status().shards[0].tables[0]
+        assert usage.ssd_rows > rows // 20
+        planned = control.sweep_table("n", "t", dry_run=True)
+        done = control.sweep_table("n", "t")
+        assert [freed.rows for freed in planned.freed] == [freed.rows for freed in done.freed] == [0, 0, rows // 3, 0]
+        assert done.rows_seen == rows
+        assert done.complete
+        assert sum(len(page[0]) for page in table.scan()) == rows - rows // 3
+        assert control.status().shards[0].tables[0].rows == rows - rows // 3
+
+
+def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
+    options = EngineOptions(shard=0, host="127.0.0.1", port=0, memory_budget_bytes=0, io_threads=1)
+    engine = ShardEngine(options, Place(cluster_id=4, slot_count=64, lineage=1))
+    schema = TableSchema("n", "t", DIM, sr.SGD(lr=1.0), policy=sr.RowPolicy(admit_after=2, max_rows=10), id=5)
+    try:
+        engine.create_table(schema)
+        client = _client.Client(
+            shards=[("127.0.0.1", engine.port)], slot_owner=np.zeros(64, np.uint16), cluster_id=4, route_epoch=0
+        )
+        keys, rows = np.arange(100, dtype=np.uint64), np.ones((100, DIM), np.float32)
+        client.assign(5, keys, rows, dim=DIM)
+        engine.sweep_all()
+        families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
+    finally:
+        engine.stop()
+    swept = {sample.labels["rule"]: sample.value for sample in families["sparserow_ps_table_swept_rows"].samples}
+    assert swept == {"steps": 0, "seconds": 0, "norm": 0, "bound": 90}
+    for name in ("refused_pushes", "filter_keys", "filter_bytes", "filter_error_rate"):
+        assert families[f"sparserow_ps_table_{name}"].samples[0].labels == {"shard": "0", "table": "n/t"}
+    assert families["sparserow_ps_table_sweep_longest_hold_seconds"].samples[0].value > 0

@@ -1,0 +1,114 @@
+"""Hints: shards with an SSD have the rows of later batches in memory when they are pulled; counts, no times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.deploy.local_cluster import local_cluster
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import InvalidArgument
+from sparserow_process import wait_until
+
+DIM = 32
+ROWS = 80_000  # more than the budget of the one shard has room for
+BATCH = 500
+STEPS = 24
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(ROWS, DIM)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.emb(ids).sum()
+
+
+def tier(control: ControlClient) -> pb.TierUsage:
+    return control.status().shards[0].tier
+
+
+class Counted:
+    """A loader that counts what it gave."""
+
+    def __init__(self, batches: list[torch.Tensor]) -> None:
+        self.batches = batches
+        self.loaded = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.batches:
+            self.loaded += 1
+            yield batch
+
+
+def train(folder: Path, hints: int) -> tuple[int, int, np.ndarray]:
+    """Misses of pulls and commits, keys brought ahead, and the weights at the end."""
+    with (
+        local_cluster(shards=1, memory_budget="16MiB", ssd_path=folder) as cluster,
+        sr.connect(cluster.address, namespace="n") as session,
+        ControlClient(cluster.address) as control,
+    ):
+        model = sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=False)
+        table = session.table("emb")
+        for part in np.array_split(np.arange(ROWS), 20):
+            table.push(part, np.ones((len(part), DIM), np.float32))
+        order = np.random.default_rng(5).permutation(ROWS)[: STEPS * BATCH]
+        batches = [torch.from_numpy(part) for part in np.array_split(order, STEPS)]
+        assert control.status().shards[0].tables[0].ssd_rows > ROWS // 20
+        before = tier(control)
+        loader = Counted(batches)
+        for number, batch in enumerate(sr.prefetch(loader, session, depth=1, hints=hints, ids=ids)):
+            model(batch).backward()
+            assert session.step()
+            if hints == 0:
+                continue
+            wanted = min(number + 1 + hints, STEPS)  # what was loaded is known to the shard by now or soon
+            wait_until(lambda wanted=wanted: session.stats().rows_hinted >= wanted * BATCH, "the shard takes the hints")
+            wait_until(lambda: settled(control), "the shard brings what it was told of")
+        after = tier(control)
+        assert loader.loaded == STEPS
+        weights = table.pull(order)
+        return after.misses - before.misses, after.brought_ahead - before.brought_ahead, weights
+
+
+def ids(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"emb": batch}
+
+
+def settled(control: ControlClient) -> bool:
+    """Whether the shard reads nothing on behalf of hints at the moment, as far as two looks can tell."""
+    first, second = tier(control), tier(control)
+    return first.brought_ahead == second.brought_ahead and first.reads == second.reads
+
+
+def test_hinted_rows_are_in_memory_when_they_are_pulled(tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "with").mkdir()
+    missed, ahead, weights = train(tmp_path / "without", hints=0)
+    assert ahead == 0
+    assert missed > STEPS * BATCH // 10
+    missed_with, ahead_with, weights_with = train(tmp_path / "with", hints=4)
+    print(f"misses of {STEPS * BATCH:,} keys: {missed:,} without hints, {missed_with:,} with; {ahead_with:,} ahead")
+    assert missed_with < missed // 2
+    assert ahead_with > missed // 2
+    np.testing.assert_array_equal(weights, weights_with)
+
+
+def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:
+    with local_cluster(shards=2) as cluster, sr.connect(cluster.address, namespace="n") as session:
+        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)
+        taken = 0
+        for batch in sr.prefetch([torch.arange(i, i + 9) for i in range(8)], session, depth=1, hints=2):
+            model(batch).backward()
+            assert session.step()
+            taken += len(batch)
+        assert taken == 72
+        assert session.stats().rows_hinted == 0
+        with pytest.raises(InvalidArgument, match=r"prefetch\.hints: -1 is not allowed; allowed: >= 0"):
+            sr.prefetch([], session, hints=-1)
