@@ -237,6 +237,14 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   const std::uint32_t state_floats = table.optimizer->state_floats();
   SnapshotPage page;
   page.first_slot = dump.slot;
+  const std::uint64_t row_bytes = table.layout.data_bytes + 20;
+  const std::size_t expected = max_bytes / row_bytes + 1;  // memory that is not touched costs nothing
+  page.keys.reserve(expected);
+  page.versions.reserve(expected);
+  page.update_counts.reserve(expected);
+  page.weights.reserve(expected * weight_bytes);
+  page.state.reserve(expected * state_floats);
+  Slot slot;
   std::uint64_t bytes = 0;
   while (dump.slot < slot_versions_.size() && bytes < max_bytes) {
     if (is_given_up_) {
@@ -245,7 +253,9 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
                         " bytes was full and nothing was written for " +
                         std::to_string(options_.longest_stall.count()) + " ms; training goes on");
     }
-    Slot slot;
+    slot.rows.clear();
+    slot.data.clear();
+    slot.by_path.clear();
     SR_RETURN_IF_ERROR(collect(dump, dump.slot, slot));
     const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
     ++dump.slot;
@@ -258,7 +268,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
       const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
       page.state.insert(page.state.end(), state, state + state_floats);
     }
-    bytes += slot.rows.size() * (table.layout.data_bytes + 20);
+    bytes += slot.rows.size() * row_bytes;
   }
   page.end_slot = dump.slot;
   return page;

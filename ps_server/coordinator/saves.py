@@ -22,7 +22,7 @@ from .shards import Shard
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = 64 << 20
+PART_BYTES = 32 << 20
 _CUT_DEADLINE_SEC = 10.0
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02

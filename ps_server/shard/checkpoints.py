@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -28,7 +31,8 @@ log = logging.getLogger(__name__)
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 # A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
 _UNCLAIMED_SEC = 60.0
-_BATCH_BYTES = 1 << 20  # of rows that are installed at once
+_BATCH_BYTES = 1 << 20  # of rows that are installed at once, by each loader
+_LOADERS = max(1, min(4, os.cpu_count() or 1))
 
 Item = TypeVar("Item")
 
@@ -107,6 +111,19 @@ class ShardCheckpoints:
     def _dump_table(
         self, snapshot: _server.Snapshot, schema: _server.TableSchema, folder: Folder, part_bytes: int
     ) -> Iterator[pb.DumpReply]:
+        """One file is being written while the rows of the next are taken."""
+        with ThreadPoolExecutor(1) as writer:
+            writing: Future[pb.DumpReply] | None = None
+            for part in self._parts(snapshot, schema, part_bytes):
+                if writing is not None:
+                    yield writing.result()
+                writing = writer.submit(_write_part, folder, *part)
+            if writing is not None:
+                yield writing.result()
+
+    def _parts(
+        self, snapshot: _server.Snapshot, schema: _server.TableSchema, part_bytes: int
+    ) -> Iterator[tuple[str, PartFacts, Rows]]:
         engine, end, number = self._engine, 0, 0
         while end < engine.slot_count:
             keys, versions, counts, weights, state, first, end = snapshot.next(schema.id, max_bytes=part_bytes)
@@ -122,11 +139,8 @@ class ShardCheckpoints:
                 end_slot=end,
             )
             name = f"rows.{schema.name.replace('/', '.')}.{engine.shard}.{number}.safetensors"
-            written = _write(folder, name, encode_rows(facts, Rows(keys, versions, counts, weights, state)))
+            yield name, facts, Rows(keys, versions, counts, weights, state)
             number += 1
-            yield pb.DumpReply(
-                part=pb.DumpedPart(file=written, table_id=schema.id, first_slot=first, end_slot=end, rows=len(keys))
-            )
 
     def _slots(self, snapshot: _server.Snapshot) -> Encoded:
         owned = np.flatnonzero(self._engine.owned_slots).astype(np.uint32)
@@ -157,11 +171,22 @@ class ShardCheckpoints:
             size += slots.file.bytes
         for table in request.tables:
             engine.remake_table(schema_of_message(table.schema))
-        for table in request.tables:
-            for part in table.parts:
-                self._load_part(folder, part, table, request, whole_since)
-                size += part.file.bytes
-                yield pb.LoadReply(rows=rows, bytes=size)
+        with ThreadPoolExecutor(_LOADERS) as loaders:
+            for table in request.tables:
+                # Files of one checkpoint have different rows; those of the next one in the chain come after them.
+                for _, parts in itertools.groupby(table.parts, lambda part: part.index):
+                    waiting = [
+                        (part, loaders.submit(self._load_part, folder, part, table, request, whole_since))
+                        for part in parts
+                    ]
+                    for part, loading in waiting:
+                        try:
+                            loading.result()
+                        except BaseException:
+                            loaders.shutdown(cancel_futures=True)
+                            raise
+                        size += part.file.bytes
+                        yield pb.LoadReply(rows=rows, bytes=size)
         owned = np.flatnonzero(engine.owned_slots).astype(np.uint32)
         engine.store.set_sequences(owned, versions[owned] & _SEQUENCE_MASK)
         loaded = {table.schema.id for table in request.tables}
@@ -208,6 +233,17 @@ class ShardCheckpoints:
                 rows.weights[batch],
                 state,
             )
+
+
+def _write_part(folder: Folder, name: str, facts: PartFacts, rows: Rows) -> pb.DumpReply:
+    part = pb.DumpedPart(
+        file=_write(folder, name, encode_rows(facts, rows)),
+        table_id=facts.table_id,
+        first_slot=facts.first_slot,
+        end_slot=facts.end_slot,
+        rows=len(rows.keys),
+    )
+    return pb.DumpReply(part=part)
 
 
 def _write(folder: Folder, name: str, encoded: Encoded) -> pb.WrittenFile:
