@@ -354,8 +354,17 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
 void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
   Impl::Stripe& stripe = impl_->stripes[slot % impl_->slots.stripe_count()];
   const std::unique_lock lock(stripe.mutex);
-  stripe.sequences[slot / impl_->slots.stripe_count()] = sequence;
-  stripe.erasures[slot / impl_->slots.stripe_count()] = 0;
+  const std::uint32_t in_stripe = slot / impl_->slots.stripe_count();
+  stripe.erasures[in_stripe] = 0;
+  if (stripe.logs.empty()) {
+    stripe.sequences[in_stripe] = sequence;
+    return;
+  }
+  // A follower may have seen the slot half restored, at a higher sequence: it gets the slot whole.
+  const std::uint64_t next = std::max(stripe.sequences[in_stripe], sequence) + 1;
+  stripe.sequences[in_stripe] = next;
+  stripe.logs[in_stripe].written.reset(next, impl_->change_budget);
+  stripe.logs[in_stripe].erased.reset(next, impl_->change_budget);
 }
 
 }  // namespace sparserow

@@ -163,6 +163,44 @@ TEST_CASE("a cursor of another lineage, or of a dropped table, gets snapshots th
   CHECK(rows_of(*to).size() == 13);
 }
 
+TEST_CASE("a follower that sees a restore half done has the restored rows in the end") {
+  const auto from = make_store();
+  const auto to = make_store();
+  push(*from, 1, range(0, 200));
+  const auto kept = from->scan(1, 0, 1000, false);
+  std::vector<std::uint64_t> sequences = from->changes().versions();
+  for (std::uint64_t& sequence : sequences) sequence &= (std::uint64_t{1} << 48) - 1;
+  REQUIRE(from->changes().open("serving", nothing(), {}, std::chrono::seconds(0)).is_ok());
+  push(*from, 1, range(0, 100));
+  push(*from, 2, range(0, 300));
+  follow(*from, "serving", *to);
+  from->set_lineage(2);
+  follow(*from, "serving", *to);
+  for (const std::uint32_t table : {1u, 2u}) {
+    REQUIRE(from->drop_table(table).is_ok());
+    REQUIRE(from->create_table(schema_of(table)).is_ok());
+  }
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to).empty());
+  const ScanPage& rows = kept.value();
+  for (const std::size_t half : {std::size_t{0}, std::size_t{100}}) {
+    REQUIRE(from->install(1, {.keys = std::span(rows.keys).subspan(half, 100),
+                              .versions = std::span(rows.versions).subspan(half, 100),
+                              .update_counts = std::span(rows.update_counts).subspan(half, 100),
+                              .weights = std::as_bytes(std::span(rows.rows).subspan(half * kDim, 100 * kDim)),
+                              .state = {}})
+                .is_ok());
+    if (half == 0) follow(*from, "serving", *to);
+  }
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) from->set_sequence(slot, sequences[slot]);
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to).size() == 200);
+  CHECK(rows_of(*to) == rows_of(*from));
+  push(*from, 1, range(0, 10));
+  follow(*from, "serving", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+}
+
 TEST_CASE("a table is dropped between a version that somebody wrote down and a cursor from it") {
   const auto from = make_store();
   const auto to = make_store();
