@@ -1,0 +1,36 @@
+"""Replicas: a hedged lookup is whole although one of two processes is dead or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+
+KEYS = np.arange(200, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_hedged_lookup_does_without_one_replica(tmp_path: Path, number: signal.Signals) -> None:
+    root = str(tmp_path)
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
+        rows = np.random.default_rng(1).standard_normal((len(KEYS), 4)).astype(np.float32)
+        session.create_table("user", dim=4, optimizer=sr.SGD()).assign(KEYS, rows)
+        sr.publish(session, "ctr", root=root)
+    with (
+        sr.local_serving("ctr", root=root, replicas=2) as serving,
+        sr.ServingClient(serving.addresses, hedge_ms=20, refresh_sec=600) as hedged,
+        sr.ServingClient(serving.addresses, refresh_sec=600) as alone,
+    ):
+        os.kill(serving.pids[0], number)
+        for _ in range(5):
+            answer = hedged.lookup("user", KEYS, deadline_ms=5000)
+            assert not answer.is_partial
+            np.testing.assert_array_equal(answer.rows, rows)
+        with pytest.raises((sr.DeadlineExceeded, sr.Unavailable)):
+            alone.lookup("user", KEYS, deadline_ms=200)
+        if number == signal.SIGSTOP:
+            os.kill(serving.pids[0], signal.SIGCONT)
