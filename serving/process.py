@@ -18,6 +18,7 @@ from .follower import FollowOptions
 from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, make_store
 from .lookup import LocalLookup
+from .metrics import ServingMetrics
 from .models import ModelsOptions, ServedModels
 from .place import Place
 from .registry import ModelRegistry, parse_model
@@ -97,6 +98,7 @@ async def serve(
     stop: Stop,
     make_control: Callable[[str, Callable[[Any], None]], ControlPlane],
     add_service: Callable[[ServingService, Any], None],
+    show_metrics: Callable[[ServingMetrics], contextlib.AbstractContextManager[object]],
     on_ready: Callable[[ServedModels, ControlPlane, Address, int | None], None],
 ) -> None:
     """Serves until it is asked to stop.
@@ -106,6 +108,7 @@ async def serve(
         stop: when to end.
         make_control: makes the gRPC server of a service's name; its argument registers the servicer.
         add_service: registers the servicer with a gRPC server.
+        show_metrics: shows them for the duration of its block.
         on_ready: called once, when every slot is complete.
 
     Raises:
@@ -128,6 +131,7 @@ async def serve(
         address = Address(options.host, server.port, options.unix_path or "")
         models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))
         stack.callback(models.close)
+        stack.enter_context(show_metrics(ServingMetrics(models, server)))
         lookup = LocalLookup(models, options.place)
         service = ServingService(models, lookup, options.place, address)
         control = make_control(SERVICE, lambda grpc_server: add_service(service, grpc_server))

@@ -48,6 +48,7 @@ def serve(
     grace: Annotated[
         str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
     ] = "30s",
+    metrics_port: options.MetricsPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
     die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
@@ -67,6 +68,7 @@ def serve(
     from ...ps_server.control_server import ControlServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log
+    from ...ps_server.metrics import serve_metrics
     from ...ps_server.stopping import StopRequest
     from ...serving.models import ServedModels
     from ...serving.place import Place
@@ -113,6 +115,7 @@ def serve(
             StopRequest(),
             lambda service, add: ControlServer(service, add, host=host, port=port),
             pb_grpc.add_ServingServicer_to_server,
+            lambda collector: serve_metrics(collector, host=host, port=metrics_port),
             say_ready,
         )
 

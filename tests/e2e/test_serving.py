@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import urllib.error
@@ -20,7 +21,7 @@ import sparserow as sr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sparserow.deploy import cli
 from sparserow.proto import serving_pb2, serving_pb2_grpc
-from sparserow_process import Launcher, Process, wait_until
+from sparserow_process import Launcher, Process, free_port, wait_until
 
 DIM = 4
 KEYS = np.arange(1, 401, dtype=np.uint64)
@@ -209,9 +210,16 @@ def test_serving_follows_training_and_restarts(
     serving.process.signal(signal.SIGKILL)
     serving.process.end()
     table.push(KEYS[100:], np.ones((300, DIM), np.float32))
-    again = Running(launcher, *arguments)
+    metrics_port = free_port()
+    again = Running(launcher, *arguments, f"--metrics-port={metrics_port}")
     with sr.ServingClient(again.address) as client:
         wait_until(lambda: equals(client), "the changes after a restart")
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as reply:
+        page = reply.read().decode()
+    assert "sparserow_serving_ready 1.0" in page
+    assert float(re.search(r'synced_rows_total\{model="ctr",version="1"\} (\S+)', page)[1]) > 0
+    assert f'sparserow_serving_held_rows{{model="ctr",version="1"}} {len(KEYS) + len(born) - len(gone)}' in page
+    assert 'sparserow_serving_freshness_seconds_bucket{le="+Inf",model="ctr",version="1"}' in page
     straight = Running(launcher, "--model=now", f"--follow={cluster.address}", "--namespace=ads")
     with sr.ServingClient(straight.address) as client:
         wait_until(lambda: equals(client), "the rows straight from training")

@@ -1,0 +1,69 @@
+"""A serving process's metrics, read when they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..cpp_ext import _server
+from .follower import FRESHNESS_SEC
+from .models import ServedModels
+
+
+class ServingMetrics(Collector):
+    """Rows, lookups, live sync and freshness.
+
+    Args:
+        models: what is served.
+        server: answers the data plane.
+    """
+
+    def __init__(self, models: ServedModels, server: _server.Server) -> None:
+        self._models = models
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """The families; called by prometheus_client."""
+        stats = self._server.stats()
+        yield CounterMetricFamily(
+            "sparserow_serving_rows", "Rows looked up over the data plane.", value=stats["rows_pulled"]
+        )
+        yield CounterMetricFamily(
+            "sparserow_serving_requests", "Frames received by the data plane.", value=stats["frames_received"]
+        )
+        yield CounterMetricFamily(
+            "sparserow_serving_refused", "Frames refused by the data plane.", value=stats["frames_refused"]
+        )
+        yield GaugeMetricFamily(
+            "sparserow_serving_ready", "1 when every slot of what is served is complete.", float(self._models.is_ready)
+        )
+        labels = ("model", "version")
+        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version in memory.", labels=labels)
+        used = GaugeMetricFamily("sparserow_serving_bytes", "Memory of a version's rows and indexes.", labels=labels)
+        behind = GaugeMetricFamily(
+            "sparserow_serving_sync_behind_seconds", "Since a version last had everything of training.", labels=labels
+        )
+        synced = CounterMetricFamily(
+            "sparserow_serving_synced_rows", "Rows that live sync changed or erased.", labels=labels
+        )
+        freshness = HistogramMetricFamily(
+            "sparserow_serving_freshness_seconds",
+            "Slots brought by live sync, by the age of their oldest change when it became visible.",
+            labels=labels,
+        )
+        for (model, version), served in self._models.book().versions.items():
+            named = (model, str(version))
+            held.add_metric(named, sum(table.rows for table in served.loaded.store.stats()))
+            used.add_metric(named, served.loaded.store.used_bytes)
+            if served.follower is None:
+                continue
+            sync = served.follower.stats()
+            behind.add_metric(named, served.follower.behind_sec)
+            synced.add_metric(named, sync.rows + sync.erased)
+            bounds = [*map(str, FRESHNESS_SEC), "+Inf"]
+            buckets = list(zip(bounds, itertools.accumulate(map(float, sync.freshness)), strict=True))
+            freshness.add_metric(named, buckets, sync.freshness_sum_sec)
+        yield from (held, used, behind, synced, freshness)
