@@ -50,13 +50,13 @@ test-py: setup
 test-cpp: setup
 	@$(CMAKE_TESTS) -B build/asan "-DSPARSEROW_SANITIZE=address;undefined" > build/asan.log || { cat build/asan.log; exit 1; }
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
-	@cd build/asan && $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
+	@cd build/asan && $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
 # The same tests under the thread sanitizer.
 sanitize: setup
 	@$(CMAKE_TESTS) -B build/tsan -DSPARSEROW_SANITIZE=thread > /dev/null
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/tsan --parallel
-	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --output-on-failure
+	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
 test-full: setup
