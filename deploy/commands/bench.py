@@ -27,6 +27,7 @@ class Benchmark(str, Enum):
     staleness = "staleness"
     cache = "cache"
     tiers = "tiers"
+    sweeps = "sweeps"
     serving = "serving"
     checkpoint = "checkpoint"
 
@@ -55,7 +56,7 @@ def bench(
         int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
     ] = None,
 ) -> None:
-    """Measure engine, wire, lookup, train, staleness, cache, tiers, serving or checkpoint against a reference."""
+    """Measure engine, wire, lookup, train, staleness, cache, tiers, sweeps, serving or checkpoint against a reference."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json

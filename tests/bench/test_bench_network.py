@@ -1,4 +1,4 @@
-"""The benchmarks that start processes run in their quick form and write their rows."""
+"""Benchmarks run in their quick form as a user starts them, write their rows, and leave no process."""
 
 import json
 
@@ -10,6 +10,7 @@ import pytest
     [
         ("wire", ["pull", "push", "raw TCP", "of torch RPC"]),
         ("lookup", ["p50", "p99", "raw TCP"]),
+        ("sweeps", ["p99 without sweeps", "p99 with sweeps", "p99 with eviction", "rows evicted meanwhile"]),
         ("train", ["torch", "one shard", "in-process", "worker CPU", "server CPU", "Python and dispatch of 26 tables"]),
     ],
 )
