@@ -52,7 +52,7 @@ class SweepsSize:
 
 
 FULL = SweepsSize(rows=2_000_000, dim=32, batch=1_000, unwanted=20_000, spell_sec=1.0, spells=20)
-QUICK = SweepsSize(rows=50_000, dim=8, batch=200, unwanted=500, spell_sec=0.1, spells=2)
+QUICK = SweepsSize(rows=200_000, dim=16, batch=200, unwanted=500, spell_sec=0.1, spells=2)
 
 
 def run_sweeps(size: SweepsSize, *, seed: int = 0) -> list[Figure]:

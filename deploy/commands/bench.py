@@ -56,7 +56,7 @@ def bench(
         int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
     ] = None,
 ) -> None:
-    """Measure engine, wire, lookup, train, staleness, cache, tiers, sweeps, serving or checkpoint against a reference."""
+    """Measure one layer, by name, against a reference in the same run."""
     from rich.console import Console
 
     from ..bench.harness import show, write_json
