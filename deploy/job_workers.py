@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ..worker.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
 _STOP_SEC = 5.0
+_CHECK_SEC = 0.5
 
 
 @dataclass
@@ -52,6 +54,7 @@ def run_job_workers(
     coordinator: str | None,
     trace_file: Path | None = None,
     resume: str = "never",
+    check: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
 
@@ -61,6 +64,7 @@ def run_job_workers(
         coordinator: ``HOST:PORT``; None with backend local.
         trace_file: where worker 0 writes what ran when; None: nothing is recorded.
         resume: as of ``run_worker``.
+        check: called now and then; what it raises ends the workers.
 
     Raises:
         SparserowError: of the worker that failed.
@@ -78,7 +82,7 @@ def run_job_workers(
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")
-        answers = _listen(team, may_lose=job.train.dense == "ps")
+        answers = _listen(team, check, may_lose=job.train.dense == "ps")
     errors = [answer for answer in answers if "error" in answer]
     if errors:
         raise _most_telling(errors)
@@ -120,11 +124,12 @@ def _start(rank: int) -> _Worker:
     return _Worker(rank, process, ours)
 
 
-def _listen(team: list[_Worker], *, may_lose: bool) -> list[dict[str, Any]]:
+def _listen(team: list[_Worker], check: Callable[[], None], *, may_lose: bool) -> list[dict[str, Any]]:
     """The answers in rank order; of those that had spoken a while after the first error, when there is one.
 
     Args:
         team: the workers.
+        check: as of :func:`run_job_workers`.
         may_lose: whether the others go on without a worker that was killed.
     """
     answers: dict[int, dict[str, Any]] = {}
@@ -133,7 +138,8 @@ def _listen(team: list[_Worker], *, may_lose: bool) -> list[dict[str, Any]]:
         for worker in team:
             selector.register(worker.link, selectors.EVENT_READ, worker)
         while selector.get_map() and (deadline is None or time.monotonic() < deadline):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            check()
+            left = _CHECK_SEC if deadline is None else min(_CHECK_SEC, max(0.0, deadline - time.monotonic()))
             for key, _ in selector.select(left):
                 worker = key.data
                 try:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,12 +96,17 @@ def run_job(
 
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResult:
-    with _cluster(job) as coordinator:
+    with _cluster(job) as (coordinator, check):
         if job.train.workers > 1 or resume == "auto":  # a worker of its own, so that its end is not this process's
             from .job_workers import run_job_workers
 
             return run_job_workers(
-                job, workers=job.train.workers, coordinator=coordinator, trace_file=trace_file, resume=resume
+                job,
+                workers=job.train.workers,
+                coordinator=coordinator,
+                trace_file=trace_file,
+                resume=resume,
+                check=check,
             )
         from ..worker.process_group import WorkerGroup
 
@@ -145,7 +150,7 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path |
     if job.train.dense == "ps":
         return _run_apart(job, place, trace_file, resume)
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
-        address = stack.enter_context(_cluster(job)) if group.rank == 0 else None
+        address = stack.enter_context(_cluster(job))[0] if group.rank == 0 else None
         address = group.share(address)
         result = _run_here(
             job, group, local_world=place.local_world, coordinator=address, trace_file=trace_file, resume=resume
@@ -178,16 +183,18 @@ def _starts_cluster(job: JobConfig) -> bool:
 
 
 @contextlib.contextmanager
-def _cluster(job: JobConfig) -> Iterator[str | None]:
-    """The coordinator's address: of the running cluster, or of one for the duration of the block; None for none."""
+def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
+    """The coordinator's address (of the running cluster, or of one for the duration of the block; None for none), and
+    what raises when a cluster of the block's own has ended.
+    """
     if not _starts_cluster(job):
-        yield job.cluster.address if job.model.backend == "ps" else None
+        yield (job.cluster.address if job.model.backend == "ps" else None), lambda: None
         return
     from .local_cluster import start_local
 
     cluster = start_local(job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
     try:
-        yield cluster.address
+        yield cluster.address, cluster.check
         cluster.check()
     finally:
         cluster.stop()

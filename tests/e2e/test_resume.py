@@ -150,3 +150,14 @@ def test_resume_needs_checkpoints(launcher, log, tmp_path):
     assert "--resume 'newest' is not allowed; allowed: auto, never, or a name such as save-000003" in line
     line = launcher.start(*arguments(log, tmp_path, tmp_path / "r")[:-1], "save-000009").error_line()
     assert "there is no checkpoint 'save-000009'" in line
+
+
+def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkpoint(launcher, log, tmp_path):
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    sets = ("train.staleness=null", "train.dense=ps", "train.prefetch=0", "train.schedule={kind: constant}")
+    run = launcher.start(*arguments(log, url, result, *sets))
+    wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "a checkpoint")
+    victims(launcher)["shard"][0].send_signal(signal.SIGKILL)
+    assert run.popen.wait(300) == 0, run.err
+    assert run.err.count("restarts left") == 1, run.err
+    assert json.loads(result.read_text())["test_auc"] > 0.5
