@@ -46,11 +46,12 @@ test: lint test-cpp test-py
 test-py: setup
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) tests
 
-# C++ tests under the address and undefined-behaviour sanitizers.
+# C++ tests under the address and undefined-behaviour sanitizers; FUZZ_FRAMES of broken frames.
+test-cpp: FUZZ_FRAMES ?= 300000
 test-cpp: setup
 	@$(CMAKE_TESTS) -B build/asan "-DSPARSEROW_SANITIZE=address;undefined" > build/asan.log || { cat build/asan.log; exit 1; }
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
-	@cd build/asan && $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
+	@cd build/asan && SPARSEROW_FUZZ_FRAMES=$(FUZZ_FRAMES) $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
 # The same tests under the thread sanitizer.
 sanitize: setup
@@ -60,6 +61,7 @@ sanitize: setup
 
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
 test-full: setup
+	@$(MAKE) test-cpp FUZZ_FRAMES=1000000
 	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
 
 lint: setup

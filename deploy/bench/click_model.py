@@ -32,7 +32,7 @@ class Size:
 
 
 FULL = Size(rows=100_000, batch=4096, hot=(1, 10), repetitions=50)
-QUICK = Size(rows=1_000, batch=64, hot=(1, 3), repetitions=3)
+QUICK = Size(rows=1_000, batch=64, hot=(3,), repetitions=3)
 
 
 class ClickModel(nn.Module):

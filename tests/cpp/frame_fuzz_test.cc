@@ -1,8 +1,8 @@
-// A million frames that no client of ours would send, against a live server on loopback, while another
-// client goes on pulling and its latency is measured. Valid frames of every type are changed field by field
-// (identities, counts, lengths, kinds, flags, payload), cut short, given sections, or sealed with a right
-// checksum after the change so that it reaches what lies behind. Run under the address and
-// undefined-behaviour sanitizers by `make test`.
+// A million frames (or SPARSEROW_FUZZ_FRAMES) that no client of ours would send, against a live server on
+// loopback, while another client goes on pulling and its latency is measured. Valid frames of every type are changed
+// field by field (identities, counts, lengths, kinds, flags, payload), cut short, given sections, or sealed with a
+// right checksum after the change so that it reaches what lies behind. Run under the address and undefined-behaviour
+// sanitizers by `make test`.
 //
 //   frame_fuzz_test [frames] [seed]
 #include <algorithm>

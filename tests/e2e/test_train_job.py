@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from sparserow.worker.data import write_click_log
 from sparserow_process import wait_until
 
+FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 KEYS = {
     "test_auc",
@@ -44,8 +46,10 @@ def finish(run) -> None:
     assert run.popen.wait(300) == 0, run.err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("backend", ["local", "ps"])
+@pytest.mark.parametrize(
+    ("backend", "workers"),
+    [("local", 1), ("ps", 2), *([("local", 2), ("ps", 1)] if FULL else [])],
+)
 def test_a_job_trains(launcher, log, tmp_path, backend, workers):
     result = tmp_path / "result.json"
     run = launcher.start(*arguments(log, result, f"model.backend={backend}", f"train.workers={workers}"))
@@ -76,7 +80,7 @@ def test_servers_and_plain_torch_learn_the_same(launcher, log, tmp_path):
     figures = {}
     for backend in ("ps", "local"):
         result = tmp_path / f"{backend}.json"
-        run = launcher.start(*arguments(log, result, f"model.backend={backend}", "model.rows=5000", "train.epochs=3"))
+        run = launcher.start(*arguments(log, result, f"model.backend={backend}", "model.rows=5000", "train.epochs=2"))
         finish(run)
         figures[backend] = json.loads(result.read_text())
     assert figures["ps"]["test_auc"] == pytest.approx(figures["local"]["test_auc"], abs=0.02)
@@ -118,6 +122,8 @@ def test_a_malformed_line_ends_the_job_in_one_line(launcher, log, tmp_path, work
     assert "bad.tsv, line 15001, column C7: 'not hex' is not 1-8 hexadecimal digits" in line
     wait_until(lambda: not launcher.living(), "no process is left")
 
+    if workers == 1 and not FULL:  # the count over workers has the other case in it
+        return
     result = tmp_path / "result.json"
     run = launcher.start(*arguments(log, result, *sets, "data.on_bad_line=skip"))
     finish(run)
