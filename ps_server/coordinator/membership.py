@@ -110,7 +110,7 @@ class Membership:
         if not 0 <= rank < terms.world_size:
             raise InvalidArgument(f"rank: {rank} is not allowed; allowed: [0, world_size ({terms.world_size}))")
         job = self._job(namespace, name, rank, terms)
-        if rank in job.members and job.gathered and terms.staleness == 0:
+        if job.gathered and terms.staleness == 0:  # it was here before: its steps are over, whoever still works
             self._begin_generation(job)
         identity = self.identities.get((job.job_id, rank))
         if identity is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def train_rank(rank: int, folder: Path, runs: list[str]) -> None:
                 for table in ("one", "bag"):
                     session.catalog.drop_table(session.namespace, table)
             dist.barrier()
+            time.sleep(0.3 * rank)  # rank 0 is back in the job before rank 1 has left it
     dist.destroy_process_group()
 
 

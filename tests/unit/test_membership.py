@@ -108,6 +108,23 @@ def test_synchronous_workers_go_back_together(jobs: Membership) -> None:
     assert jobs.admit(again, 2.0) == 0  # the clock starts anew
 
 
+@pytest.mark.parametrize("goes", ["leaves in order", "lease ends"])
+def test_a_synchronous_worker_that_left_and_comes_back_begins_a_new_clock(jobs: Membership, goes: str) -> None:
+    zero, one = gathered(jobs)
+    if goes == "lease ends":
+        jobs.heartbeat(one, step=40, now=100.0)
+        assert jobs.expire(100.0) == [zero]
+    else:
+        jobs.leave_in_order(zero)
+    again = jobs.register("ads", "ctr", 0, SYNC)
+    job = jobs.check(again)
+    assert (job.generation, job.gathered, job.missing_ranks()) == (2, False, [1])
+    with pytest.raises(Fenced):
+        jobs.check(one)
+    jobs.register("ads", "ctr", 1, SYNC)
+    assert jobs.admit(again, 101.0) == 0
+
+
 @pytest.mark.parametrize("terms", [ASYNC, JobTerms(2, 3, "mean")])
 def test_without_a_barrier_a_rank_comes_back_alone_at_the_step_of_the_others(jobs: Membership, terms: JobTerms) -> None:
     zero, one = gathered(jobs, terms)
