@@ -19,9 +19,10 @@ from ..cpp_ext import _client
 from ..proto import changes_pb2 as pb
 from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.manifest import FileFacts
 from ..proto.checkpoint.tensor_file import Tensor
 from ..proto.control import ClusterView, ControlClient
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
 from ..proto.schema import TableSchema
 from ..serving.manifest import (
@@ -29,14 +30,13 @@ from ..serving.manifest import (
     PROGRAM,
     SERVED_DTYPES,
     SLOTS,
-    FileFacts,
     Manifest,
     Part,
     PublishedTable,
     ServedDtype,
 )
 from ..serving.registry import ModelRegistry, check_name
-from ..serving.row_parts import write_rows, write_tensors
+from ..serving.row_parts import read_file, write_rows, write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -207,10 +207,7 @@ def load_program(root: str, name: str, version: int) -> bytes:
     manifest = registry.manifest(name, version)
     if manifest.program is None:
         raise NotFound(f"{name}@{version}: was published without a program; publish it with model= and example=")
-    data = bytes(registry.folder(name, version).read(manifest.program.file))
-    if xxhash.xxh3_64_hexdigest(data) != manifest.program.xxh3:
-        raise DataLoss(f"{registry.folder(name, version).url}/{manifest.program.file}: fails its checksum")
-    return data
+    return bytes(read_file(registry.folder(name, version), manifest.program))
 
 
 class _RowWriter:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from google.protobuf import json_format
 
 from ..proto import control_pb2 as pb
+from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss
 from ..proto.schema import DTYPES, Dtype, TableSchema
 from ..proto.schema_message import message_of_schema, schema_of_message
@@ -28,15 +29,6 @@ PROGRAM = "program.pt2"
 
 ServedDtype: TypeAlias = Dtype | Literal["int8"]
 SERVED_DTYPES: tuple[ServedDtype, ...] = (*DTYPES, "int8")
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """A file of a version: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
-
-    file: str
-    bytes: int
-    xxh3: str
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.manifest import FileFacts, check_bytes
 from ..proto.checkpoint.tensor_file import Tensor, decode, encode
 from ..proto.errors import DataLoss
-from .manifest import FileFacts, Part, ServedDtype
+from .manifest import Part, ServedDtype
 
 _TENSOR_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -45,11 +45,7 @@ def read_file(folder: Folder, facts: FileFacts) -> memoryview:
         NotFound: it is not there.
     """
     data = folder.read(facts.file)
-    where = f"{folder.url}/{facts.file}"
-    if len(data) != facts.bytes:
-        raise DataLoss(f"{where}: has {len(data)} bytes, its manifest says {facts.bytes}")
-    if xxhash.xxh3_64_hexdigest(data) != facts.xxh3:
-        raise DataLoss(f"{where}: fails its checksum")
+    check_bytes(data, facts, f"{folder.url}/{facts.file}", "fails its checksum")
     return data
 
 

@@ -54,6 +54,11 @@ class Figure:
         return judged >= self.limit if self.higher_is_better else judged <= self.limit
 
 
+def latency_figure(metric: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
+    """A time, shown in microseconds; less is better."""
+    return Figure(metric, seconds * 1e6, "us", limit=limit, ratio=ratio, higher_is_better=False)
+
+
 @dataclass(frozen=True)
 class Contender:
     """Something to time: ``run`` is timed on what ``make_input`` gives, anew each time.

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .harness import Contender, Figure, median, time_in_turns
+from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process, table_id
 from .wire import FRAME_BYTES
-
-_MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,9 @@ def run_lookup(size: Size) -> Sequence[Figure]:
             warm_up=50,
         )
     name = f"lookup {size.keys} x {size.dim}"
-
-    def figure(what: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
-        return Figure(what, seconds * _MICROSECONDS, "us", limit=limit, ratio=ratio, higher_is_better=False)
-
     return [
-        figure(f"{name} p50", median(ours), 5.0, median(ours) / median(reference)),
-        figure(f"{name} p99", float(np.percentile(ours, 99))),
-        figure(f"{name}: raw TCP p50", median(reference)),
-        figure(f"{name}: raw TCP p99", float(np.percentile(reference, 99))),
+        latency_figure(f"{name} p50", median(ours), 5.0, median(ours) / median(reference)),
+        latency_figure(f"{name} p99", float(np.percentile(ours, 99))),
+        latency_figure(f"{name}: raw TCP p50", median(reference)),
+        latency_figure(f"{name}: raw TCP p99", float(np.percentile(reference, 99))),
     ]

@@ -38,11 +38,10 @@ from ...serving.registry import ModelRegistry
 from ...serving.row_parts import write_rows, write_tensors
 from ..local_cluster import local_cluster
 from ..local_serving import LocalServing, local_serving
-from .harness import Contender, Figure, median, time_in_turns
+from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import raw_tcp
 from .wire import FRAME_BYTES
 
-_MICROSECONDS = 1e6
 _TABLE_ID = 77
 _SLOT_COUNT = 16_384
 _REDIS_DEADLINE_SEC = 20.0
@@ -175,17 +174,13 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
             warm_up=20,
         )
     name = f"lookup {size.keys} x {size.dim}"
-
-    def figure(what: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
-        return Figure(what, seconds * _MICROSECONDS, "us", limit=limit, ratio=ratio, higher_is_better=False)
-
     return [
-        figure(f"{name} p50", median(ours), 3.0, median(ours) / median(reference)),
-        figure(f"{name} p99", float(np.percentile(ours, 99))),
-        figure(f"{name}: raw TCP p50", median(reference)),
-        figure(f"{name}: by ServingClient p50", median(full)),
-        figure(f"{name}: by gRPC p50", median(over_grpc)),
-        figure(f"{name}: by gRPC p99", float(np.percentile(over_grpc, 99))),
+        latency_figure(f"{name} p50", median(ours), 3.0, median(ours) / median(reference)),
+        latency_figure(f"{name} p99", float(np.percentile(ours, 99))),
+        latency_figure(f"{name}: raw TCP p50", median(reference)),
+        latency_figure(f"{name}: by ServingClient p50", median(full)),
+        latency_figure(f"{name}: by gRPC p50", median(over_grpc)),
+        latency_figure(f"{name}: by gRPC p99", float(np.percentile(over_grpc, 99))),
     ]
 
 

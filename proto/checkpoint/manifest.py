@@ -24,7 +24,7 @@ _NAME = re.compile(r"save-(\d{6,})")
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file of a checkpoint: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
+    """A file of a checkpoint or published model: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
 
     file: str
     bytes: int
@@ -298,11 +298,20 @@ def check_file(held: Folder, facts: FileFacts) -> memoryview:
         data = held.read(facts.file)
     except NotFound:
         raise DataLoss(f"{where}: is missing; the checkpoint is damaged") from None
+    check_bytes(data, facts, where, "is damaged: its checksum does not hold")
+    return data
+
+
+def check_bytes(data: memoryview, facts: FileFacts, where: str, damage: str) -> None:
+    """Compares a file's bytes with what its manifest says.
+
+    Raises:
+        DataLoss: the size differs, or the checksum, which ``damage`` words; names ``where``.
+    """
     if len(data) != facts.bytes:
         raise DataLoss(f"{where}: has {len(data)} bytes, its manifest says {facts.bytes}")
     if xxhash.xxh3_64_hexdigest(data) != facts.xxh3:
-        raise DataLoss(f"{where}: is damaged: its checksum does not hold")
-    return data
+        raise DataLoss(f"{where}: {damage}")
 
 
 def prune(folder: Folder, keep: int) -> list[str]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow import cpp_ext
 from torch import Tensor, nn
+from torch_program import build_torch_program
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -25,21 +25,6 @@ class Scorer(nn.Module):
         return self.one(ids) * 2 + self.bag(bags)
 
 
-def build_program(folder: Path) -> Path:
-    native, torch_folder = Path(cpp_ext.__file__).parent, Path(torch.__file__).parent
-    program = folder / "aoti_main"
-    libraries = [f"-Wl,-rpath,{place},-L{place}" for place in (str(native), str(torch_folder / "lib"))]
-    command = [
-        *("g++", "-std=c++20", "-O0", str(SUPPORT / "aoti_main.cc"), "-o", str(program), f"-I{native}"),
-        *("-isystem", f"{torch_folder}/include", "-isystem", f"{torch_folder}/include/torch/csrc/api/include"),
-        *libraries,
-        *("-Wl,--no-as-needed", "-lsparserow_ops", "-lsparserow_core", "-ltorch", "-ltorch_cpu", "-lc10"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
-
-
 @pytest.mark.slow
 def test_compiled_package_runs_without_python(tmp_path: Path) -> None:
     with sr.InProcessCluster().connect("aoti") as session:
@@ -49,7 +34,12 @@ def test_compiled_package_runs_without_python(tmp_path: Path) -> None:
         program = torch.export.export(model, (ids, bags), dynamic_shapes=({0: size}, {0: size}))
         with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):  # less to compile
             package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    command = [str(build_program(tmp_path)), str(package), "aoti/one", "aoti/bag"]
+    command = [
+        str(build_torch_program(SUPPORT / "aoti_main.cc", tmp_path / "aoti_main")),
+        str(package),
+        "aoti/one",
+        "aoti/bag",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     *values, python = done.stdout.split("\n")[:-1]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow import cpp_ext
 from sparserow.deploy.publishing import load_program
 from torch import Tensor, nn
+from torch_program import build_torch_program
 
 SOURCE = Path(sr.__file__).parent / "deploy" / "examples" / "online_inference.cc"
 
@@ -29,21 +29,6 @@ class Scorer(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         scores: Tensor = self.tower(self.tags(ids)).squeeze(1)
         return scores
-
-
-def build_service(folder: Path) -> Path:
-    native, torch_folder = Path(cpp_ext.__file__).parent, Path(torch.__file__).parent
-    program = folder / "online_inference"
-    libraries = [f"-Wl,-rpath,{place},-L{place}" for place in (str(native), str(torch_folder / "lib"))]
-    command = [
-        *("g++", "-std=c++20", "-O1", str(SOURCE), "-o", str(program), f"-I{native}", "-DASIO_STANDALONE"),
-        *("-isystem", f"{torch_folder}/include", "-isystem", f"{torch_folder}/include/torch/csrc/api/include"),
-        *libraries,
-        *("-Wl,--no-as-needed", "-lsparserow_ops", "-lsparserow_core", "-ltorch", "-ltorch_cpu", "-lc10"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
 
 
 @pytest.mark.full
@@ -61,7 +46,7 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
             expected = model(ids).tolist()
     exported = torch.export.load(io.BytesIO(load_program(root, "ctr", 1)))
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
-    service = build_service(tmp_path)
+    service = build_torch_program(SOURCE, tmp_path / "online_inference", "-DASIO_STANDALONE")
     with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):
         command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/tags=4"]
         lines = "".join(" ".join(map(str, row)) + "\n" for row in ids.tolist())

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
+from small_disk import mounted_disk
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import ResourceExhausted
@@ -19,13 +20,8 @@ DIM = 64
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "sparserow-test", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("may not mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", 4) as folder:
+        yield folder
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_the_job(small_disk: Path) -> None:

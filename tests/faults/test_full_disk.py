@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_disk import mounted_disk
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 
@@ -19,13 +20,8 @@ BATCH = 500
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "sparserow-test", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("may not mount a file system; ssd_bytes is tested in tests/cpp/tiering_test.cc")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", 16, "; ssd_bytes is tested in tests/cpp/tiering_test.cc") as folder:
+        yield folder
 
 
 def make_store(**options) -> _server.Store:
