@@ -353,7 +353,15 @@ class Store:
         """(slot_count) version of each slot now: lineage << 48 | sequence of its last change."""
 
     def open_cursor(
-        self, name: str, versions: NDArray[np.uint64], *, tables: Sequence[int] = (), idle_sec: int = 0
+        self,
+        name: str,
+        versions: NDArray[np.uint64],
+        *,
+        tables: Sequence[int] = (),
+        idle_sec: int = 0,
+        hold_updates: int = 0,
+        hold_move: float = 0.0,
+        hold_ms: int = 0,
     ) -> None:
         """Changes are kept for this follower from now on; a cursor of the same name begins anew.
 
@@ -362,9 +370,11 @@ class Store:
                 another lineage); NOT_FOLLOWED: it does not want the slot.
             tables: ids; empty: all.
             idle_sec: without a call that names the cursor, after which ``close_idle_cursors`` ends it; 0: never.
+            hold_updates, hold_move, hold_ms: a changed row waits until it was written so often since it was last sent,
+                has moved by more than this L2 distance, or has waited so long (store/change_hold.h). All 0: none waits.
 
         Raises:
-            InvalidArgument: not one version for each slot.
+            InvalidArgument: not one version for each slot; ``hold_ms`` without one of the others, or the reverse.
             ResourceExhausted: ``change_log_bytes`` is too small.
         """
 
@@ -373,18 +383,20 @@ class Store:
     def has_cursor(self, name: str) -> bool: ...
     def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[bytes, int, int, bool]:
         """A page (cpp_ext/store/change_page.h) of what the cursor has not got: its bytes, how many slots it has (0: the
-        cursor has everything), where the next page begins to look, and whether nothing is left. Raises NotFound.
+        cursor has everything but for what is held back), where the next page begins to look, and whether nothing is
+        left. Raises NotFound.
         """
 
     def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:
-        """The follower has applied ``slots`` up to ``versions``. Raises NotFound."""
+        """The follower has applied ``slots`` up to ``versions``, the positions of a page. Raises NotFound."""
 
     def apply_changes(self, page: bytes) -> dict[str, Any]:
         """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
 
         Returns:
-            ``slots``, ``versions`` (to be acknowledged) and ``oldest_at_ms`` (of each slot's oldest change, low half of
-            the clock in milliseconds, 0: not known), arrays of one length; ``rows``, ``unchanged`` and ``erased``.
+            ``slots``, ``versions`` (up to which this store has everything now), ``positions`` (to be acknowledged) and
+            ``oldest_at_ms`` (of each slot's oldest change, low half of the clock in milliseconds, 0: not known), arrays
+            of one length; ``rows``, ``unchanged`` and ``erased``.
 
         Raises:
             DataLoss: the page is damaged; nothing was changed.
@@ -397,7 +409,7 @@ class Store:
         """As ``assign``, with the versions (n) that the rows have elsewhere."""
 
     def change_stats(self) -> dict[str, int]:
-        """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots."""
+        """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 
 class Snapshot:
     """A store's rows of one instant. Belongs to one thread; ends with the object, or by ``end``."""

@@ -60,6 +60,39 @@ class SyncStats:
 
 
 @dataclass(frozen=True)
+class HoldOptions:
+    """Which changed rows are not worth to be sent at once: those that have changed little.
+
+    Args:
+        updates: a row is sent when it was written so often since it was last sent; 0: not counted.
+        move: a row is sent when its weights are further than this (L2) from those last sent; 0: not measured.
+        longest_sec: a row is sent when it has waited so long: no row stays behind for longer.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    updates: int = 0
+    move: float = 0.0
+    longest_sec: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.updates < 2**32 or not 0 <= self.move < float("inf") or not 0.001 <= self.longest_sec <= 3600:
+            raise InvalidArgument(
+                f"live sync: after {self.updates} updates, a move of {self.move}, {self.longest_sec} s; allowed: "
+                "updates in [0, 2**32), move in [0, inf), seconds in [0.001, 3600]"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any row waits."""
+        return self.updates > 0 or self.move > 0
+
+
+NO_HOLD = HoldOptions()
+
+
+@dataclass(frozen=True)
 class FollowOptions:
     """How a version follows.
 
@@ -68,12 +101,14 @@ class FollowOptions:
         name: of this process among all followers of the cluster; begins the cursors' names.
         interval_sec: between a page and the next one, when nothing is behind: changes of one row in it are sent once.
         retry_sec: after a failure.
+        hold: which rows the training shards hold back.
     """
 
     coordinator: str
     name: str
     interval_sec: float = 0.1
     retry_sec: float = 0.5
+    hold: HoldOptions = NO_HOLD
 
 
 class Follower:
@@ -125,13 +160,14 @@ class Follower:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has had everything of every shard once."""
+        """Whether it has had everything of every shard once, but for rows that its options hold back."""
         with self._lock:
             return len(self._caught_up) == len(self._threads)
 
     @property
     def behind_sec(self) -> float:
-        """Since it last had everything of every shard; infinity before the first time."""
+        """Since it last had everything of every shard, but for rows that its options hold back; infinity before the
+        first time."""
         with self._lock:
             if len(self._caught_up) < len(self._threads):
                 return float("inf")
@@ -211,6 +247,7 @@ class _ShardStream:
         self._acked: tuple[bytes, bytes] = (b"", b"")
         wanted = owned & (view.slot_owner == shard)
         versions = np.where(wanted, version.slots, np.uint64(_server.NOT_FOLLOWED)).astype("<u8")
+        hold = options.hold
         try:
             self._call(
                 self._stub.OpenCursor,
@@ -220,6 +257,9 @@ class _ShardStream:
                     versions=versions.tobytes(),
                     table_ids=[table.schema.id for table in version.tables.values()],
                     idle_sec=_IDLE_SEC,
+                    hold_updates=hold.updates,
+                    hold_move=hold.move,
+                    hold_ms=int(hold.longest_sec * 1000) if hold.is_on else 0,
                 ),
             )
         except BaseException:
@@ -239,14 +279,14 @@ class _ShardStream:
 
     def turn(self) -> tuple[dict[str, Any] | None, bool]:
         """Reads a page and applies it: what came of it, None when there was none within a second; and whether this
-        store has everything now that the shard had at the beginning of the call."""
-        slots, versions = self._acked
+        store has everything now that the shard had at the beginning of the call, but for what is held back."""
+        slots, positions = self._acked
         reply = self._call(
             self._stub.ReadChanges,
             pb.ReadChangesRequest(
                 cursor=self._cursor,
                 acked_slots=slots,
-                acked_versions=versions,
+                acked_versions=positions,
                 begin=self._begin,
                 max_bytes=_PAGE_BYTES,
                 wait_ms=_WAIT_MS,
@@ -255,10 +295,10 @@ class _ShardStream:
         self._acked = (b"", b"")
         self._begin = reply.next_begin
         if not reply.slots:
-            return None, True
+            return None, reply.is_last
         applied = self._store.apply_changes(reply.page)
         self._slots[applied["slots"]] = applied["versions"]
-        self._acked = (applied["slots"].astype("<u4").tobytes(), applied["versions"].astype("<u8").tobytes())
+        self._acked = (applied["slots"].astype("<u4").tobytes(), applied["positions"].astype("<u8").tobytes())
         return applied, reply.is_last
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:

@@ -25,10 +25,17 @@ auto without_gil(Call&& call) {
 }
 
 void open_cursor(Store& store, const std::string& name, const py::array& versions, std::vector<std::uint32_t> tables,
-                 std::uint32_t idle_sec) {
+                 std::uint32_t idle_sec, std::uint32_t hold_updates, float hold_move, std::uint32_t hold_ms) {
   const auto held = keys_of(versions);
-  raise_if_error(
-      without_gil([&] { return store.changes().open(name, held, std::move(tables), std::chrono::seconds(idle_sec)); }));
+  HoldOptions hold{.updates = hold_updates, .move = hold_move, .longest = std::chrono::milliseconds(hold_ms)};
+  if (!(hold_move >= 0.0f) || hold.is_on() != (hold_ms > 0)) {
+    raise_if_error({Code::kInvalidArgument,
+                    "cursor '" + name + "': hold_updates " + std::to_string(hold_updates) + ", hold_move " +
+                        std::to_string(hold_move) + ", hold_ms " + std::to_string(hold_ms) +
+                        " is not allowed; allowed: all 0, or hold_ms > 0 with hold_updates or hold_move > 0"});
+  }
+  raise_if_error(without_gil(
+      [&] { return store.changes().open(name, held, std::move(tables), std::chrono::seconds(idle_sec), hold); }));
 }
 
 py::tuple read_page(Store& store, const std::string& name, std::uint32_t begin, std::uint64_t max_bytes) {
@@ -61,16 +68,19 @@ py::dict apply_page(Store& store, const py::bytes& page) {
   const auto count = static_cast<py::ssize_t>(applied.slots.size());
   SlotNumbers slots(count);
   py::array_t<std::uint64_t> versions(count);
+  py::array_t<std::uint64_t> positions(count);
   SlotNumbers oldest(count);
   for (py::ssize_t i = 0; i < count; ++i) {
     const AppliedSlot& slot = applied.slots[static_cast<std::size_t>(i)];
     slots.mutable_at(i) = slot.slot;
     versions.mutable_at(i) = slot.version;
+    positions.mutable_at(i) = slot.position;
     oldest.mutable_at(i) = slot.oldest_at_ms;
   }
   py::dict out;
   out["slots"] = slots;
   out["versions"] = versions;
+  out["positions"] = positions;
   out["oldest_at_ms"] = oldest;
   out["rows"] = applied.rows;
   out["unchanged"] = applied.unchanged;
@@ -99,6 +109,7 @@ py::dict change_stats(Store& store) {
   out["forgotten"] = stats.forgotten;
   out["scans"] = stats.scans;
   out["snapshots"] = stats.snapshots;
+  out["held_rows"] = stats.held_rows;
   return out;
 }
 
@@ -113,7 +124,8 @@ void bind_changes(py::module_& module) {
   py::reinterpret_borrow<py::class_<Store, std::shared_ptr<Store>>>(module.attr("Store"))
       .def("change_versions", &versions_of)
       .def("open_cursor", &open_cursor, py::arg("name"), py::arg("versions"), py::kw_only(),
-           py::arg("tables") = std::vector<std::uint32_t>{}, py::arg("idle_sec") = 0)
+           py::arg("tables") = std::vector<std::uint32_t>{}, py::arg("idle_sec") = 0, py::arg("hold_updates") = 0,
+           py::arg("hold_move") = 0.0f, py::arg("hold_ms") = 0)
       .def(
           "close_cursor", [](Store& store, const std::string& name) { store.changes().close(name); }, py::arg("name"),
           py::call_guard<py::gil_scoped_release>())

@@ -17,10 +17,19 @@ bool is_wanted(const std::vector<std::uint32_t>& tables, std::uint32_t table_id)
   return tables.empty() || std::binary_search(tables.begin(), tables.end(), table_id);
 }
 
-std::vector<ChangedKeys> ordered(std::map<std::uint32_t, ChangedKeys>& tables) {
+// How often each key stands there.
+void count_runs(ChangedKeys& table) {
+  for (std::size_t i = 0; i < table.keys.size(); ++i) {
+    if (i == 0 || table.keys[i] != table.keys[i - 1]) table.times.push_back(0);
+    ++table.times.back();
+  }
+}
+
+std::vector<ChangedKeys> ordered(std::map<std::uint32_t, ChangedKeys>& tables, bool is_counted) {
   std::vector<ChangedKeys> out;
   for (auto& [id, table] : tables) {
     std::sort(table.keys.begin(), table.keys.end());
+    if (is_counted) count_runs(table);
     table.keys.erase(std::unique(table.keys.begin(), table.keys.end()), table.keys.end());
     table.table_id = id;
     out.push_back(std::move(table));
@@ -43,7 +52,7 @@ std::vector<std::uint64_t> ChangeLog::versions() const {
 }
 
 Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> versions,
-                       std::vector<std::uint32_t> tables, std::chrono::seconds idle_limit) {
+                       std::vector<std::uint32_t> tables, std::chrono::seconds idle_limit, const HoldOptions& hold) {
   const std::uint32_t slot_count = store_->options().slot_count;
   if (versions.size() != slot_count) {
     return {Code::kInvalidArgument, "cursor '" + name + "': " + std::to_string(versions.size()) +
@@ -55,7 +64,8 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   Cursor cursor{.versions = {versions.begin(), versions.end()},
                 .tables = std::move(tables),
                 .idle_limit = idle_limit,
-                .used_at = Clock::now()};
+                .used_at = Clock::now(),
+                .hold = hold.is_on() ? std::make_shared<ChangeHold>(hold) : nullptr};
   const std::uint64_t lineage = store_->lineage();
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
@@ -127,7 +137,11 @@ void ChangeLog::end_rings() {
 void ChangeLog::pass(std::uint32_t slot) {
   constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
   std::uint64_t passed = kNotFollowed;
-  for (const auto& [name, cursor] : cursors_) passed = std::min(passed, cursor.versions[slot]);
+  for (const auto& [name, cursor] : cursors_) {
+    const std::uint64_t version = cursor.versions[slot];
+    const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
+    passed = std::min(passed, is_held ? cursor.hold->safe(slot, version) : version);
+  }
   Store::Impl& store = *store_->impl_;
   Store::Impl::Stripe& stripe = store.stripes[slot % store.slots.stripe_count()];
   const std::uint32_t in_stripe = slot / store.slots.stripe_count();
@@ -151,11 +165,12 @@ Result<std::vector<std::uint32_t>> ChangeLog::slots_behind(const std::string& na
   const std::lock_guard lock(cursors_mutex_);
   const Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
+  const auto due = cursor->hold != nullptr ? cursor->hold->due() : std::unordered_set<std::uint32_t>{};
   std::vector<std::uint32_t> slots;
   for (std::uint32_t i = 0; i < slot_count && slots.size() < limit; ++i) {
     const std::uint32_t slot = (begin + i) % slot_count;
     const std::uint64_t version = cursor->versions[slot];
-    if (version != kNotFollowed && version < now[slot]) slots.push_back(slot);
+    if (version != kNotFollowed && (version < now[slot] || due.contains(slot))) slots.push_back(slot);
   }
   return slots;
 }
@@ -210,7 +225,7 @@ Result<SlotChanges> ChangeLog::read(const std::string& name, std::uint32_t slot)
     const std::lock_guard lock(cursors_mutex_);
     ++(out.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
   }
-  out.tables = ordered(tables);
+  out.tables = ordered(tables, is_complete);
   return out;
 }
 
@@ -257,7 +272,7 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
 Result<std::vector<ChangedKeys>> ChangeLog::keys_of(std::uint32_t slot) const {
   std::map<std::uint32_t, ChangedKeys> tables;
   SR_RETURN_IF_ERROR(list_rows(slot, 0, {}, tables));
-  return ordered(tables);
+  return ordered(tables, false);
 }
 
 Status ChangeLog::ack(const std::string& name, std::uint32_t slot, std::uint64_t version) {
@@ -274,20 +289,44 @@ Status ChangeLog::ack(const std::string& name, std::uint32_t slot, std::uint64_t
     now = store.version_of(slot);
   }
   std::uint64_t& held = cursor->versions[slot];
-  if (held == kNotFollowed || version > now || version <= held) return Status::ok();
+  if (held == kNotFollowed || version > now) return Status::ok();
+  if (cursor->hold != nullptr ? !cursor->hold->commit(slot, version) || version < held : version <= held) {
+    return Status::ok();
+  }
   held = version;
   pass(slot);
   return Status::ok();
 }
 
+Status ChangeLog::passed(const std::string& name, std::uint32_t slot, std::uint64_t version) {
+  const std::lock_guard lock(cursors_mutex_);
+  Cursor* cursor = find(name);
+  if (cursor == nullptr) return no_cursor(name);
+  std::uint64_t& held = cursor->versions[slot];
+  if (version <= held) return Status::ok();
+  held = version;
+  pass(slot);
+  return Status::ok();
+}
+
+Result<std::shared_ptr<ChangeHold>> ChangeLog::hold_of(const std::string& name) {
+  const std::lock_guard lock(cursors_mutex_);
+  const Cursor* cursor = find(name);
+  if (cursor == nullptr) return no_cursor(name);
+  return cursor->hold;
+}
+
 ChangeLogStats ChangeLog::stats() const {
   const ChangeBudget& budget = store_->impl_->change_budget;
   const std::lock_guard lock(cursors_mutex_);
+  std::uint64_t held_rows = 0;
+  for (const auto& [name, cursor] : cursors_) held_rows += cursor.hold != nullptr ? cursor.hold->rows() : 0;
   return {.cursors = cursors_.size(),
           .used_bytes = budget.used_bytes,
           .forgotten = budget.forgotten,
           .scans = scans_,
-          .snapshots = snapshots_};
+          .snapshots = snapshots_,
+          .held_rows = held_rows};
 }
 
 }  // namespace sparserow

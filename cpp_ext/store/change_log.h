@@ -14,18 +14,23 @@
 //
 // So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
 //
+// A cursor may hold back rows that have changed little (change_hold.h). Then it moves past rows that the follower has
+// not got; what the follower may say that it has, when it opens the cursor again, is less (safe versions).
+//
 // Thread-safe. Locks: cursors_mutex_, then one stripe; writers of rows, who hold a stripe, never take the former.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "store/change_hold.h"
 #include "store/store.h"
 
 namespace sparserow {
@@ -33,6 +38,7 @@ namespace sparserow {
 struct ChangedKeys {
   std::uint32_t table_id = 0;
   std::vector<std::uint64_t> keys;             // that were written and existed then
+  std::vector<std::uint32_t> times;            // how often each was; empty where that is not known
   std::vector<std::uint64_t> erased;           // keys
   std::vector<std::uint64_t> erased_versions;  // of the erasures: a row is older, or was born again
 };
@@ -53,6 +59,7 @@ struct ChangeLogStats {
   std::uint64_t forgotten = 0;  // changes that had no room
   std::uint64_t scans = 0;      // reads that had to look at every row of a slot
   std::uint64_t snapshots = 0;  // reads that gave a whole slot
+  std::uint64_t held_rows = 0;  // that wait, since they have changed little
 };
 
 class ChangeLog {
@@ -69,7 +76,7 @@ class ChangeLog {
   // versions: (slot_count). Tables: ids, empty for all. A cursor of this name begins anew. It ends by close(), or when
   // it was not used for idle_limit (zero: never). InvalidArgument; ResourceExhausted when there is no room for rings.
   Status open(const std::string& name, std::span<const std::uint64_t> versions, std::vector<std::uint32_t> tables,
-              std::chrono::seconds idle_limit);
+              std::chrono::seconds idle_limit, const HoldOptions& hold = {});
   void close(const std::string& name);
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
@@ -78,9 +85,15 @@ class ChangeLog {
   Result<std::vector<std::uint32_t>> slots_behind(const std::string& name, std::uint32_t begin, std::size_t limit);
   // What the slot has for the cursor; does not move it. NotFound.
   Result<SlotChanges> read(const std::string& name, std::uint32_t slot);
-  // The follower has everything of the slot up to `version`, which a read() gave. A version of another lineage, or one
-  // older than acknowledged, changes nothing. NotFound.
+  // The follower has taken what read() gave up to `version`. A version of another lineage, or one older than
+  // acknowledged, changes nothing; nor does one that is not of the last read of a cursor that holds rows back.
+  // NotFound.
   Status ack(const std::string& name, std::uint32_t slot, std::uint64_t version);
+
+  // The cursor moves past a read() of which nothing was to be sent. NotFound.
+  Status passed(const std::string& name, std::uint32_t slot, std::uint64_t version);
+  // What holds rows back for the cursor; null when nothing does. NotFound.
+  Result<std::shared_ptr<ChangeHold>> hold_of(const std::string& name);
 
   // Every key of a slot, by table; tables without are left out.
   Result<std::vector<ChangedKeys>> keys_of(std::uint32_t slot) const;
@@ -94,6 +107,7 @@ class ChangeLog {
     std::vector<std::uint32_t> tables;    // ascending; empty: all
     std::chrono::seconds idle_limit{0};
     Clock::time_point used_at;
+    std::shared_ptr<ChangeHold> hold;  // null: no row waits
   };
 
   Cursor* find(const std::string& name);

@@ -11,7 +11,7 @@ namespace sparserow {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x50435053;  // "SPCP"
-constexpr std::uint16_t kFormat = 1;
+constexpr std::uint16_t kFormat = 2;
 
 struct PageHead {
   std::uint32_t magic = kMagic;
@@ -31,8 +31,9 @@ struct SlotHead {
   std::uint32_t oldest_at_ms = 0;
   std::uint64_t since = 0;
   std::uint64_t until = 0;
+  std::uint64_t position = 0;
 };
-static_assert(sizeof(SlotHead) == 32);
+static_assert(sizeof(SlotHead) == 40);
 
 struct TableHead {
   std::uint32_t table_id = 0;
@@ -53,43 +54,90 @@ void append(std::vector<std::byte>& out, const T* values, std::size_t count) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-// The rows that a table's keys have now; those that went meanwhile are left out, and come as tombstones later.
-Status append_table(const Store& store, const ChangedKeys& changed, std::vector<std::byte>& out,
-                    std::uint32_t& tables) {
-  const auto schema = store.schema(changed.table_id);
-  if (!schema) return Status::ok();  // dropped since: the next read of the slot says so
-  const std::size_t bytes_of_row = row_bytes(schema->dtype, schema->dim);
-  std::vector<std::byte> rows(changed.keys.size() * bytes_of_row);
-  std::vector<std::uint64_t> versions(changed.keys.size());
-  std::vector<std::uint8_t> found(changed.keys.size());
-  const Status pulled =
-      store.pull(changed.table_id, changed.keys, schema->dtype, rows.data(), {versions.data(), found.data()});
-  if (pulled.code() == Code::kNotFound) return Status::ok();
-  SR_RETURN_IF_ERROR(pulled);
-  std::vector<std::uint64_t> keys;
-  for (std::size_t i = 0; i < changed.keys.size(); ++i) {
-    if (found[i] == 0) continue;
-    versions[keys.size()] = versions[i];
-    std::memmove(rows.data() + keys.size() * bytes_of_row, rows.data() + i * bytes_of_row, bytes_of_row);
-    keys.push_back(changed.keys[i]);
+// A slot's changes as they go into a page.
+class SlotWriter {
+ public:
+  SlotWriter(const Store& store, ChangeHold* hold, std::vector<std::byte>& out)
+      : store_(store), hold_(hold), out_(out) {}
+
+  // Whether anything of it goes: a slot whose rows all wait is left out.
+  Result<bool> write(SlotChanges& changes) {
+    if (hold_ != nullptr) hold_->begin(changes);
+    SlotHead head{.slot = changes.slot,
+                  .kind = static_cast<std::uint8_t>(changes.kind),
+                  .zero = {},
+                  .tables = 0,
+                  .oldest_at_ms = changes.oldest_at_ms,
+                  .since = changes.since,
+                  .until = changes.until,
+                  .position = changes.until};
+    const std::size_t at = out_.size();
+    append(out_, &head, 1);
+    for (const ChangedKeys& table : changes.tables) SR_RETURN_IF_ERROR(write_table(changes, table, head.tables));
+    if (hold_ != nullptr) {
+      const bool is_sent = head.tables > 0 || changes.kind == SlotChanges::Kind::kSnapshot;
+      const ChangeHold::Look look = hold_->end(changes, is_sent);
+      head.until = look.safe;
+      head.oldest_at_ms = look.oldest_at_ms;
+      if (!is_sent) {
+        out_.resize(at);
+        return false;
+      }
+    }
+    std::memcpy(out_.data() + at, &head, sizeof head);
+    return true;
   }
-  TableHead head{.table_id = schema->id,
-                 .schema_version = schema->version,
-                 .dim = schema->dim,
-                 .dtype = static_cast<std::uint8_t>(schema->dtype),
-                 .zero = {},
-                 .n = static_cast<std::uint32_t>(keys.size()),
-                 .erased = static_cast<std::uint32_t>(changed.erased.size())};
-  append(out, &head, 1);
-  append(out, keys.data(), keys.size());
-  append(out, versions.data(), keys.size());
-  append(out, changed.erased.data(), changed.erased.size());
-  append(out, changed.erased_versions.data(), changed.erased.size());
-  append(out, rows.data(), keys.size() * bytes_of_row);
-  out.resize(padded(out.size()));
-  ++tables;
-  return Status::ok();
-}
+
+ private:
+  // The rows that a table's keys have now; those that went meanwhile are left out, and come as tombstones later.
+  Status write_table(const SlotChanges& changes, const ChangedKeys& changed, std::uint32_t& tables) {
+    const auto schema = store_.schema(changed.table_id);
+    if (!schema) return Status::ok();  // dropped since: the next read of the slot says so
+    const std::size_t bytes_of_row = row_bytes(schema->dtype, schema->dim);
+    std::vector<std::byte> rows(changed.keys.size() * bytes_of_row);
+    std::vector<std::uint64_t> versions(changed.keys.size());
+    std::vector<std::uint8_t> goes(changed.keys.size());
+    const Status pulled =
+        store_.pull(changed.table_id, changed.keys, schema->dtype, rows.data(), {versions.data(), goes.data()});
+    if (pulled.code() == Code::kNotFound) return Status::ok();
+    SR_RETURN_IF_ERROR(pulled);
+    if (hold_ != nullptr) {
+      std::vector<float> floats(changed.keys.size() * schema->dim);
+      for (std::size_t i = 0; i < changed.keys.size(); ++i) {
+        convert_to_float(schema->dtype, rows.data() + i * bytes_of_row, floats.data() + i * schema->dim, schema->dim);
+      }
+      goes = hold_->choose(changes, changed, schema->dim, floats, goes);
+    }
+    std::vector<std::uint64_t> keys;
+    for (std::size_t i = 0; i < changed.keys.size(); ++i) {
+      if (goes[i] == 0) continue;
+      versions[keys.size()] = versions[i];
+      std::memmove(rows.data() + keys.size() * bytes_of_row, rows.data() + i * bytes_of_row, bytes_of_row);
+      keys.push_back(changed.keys[i]);
+    }
+    if (hold_ != nullptr && keys.empty() && changed.erased.empty()) return Status::ok();
+    TableHead head{.table_id = schema->id,
+                   .schema_version = schema->version,
+                   .dim = schema->dim,
+                   .dtype = static_cast<std::uint8_t>(schema->dtype),
+                   .zero = {},
+                   .n = static_cast<std::uint32_t>(keys.size()),
+                   .erased = static_cast<std::uint32_t>(changed.erased.size())};
+    append(out_, &head, 1);
+    append(out_, keys.data(), keys.size());
+    append(out_, versions.data(), keys.size());
+    append(out_, changed.erased.data(), changed.erased.size());
+    append(out_, changed.erased_versions.data(), changed.erased.size());
+    append(out_, rows.data(), keys.size() * bytes_of_row);
+    out_.resize(padded(out_.size()));
+    ++tables;
+    return Status::ok();
+  }
+
+  const Store& store_;
+  ChangeHold* hold_;
+  std::vector<std::byte>& out_;
+};
 
 Status damaged(const std::string& what) { return {Code::kDataLoss, "page of changes: " + what}; }
 
@@ -233,30 +281,25 @@ Status erase_others(Store& store, const SlotPage& slot, AppliedPage& applied) {
 Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes) {
   constexpr std::size_t kMostSlots = 4096;
   ChangeLog& log = store.changes();
+  const auto hold = log.hold_of(cursor);
+  SR_RETURN_IF_ERROR(hold.status());
   const auto behind = log.slots_behind(cursor, begin, kMostSlots);
   SR_RETURN_IF_ERROR(behind.status());
   ChangePage page{.bytes = std::vector<std::byte>(sizeof(PageHead)), .slots = 0, .next_begin = begin, .is_last = false};
+  SlotWriter writer(store, hold.value().get(), page.bytes);
+  std::size_t looked_at = 0;
   for (const std::uint32_t slot : behind.value()) {
     if (page.slots > 0 && page.bytes.size() >= max_bytes) break;
     auto changes = log.read(cursor, slot);
     SR_RETURN_IF_ERROR(changes.status());
-    SlotHead head{.slot = slot,
-                  .kind = static_cast<std::uint8_t>(changes.value().kind),
-                  .zero = {},
-                  .tables = 0,
-                  .oldest_at_ms = changes.value().oldest_at_ms,
-                  .since = changes.value().since,
-                  .until = changes.value().until};
-    const std::size_t at = page.bytes.size();
-    append(page.bytes, &head, 1);
-    for (const ChangedKeys& table : changes.value().tables) {
-      SR_RETURN_IF_ERROR(append_table(store, table, page.bytes, head.tables));
-    }
-    std::memcpy(page.bytes.data() + at, &head, sizeof head);
-    ++page.slots;
+    const auto is_sent = writer.write(changes.value());
+    SR_RETURN_IF_ERROR(is_sent.status());
+    if (!is_sent.value()) SR_RETURN_IF_ERROR(log.passed(cursor, slot, changes.value().until));
+    page.slots += is_sent.value() ? 1 : 0;
+    ++looked_at;
     page.next_begin = (slot + 1) % store.options().slot_count;
   }
-  page.is_last = behind.value().size() < kMostSlots && page.slots == behind.value().size();
+  page.is_last = behind.value().size() < kMostSlots && looked_at == behind.value().size();
   PageHead head;
   head.slots = page.slots;
   head.checksum = XXH3_64bits(page.bytes.data() + sizeof head, page.bytes.size() - sizeof head);
@@ -279,7 +322,7 @@ Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page)
       if (schema) SR_RETURN_IF_ERROR(apply_table(store, table, *schema, replaces, applied));
     }
     if (replaces) SR_RETURN_IF_ERROR(erase_others(store, slot, applied));
-    applied.slots.push_back({slot.head.slot, slot.head.until, slot.head.oldest_at_ms});
+    applied.slots.push_back({slot.head.slot, slot.head.until, slot.head.position, slot.head.oldest_at_ms});
   }
   return applied;
 }

@@ -1,13 +1,15 @@
-// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 1:
+// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 2:
 //
 //   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | 0 u32 | checksum u64 | slot*
-//   slot  = slot u32 | kind u8 | 0 u8[3] | tables u32 | oldest_at_ms u32 | since u64 | until u64 | table*
-//   table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | 0 u8[3] | n u32 | erased u32 |
+//   slot  = slot u32 | kind u8 | 0 u8[3] | tables u32 | oldest_at_ms u32 | since u64 | until u64 | position u64 |
+//   table* table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | 0 u8[3] | n u32 | erased u32 |
 //           keys u64[n] | versions u64[n] | erased keys u64[erased] | erased versions u64[erased] | rows[n], padded to
 //           8
 //
-// Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in the dtype of the store that they come
-// from, without conversion. A reader checks lengths before it uses the bytes that they cover.
+// `until` is the version up to which the follower has everything then, `position` what it acknowledges; they differ
+// where rows are held back (change_hold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in
+// the dtype of the store that they come from, without conversion. A reader checks lengths before it uses the bytes that
+// they cover.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +25,9 @@ namespace sparserow {
 
 struct ChangePage {
   std::vector<std::byte> bytes;
-  std::uint32_t slots = 0;       // 0: the cursor has everything
+  std::uint32_t slots = 0;       // 0: the cursor has everything, but for what is held back
   std::uint32_t next_begin = 0;  // where the next page begins to look
-  bool is_last = false;          // with it the follower has everything up to the call
+  bool is_last = false;          // with it the follower has everything up to the call, but for what is held back
 };
 
 // What a cursor has not got, from slot `begin` on and around: at most max_bytes, but at least one slot. Does not move
@@ -34,7 +36,8 @@ Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::ui
 
 struct AppliedSlot {
   std::uint32_t slot = 0;
-  std::uint64_t version = 0;       // to be acknowledged
+  std::uint64_t version = 0;       // up to which the follower has everything now
+  std::uint64_t position = 0;      // to be acknowledged
   std::uint32_t oldest_at_ms = 0;  // as in SlotChanges
 };
 struct AppliedPage {

@@ -49,6 +49,9 @@ class ChangesService:
             versions,
             tables=list(request.table_ids),
             idle_sec=_idle_sec(request.idle_sec),
+            hold_updates=request.hold_updates,
+            hold_move=request.hold_move,
+            hold_ms=request.hold_ms,
         )
         return pb.OpenCursorReply()
 
@@ -66,9 +69,10 @@ class ChangesService:
             await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
+        begin = request.begin
         while True:
             page, count, begin, is_last = await asyncio.to_thread(
-                store.read_changes, request.cursor, begin=request.begin, max_bytes=request.max_bytes
+                store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes
             )
             if count or loop.time() >= deadline:
                 return pb.ReadChangesReply(page=page if count else b"", slots=count, next_begin=begin, is_last=is_last)

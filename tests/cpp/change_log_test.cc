@@ -4,75 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <random>
 
+#include "change_fixture.h"
 #include "store/change_page.h"
 #include "store/change_ring.h"
 
 namespace sparserow {
 namespace {
-
-constexpr std::uint32_t kDim = 4;
-constexpr std::uint32_t kSlots = 8;
-
-TableSchema schema_of(std::uint32_t id, Dtype dtype = Dtype::kFloat32) {
-  return {.id = id, .name = "n/t" + std::to_string(id), .dim = kDim, .dtype = dtype, .init = {}, .optimizer = {}};
-}
-
-std::unique_ptr<Store> make_store(StoreOptions options = {}) {
-  options.slot_count = kSlots;
-  auto store = Store::create(options);
-  REQUIRE(store.is_ok());
-  REQUIRE(store.value()->create_table(schema_of(1)).is_ok());
-  REQUIRE(store.value()->create_table(schema_of(2)).is_ok());
-  return std::move(store).value();
-}
-
-void push(Store& store, std::uint32_t table, const std::vector<std::uint64_t>& keys, float value = 1.0f) {
-  const std::vector<float> grads(keys.size() * kDim, value);
-  REQUIRE(store.apply(table, keys, grads.data(), {.lr = 0.5f}).is_ok());
-}
-
-std::vector<std::uint64_t> range(std::uint64_t begin, std::uint64_t end) {
-  std::vector<std::uint64_t> keys(end - begin);
-  std::iota(keys.begin(), keys.end(), begin);
-  return keys;
-}
-
-// Every row of both tables, with its version.
-using Rows = std::map<std::pair<std::uint32_t, std::uint64_t>, std::pair<std::uint64_t, std::vector<float>>>;
-Rows rows_of(const Store& store) {
-  Rows all;
-  for (const std::uint32_t table : {1u, 2u}) {
-    const auto page = store.scan(table, 0, 1u << 20, false);
-    REQUIRE(page.is_ok());
-    for (std::size_t i = 0; i < page.value().keys.size(); ++i) {
-      const float* row = page.value().rows.data() + i * kDim;
-      all[{table, page.value().keys[i]}] = {page.value().versions[i], {row, row + kDim}};
-    }
-  }
-  return all;
-}
-
-// Takes everything that the cursor has not got to `to`.
-void follow(Store& from, const std::string& cursor, Store& to, std::uint64_t max_bytes = 4096) {
-  for (std::uint32_t begin = 0, tries = 0;; ++tries) {
-    REQUIRE(tries < 1000);
-    const auto page = read_changes(from, cursor, begin, max_bytes);
-    REQUIRE(page.is_ok());
-    if (page.value().slots == 0) return;
-    begin = page.value().next_begin;
-    const auto applied = apply_changes(to, page.value().bytes);
-    REQUIRE(applied.is_ok());
-    for (const AppliedSlot& slot : applied.value().slots) {
-      REQUIRE(from.changes().ack(cursor, slot.slot, slot.version).is_ok());
-    }
-  }
-}
-
-std::vector<std::uint64_t> nothing() { return std::vector<std::uint64_t>(kSlots, 0); }
 
 TEST_CASE("a store that nobody follows keeps no changes") {
   const auto store = make_store();

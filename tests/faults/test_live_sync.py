@@ -14,7 +14,7 @@ import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.schema import SGD, TableSchema, Uniform
-from sparserow.serving.follower import Follower, FollowOptions
+from sparserow.serving.follower import NO_HOLD, Follower, FollowOptions, HoldOptions
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, make_store
 from sparserow.serving.place import Place
 from sparserow_process import wait_until
@@ -45,14 +45,15 @@ def empty_version(side: TrainingSide) -> LoadedVersion:
 class ServingSide:
     """A process's version and follower; killed, it begins anew from what it had when it was last saved."""
 
-    def __init__(self, side: TrainingSide, place: Place) -> None:
-        self.side, self.place = side, place
+    def __init__(self, side: TrainingSide, place: Place, hold: HoldOptions = NO_HOLD) -> None:
+        self.side, self.place, self.hold = side, place, hold
         self.saved: tuple[dict[int, tuple], np.ndarray] = ({}, np.zeros(side.slot_count, np.uint64))
         self.version = empty_version(side)
         self.start()
 
     def start(self) -> None:
-        options = FollowOptions(self.side.address, f"test/{self.place.shard}", interval_sec=0.01, retry_sec=0.05)
+        name = f"test/{self.place.shard}"
+        options = FollowOptions(self.side.address, name, interval_sec=0.01, retry_sec=0.05, hold=self.hold)
         self.follower = Follower(self.version, self.place.owned(self.side.slot_count), options)
 
     def publish(self) -> None:
@@ -82,7 +83,8 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    serving = [ServingSide(side, Place(shard, 3)) for shard in range(3)]
+    holds = (NO_HOLD, HoldOptions(updates=3, longest_sec=0.5), HoldOptions(move=0.2, longest_sec=0.5))
+    serving = [ServingSide(side, Place(shard, 3), hold) for shard, hold in enumerate(holds)]
     saved = [side.save(shard) for shard in range(side.shards)]
     acts: dict[str, int] = {}
     end = time.monotonic() + SECONDS
@@ -122,8 +124,12 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
         return all(process.follower.behind_sec < time.monotonic() - quiet for process in serving)
 
     wait_until(have_all, f"the followers: {[process.follower.problem for process in serving]}")
-    got = {key: row for process in serving for key, row in rows_of(process.version.store, SCHEMAS).items()}
-    assert got == side.rows()
+
+    def served() -> dict[tuple[int, int], bytes]:
+        return {key: row for process in serving for key, row in rows_of(process.version.store, SCHEMAS).items()}
+
+    wait_until(lambda: served() == side.rows(), "rows that waited")
+    got = served()
     stats = [process.follower.stats() for process in serving]
     print(f"{acts}; {len(got)} rows; {[(s.rows, s.unchanged, s.erased, s.reopened) for s in stats]}")
     assert len(got) > 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +45,20 @@ def rows_of(store: _server.Store) -> dict[tuple[int, int], tuple[int, bytes]]:
 
 
 class Follower:
-    """A store that follows by pages; what it has not acknowledged it may get again."""
+    """A store that follows by pages; what it has not acknowledged it may get again.
 
-    def __init__(self, name: str, source: _server.Store, rng: np.random.Generator) -> None:
-        self.name, self.source, self.rng = name, source, rng
+    hold: options of its cursor that hold rows back.
+    """
+
+    def __init__(self, name: str, source: _server.Store, rng: np.random.Generator, **hold: float) -> None:
+        self.name, self.source, self.rng, self.hold = name, source, rng, hold
         self.store = make_store()
         self.versions = np.zeros(SLOTS, np.uint64)
         self.begin = 0
         self.open()
 
     def open(self) -> None:
-        self.source.open_cursor(self.name, self.versions, tables=TABLES)
+        self.source.open_cursor(self.name, self.versions, tables=TABLES, **self.hold)
 
     def turn(self, *, faulty: bool) -> bool:
         """One page; False when there is none."""
@@ -71,11 +75,18 @@ class Follower:
             self.store.apply_changes(page)
         if fate < 0.5:
             return True  # the acknowledgement is lost
-        self.source.ack_changes(self.name, applied["slots"], applied["versions"])
+        self.source.ack_changes(self.name, applied["slots"], applied["positions"])
         self.versions[applied["slots"]] = applied["versions"]
         return True
 
     def catch_up(self) -> None:
+        """Takes everything, also rows that wait."""
+        self._take_all()
+        if self.hold:
+            time.sleep(self.hold["hold_ms"] / 1000)
+            self._take_all()
+
+    def _take_all(self) -> None:
         for _ in range(100_000):
             if not self.turn(faulty=False):
                 return
@@ -92,7 +103,12 @@ def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> N
     if tiered and not _server.has_ssd_tier():
         pytest.skip("this build has no SSD tier")
     source = make_store(change_log_bytes=room, **tier)
-    followers = [Follower(name, source, rng) for name in ("a", "b")]
+    holds: dict[str, dict[str, float]] = {
+        "at once": {},
+        "by move": {"hold_move": 0.3, "hold_ms": 20},
+        "by updates": {"hold_updates": 3, "hold_ms": 20},
+    }
+    followers = [Follower(name, source, rng, **hold) for name, hold in holds.items()]
     checked = 0
     for _ in range(ROUNDS):
         table = int(rng.choice(TABLES))

@@ -1,0 +1,185 @@
+#include "store/change_hold.h"
+
+#include <algorithm>
+
+#include "store/change_log.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::uint64_t kNodeBytes = 96;  // of a copy beside its weights
+constexpr std::uint64_t kPatience = 64;   // refusals for each copy, before a slot gives up its own
+
+// The system's clock, low half: it goes round.
+bool is_older(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<std::int32_t>(a - b) < 0; }
+
+ChangedKeys& table_of(SlotChanges& changes, std::uint32_t table_id) {
+  const auto at = std::lower_bound(changes.tables.begin(), changes.tables.end(), table_id,
+                                   [](const ChangedKeys& table, std::uint32_t id) { return table.table_id < id; });
+  if (at != changes.tables.end() && at->table_id == table_id) return *at;
+  ChangedKeys table;
+  table.table_id = table_id;
+  return *changes.tables.insert(at, std::move(table));
+}
+
+}  // namespace
+
+void ChangeHold::begin(SlotChanges& changes) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[changes.slot];
+  slot.look.emplace();
+  slot.look->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
+  slot.look->position = changes.until;
+  if (slot.look->is_snapshot) return;  // names every row
+  for (const auto& [name, held] : slot.held) {
+    ChangedKeys& table = table_of(changes, name.first);
+    const auto at = std::lower_bound(table.keys.begin(), table.keys.end(), name.second);
+    if (at != table.keys.end() && *at == name.second) continue;
+    if (!table.times.empty() || table.keys.empty())
+      table.times.insert(table.times.begin() + (at - table.keys.begin()), 0);
+    table.keys.insert(at, name.second);
+  }
+}
+
+bool ChangeHold::has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const {
+  const auto sent = slot.sent.find(name);
+  if (sent == slot.sent.end() || sent->second.size() != row.size()) return true;
+  double squares = 0.0;
+  for (std::size_t c = 0; c < row.size(); ++c) {
+    const double gap = double{row[c]} - double{sent->second[c]};
+    squares += gap * gap;
+  }
+  return !(squares <= double{options_.move} * double{options_.move});  // a row that is not finite has moved
+}
+
+std::vector<std::uint8_t> ChangeHold::choose(const SlotChanges& changes, const ChangedKeys& table, std::uint32_t dim,
+                                             std::span<const float> rows, std::span<const std::uint8_t> found) {
+  const Clock::time_point now = Clock::now();
+  const std::unordered_set<std::uint64_t> erased(table.erased.begin(), table.erased.end());
+  std::vector<std::uint8_t> goes(table.keys.size());
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[changes.slot];
+  Pending& look = *slot.look;
+  for (const std::uint64_t key : table.erased) look.gone.emplace_back(table.table_id, key);
+  for (std::size_t i = 0; i < goes.size(); ++i) {
+    if (found[i] == 0) continue;
+    const RowName name{table.table_id, table.keys[i]};
+    const std::span<const float> row = rows.subspan(i * dim, dim);
+    const auto before = slot.held.find(name);
+    Held held{.updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
+    if (before != slot.held.end()) held = before->second;
+    if (!table.times.empty()) held.updates += table.times[i];
+    const bool is_known = !look.is_snapshot && !table.times.empty() && !erased.contains(name.second);
+    const bool is_counted = options_.updates > 0 && held.updates >= options_.updates;
+    const bool is_far = options_.move > 0.0f && has_moved(slot, name, row);
+    if (is_known && !is_counted && !is_far && now < held.until) {
+      look.held.emplace(name, held);
+      continue;
+    }
+    goes[i] = 1;
+    if (look.oldest_at_ms == 0 || is_older(held.at_ms, look.oldest_at_ms)) look.oldest_at_ms = held.at_ms;
+    if (options_.move > 0.0f) look.sent.insert_or_assign(name, std::vector<float>(row.begin(), row.end()));
+  }
+  return goes;
+}
+
+ChangeHold::Look ChangeHold::end(const SlotChanges& changes, bool is_sent) {
+  const std::lock_guard lock(mutex_);
+  const Pending& look = *slots_[changes.slot].look;
+  Look out{.safe = safe_of(look.held, changes.until), .oldest_at_ms = look.oldest_at_ms};
+  if (!look.gone.empty() || look.is_snapshot) out.oldest_at_ms = changes.oldest_at_ms;
+  if (!is_sent) commit_locked(changes.slot, changes.until);
+  return out;
+}
+
+bool ChangeHold::commit(std::uint32_t slot, std::uint64_t position) {
+  const std::lock_guard lock(mutex_);
+  return commit_locked(slot, position);
+}
+
+bool ChangeHold::commit_locked(std::uint32_t number, std::uint64_t position) {
+  const auto found = slots_.find(number);
+  if (found == slots_.end() || !found->second.look || found->second.look->position != position) return false;
+  Slot& slot = found->second;
+  if (slot.look->is_snapshot) {
+    while (!slot.sent.empty()) forget_sent(slot, slot.sent.begin()->first);
+  }
+  for (const RowName& name : slot.look->gone) forget_sent(slot, name);
+  slot.held = std::move(slot.look->held);
+  keep_sent(number, slot);
+  slot.look.reset();
+  if (slot.held.empty() && slot.sent.empty()) slots_.erase(found);
+  return true;
+}
+
+std::uint64_t ChangeHold::bytes_of(const std::vector<float>& row) noexcept {
+  return kNodeBytes + row.size() * sizeof(float);
+}
+
+void ChangeHold::forget_sent(Slot& slot, const RowName& name) {
+  const auto found = slot.sent.find(name);
+  if (found == slot.sent.end()) return;
+  sent_bytes_ -= bytes_of(found->second);
+  slot.sent.erase(found);
+}
+
+// Where copies have no room those that are there stay, since rows of a sweep would push each other out before they are
+// of use. After many refusals one slot gives up its own.
+void ChangeHold::keep_sent(std::uint32_t number, Slot& slot) {
+  for (auto& [name, row] : slot.look->sent) {
+    forget_sent(slot, name);
+    const std::uint64_t bytes = bytes_of(row);
+    if (sent_bytes_ + bytes > options_.bytes) {
+      refused_bytes_ += bytes;
+      if (refused_bytes_ < kPatience * sent_bytes_) continue;
+      refused_bytes_ = 0;
+      empty_another(number);
+      if (sent_bytes_ + bytes > options_.bytes) continue;
+    }
+    sent_bytes_ += bytes;
+    slot.sent.insert_or_assign(name, std::move(row));
+  }
+}
+
+void ChangeHold::empty_another(std::uint32_t number) {
+  auto other = slots_.upper_bound(emptied_);
+  for (std::size_t tries = 0; tries < slots_.size(); ++tries, ++other) {
+    if (other == slots_.end()) other = slots_.begin();
+    if (other->first == number || other->second.sent.empty()) continue;
+    emptied_ = other->first;
+    while (!other->second.sent.empty()) forget_sent(other->second, other->second.sent.begin()->first);
+    return;
+  }
+}
+
+std::uint64_t ChangeHold::safe_of(const std::map<RowName, Held>& held, std::uint64_t position) noexcept {
+  for (const auto& [name, row] : held) position = std::min(position, row.since);
+  return position;
+}
+
+std::uint64_t ChangeHold::safe(std::uint32_t slot, std::uint64_t position) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = slots_.find(slot);
+  return found == slots_.end() ? position : safe_of(found->second.held, position);
+}
+
+std::unordered_set<std::uint32_t> ChangeHold::due() const {
+  const Clock::time_point now = Clock::now();
+  std::unordered_set<std::uint32_t> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, slot] : slots_) {
+    if (std::any_of(slot.held.begin(), slot.held.end(), [now](const auto& held) { return held.second.until <= now; })) {
+      out.insert(number);
+    }
+  }
+  return out;
+}
+
+std::uint64_t ChangeHold::rows() const {
+  std::uint64_t rows = 0;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, slot] : slots_) rows += slot.held.size();
+  return rows;
+}
+
+}  // namespace sparserow

@@ -1,0 +1,108 @@
+// What a follower does not want at once: rows that have changed little since they were last sent to it.
+//
+// With HoldOptions a changed row goes to the follower when one of these holds, and waits until then:
+//   - it was written `updates` times since it was last sent (0: they are not counted);
+//   - its weights are further than `move` (L2) from those that were last sent (0: not measured), or it is not known
+//     what was sent: the row is new, or its copy had no room within `bytes`;
+//   - it has waited for `longest`.
+// Erasures, rows that were erased and born again, and whole slots do not wait. So a follower lacks nothing for longer
+// than `longest`, and at the end of all writes has everything that much later.
+//
+// A *look* at a slot is what one read() of it found: begin(), choose() for each table, end(). It counts from commit()
+// on, when the follower has acknowledged it; one that is never acknowledged is forgotten by the next look. The version
+// that a follower may record is safe(): everything up to it was sent, also when this object is gone.
+//
+// Thread-safe: its mutex is a leaf. Looks of one slot follow each other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace sparserow {
+
+struct SlotChanges;
+struct ChangedKeys;
+
+struct HoldOptions {
+  std::uint32_t updates = 0;
+  float move = 0.0f;
+  std::chrono::milliseconds longest{0};
+  std::uint64_t bytes = 64 << 20;  // of the weights that were last sent, for `move`
+
+  [[nodiscard]] bool is_on() const noexcept { return updates > 0 || move > 0.0f; }
+};
+
+class ChangeHold {
+ public:
+  explicit ChangeHold(const HoldOptions& options) noexcept : options_(options) {}
+
+  // Names the rows that wait in `changes` too.
+  void begin(SlotChanges& changes);
+  // Which rows of a table go now: (n) 1 or 0. rows: (n, dim) of table.keys as they are now; found: (n), 0 where the row
+  // is gone.
+  std::vector<std::uint8_t> choose(const SlotChanges& changes, const ChangedKeys& table, std::uint32_t dim,
+                                   std::span<const float> rows, std::span<const std::uint8_t> found);
+  // Ends a look. When nothing is sent, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
+  struct Look {
+    std::uint64_t safe = 0;
+    std::uint32_t oldest_at_ms = 0;
+  };
+  Look end(const SlotChanges& changes, bool is_sent);
+
+  // The follower has what the look that ended at version `position` sent. False when that is not the last look.
+  bool commit(std::uint32_t slot, std::uint64_t position);
+  // The slot's version for the follower, which has acknowledged `position`.
+  [[nodiscard]] std::uint64_t safe(std::uint32_t slot, std::uint64_t position) const;
+
+  // Slots with rows that have waited long enough.
+  [[nodiscard]] std::unordered_set<std::uint32_t> due() const;
+  [[nodiscard]] std::uint64_t rows() const;  // that wait
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using RowName = std::pair<std::uint32_t, std::uint64_t>;  // table id, key
+  struct Held {
+    std::uint32_t updates = 0;
+    std::uint32_t at_ms = 0;    // of its first change, or earlier
+    std::uint64_t since = 0;    // version that its first change is newer than
+    Clock::time_point until{};  // it goes then
+  };
+  struct Pending {
+    std::uint64_t position = 0;
+    bool is_snapshot = false;
+    std::uint32_t oldest_at_ms = 0;
+    std::map<RowName, Held> held;
+    std::map<RowName, std::vector<float>> sent;
+    std::vector<RowName> gone;
+  };
+  struct Slot {
+    std::map<RowName, Held> held;
+    std::map<RowName, std::vector<float>> sent;  // weights that the follower has
+    std::optional<Pending> look;
+  };
+
+  [[nodiscard]] bool has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const;
+  [[nodiscard]] static std::uint64_t bytes_of(const std::vector<float>& row) noexcept;
+  void forget_sent(Slot& slot, const RowName& name);
+  void keep_sent(std::uint32_t number, Slot& slot);
+  void empty_another(std::uint32_t number);
+  bool commit_locked(std::uint32_t number, std::uint64_t position);
+  [[nodiscard]] static std::uint64_t safe_of(const std::map<RowName, Held>& held, std::uint64_t position) noexcept;
+
+  const HoldOptions options_;
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, Slot> slots_;  // guarded by mutex_
+  std::uint64_t sent_bytes_ = 0;         // guarded by mutex_
+  std::uint64_t refused_bytes_ = 0;      // guarded by mutex_; of copies that had no room, since a slot gave up its own
+  std::uint32_t emptied_ = 0;            // guarded by mutex_; the slot whose copies made room last
+};
+
+}  // namespace sparserow
