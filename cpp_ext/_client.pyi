@@ -338,6 +338,24 @@ class TableAccess:
 class LookupShards(Shards):
     """The shards of a served model, for a session that only reads."""
 
+class CachedLookups(Shards):
+    """Those shards with a cache of rows in this process (cpp_ext/session/cached_lookups.h).
+
+    Args:
+        tables: (id, dim) of those to be cached.
+        capacity_bytes: of all of them.
+        ttl_ms: how long a row is used after it was asked for; >= 1.
+
+    Raises:
+        InvalidArgument: ``capacity_bytes`` is too little (says the least), or ``ttl_ms`` is below 1.
+    """
+
+    def __init__(
+        self, shards: LookupShards, tables: Sequence[tuple[int, int]], *, capacity_bytes: int, ttl_ms: int
+    ) -> None: ...
+    def stats(self) -> dict[str, int]:
+        """``hits`` and ``misses``, in rows."""
+
 class LookupClient:
     """Lookups in the shards of a serving process group; connects to a shard when it is first asked. Thread-safe.
 

@@ -15,6 +15,7 @@
 #include "rpc/client.h"
 #include "rpc/lookup_shards.h"
 #include "rpc/partition.h"
+#include "session/cached_lookups.h"
 #include "shared_errors.h"
 
 namespace py = pybind11;
@@ -168,6 +169,24 @@ std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std
 
 void bind_lookup(py::module_& module) {
   py::class_<rpc::LookupShards, rpc::Shards, std::shared_ptr<rpc::LookupShards>>(module, "LookupShards");
+  py::class_<CachedLookups, rpc::Shards, std::shared_ptr<CachedLookups>>(module, "CachedLookups")
+      .def(py::init([](std::shared_ptr<rpc::LookupShards> shards,
+                       const std::vector<std::pair<std::uint32_t, std::uint32_t>>& tables, std::uint64_t capacity_bytes,
+                       std::int64_t ttl_ms) {
+             std::vector<CachedTable> cached;
+             for (const auto& [id, dim] : tables) cached.push_back({id, dim});
+             CachedLookupsOptions options;
+             options.capacity_bytes = capacity_bytes;
+             options.ttl = std::chrono::milliseconds(ttl_ms);
+             return value_or_raise(CachedLookups::create(std::move(shards), cached, options));
+           }),
+           py::arg("shards"), py::arg("tables"), py::kw_only(), py::arg("capacity_bytes"), py::arg("ttl_ms"))
+      .def("stats", [](const CachedLookups& self) {
+        py::dict out;
+        out["hits"] = self.stats().hits;
+        out["misses"] = self.stats().misses;
+        return out;
+      });
   py::class_<LookupClient>(module, "LookupClient")
       .def(py::init(&make_lookup_client), py::kw_only(), py::arg("shards"), py::arg("slot_owner"),
            py::arg("route_epoch"), py::arg("cluster_id") = 0, py::arg("connect_timeout_ms") = 5'000)
