@@ -17,7 +17,7 @@ from torch.fx.node import has_side_effect
 from .. import cpp_ext
 from ..proto import errors
 
-__all__ = ["gather", "gather_bag", "stage", "typed_error"]
+__all__ = ["gather", "gather_bag", "gather_merged", "stage", "typed_error"]
 
 
 def _load() -> None:
@@ -30,6 +30,7 @@ def _load() -> None:
 _load()
 gather = torch.ops.sparserow.gather.default
 gather_bag = torch.ops.sparserow.gather_bag.default
+gather_merged = torch.ops.sparserow.gather_merged.default
 stage = torch.ops.sparserow.stage.default
 
 

@@ -4,21 +4,24 @@
 
 namespace sparserow::ops {
 
-at::Tensor gather(const at::Tensor& ids, const at::Tensor& /*anchor*/, c10::string_view name, int64_t dim,
-                  int64_t /*padding_idx*/, bool train) {
-  const auto binding = binding_of(name, dim);
-  const HostIds host(ids);
-  const Lookup lookup = value_or_raise(binding->lookup(host.ref(), train));
+at::Tensor rows_of(const Lookup& lookup, const at::Tensor& ids, int64_t dim) {
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(dim);
   at::Tensor out = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
   float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, host.size(), grain_of(dim), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, ids.numel(), grain_of(dim), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       std::memcpy(to + i * dim, lookup.row(static_cast<std::size_t>(i)), static_cast<std::size_t>(dim) * sizeof(float));
     }
   });
   return ids.is_cpu() ? out : out.to(ids.device());
+}
+
+at::Tensor gather(const at::Tensor& ids, const at::Tensor& /*anchor*/, c10::string_view name, int64_t dim,
+                  int64_t /*padding_idx*/, bool train) {
+  const auto binding = binding_of(name, dim);
+  const HostIds host(ids);
+  return rows_of(value_or_raise(binding->lookup(host.ref(), train)), ids, dim);
 }
 
 at::Tensor stage(const at::Tensor& grad, const at::Tensor& ids, c10::string_view name, int64_t dim,

@@ -3,8 +3,12 @@
 
 #include <ATen/ATen.h>
 
+#include "session/lookup.h"
+
 namespace sparserow::ops {
 
+// The rows of a lookup of `ids`: ids.shape + [dim] float32 on the ids' device.
+at::Tensor rows_of(const Lookup& lookup, const at::Tensor& ids, int64_t dim);
 // ids: any shape, int64 or int32. Returns ids.shape + [dim] float32 on the ids' device.
 at::Tensor gather(const at::Tensor& ids, const at::Tensor& anchor, c10::string_view binding, int64_t dim,
                   int64_t padding_idx, bool train);

@@ -1,81 +1,10 @@
 #include "ops/gather_bag.h"
 
 #include "ops/arguments.h"
+#include "ops/bags.h"
 
 namespace sparserow::ops {
 namespace {
-
-// Where each bag begins and ends in the flat ids, and which ids count.
-class Bags {
- public:
-  Bags(const at::Tensor& ids, const std::optional<at::Tensor>& offsets, bool include_last_offset, int64_t padding_idx)
-      : host_(ids), padding_idx_(padding_idx) {
-    if (ids.dim() == 2 && !offsets) {
-      count_ = ids.size(0);
-      length_ = ids.size(1);
-      return;
-    }
-    if (ids.dim() != 1 || !offsets || offsets->dim() != 1) {
-      raise({Code::kInvalidArgument, "gather_bag: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are " +
-                                         std::to_string(ids.dim()) + "-D " + (offsets ? "with" : "without") +
-                                         " offsets"});
-    }
-    offsets_ = offsets->to(at::kCPU, at::kLong).contiguous();
-    count_ = offsets_.numel() - (include_last_offset ? 1 : 0);
-    check_offsets();
-  }
-
-  [[nodiscard]] const HostIds& ids() const { return host_; }
-  [[nodiscard]] int64_t count() const { return count_; }
-  [[nodiscard]] int64_t begin(int64_t bag) const {
-    return offsets_.defined() ? offsets_.const_data_ptr<int64_t>()[bag] : bag * length_;
-  }
-  [[nodiscard]] int64_t end(int64_t bag) const {
-    if (!offsets_.defined()) return (bag + 1) * length_;
-    return bag + 1 < offsets_.numel() ? offsets_.const_data_ptr<int64_t>()[bag + 1] : host_.size();
-  }
-  [[nodiscard]] bool counts(int64_t i) const { return host_.data()[i] != padding_idx_; }
-  // 1 / (ids that count), 0 for an empty bag.
-  [[nodiscard]] float mean_scale(int64_t bag) const {
-    int64_t size = 0;
-    for (int64_t i = begin(bag); i < end(bag); ++i) size += counts(i) ? 1 : 0;
-    return size == 0 ? 0.0f : 1.0f / static_cast<float>(size);
-  }
-
- private:
-  void check_offsets() const {
-    if (count_ < 0) raise({Code::kInvalidArgument, "gather_bag: include_last_offset needs at least one offset"});
-    const int64_t* at = offsets_.const_data_ptr<int64_t>();
-    int64_t previous = 0;
-    for (int64_t i = 0; i < offsets_.numel(); ++i) {
-      const bool ok = i == 0 ? at[0] == 0 : at[i] >= previous && at[i] <= host_.size();
-      if (!ok) {
-        raise({Code::kInvalidArgument, "gather_bag: offsets[" + std::to_string(i) + "] is " + std::to_string(at[i]) +
-                                           "; allowed: 0 first, then not falling, at most " +
-                                           std::to_string(host_.size())});
-      }
-      previous = at[i];
-    }
-  }
-
-  HostIds host_;
-  at::Tensor offsets_;
-  int64_t padding_idx_;
-  int64_t count_ = 0;
-  int64_t length_ = 0;
-};
-
-void check_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode) {
-  if (mode != kBagSum && mode != kBagMean && mode != kBagMax) {
-    raise({Code::kInvalidArgument,
-           "gather_bag: mode " + std::to_string(mode) + " is not allowed; allowed: 0 (sum), 1 (mean), 2 (max)"});
-  }
-  if (!weights) return;
-  if (mode != kBagSum) raise({Code::kInvalidArgument, "gather_bag: per_sample_weights are allowed for mode sum only"});
-  if (weights->sizes() != ids.sizes()) {
-    raise({Code::kInvalidArgument, "gather_bag: per_sample_weights must have the shape of ids"});
-  }
-}
 
 // out[bag] = sum of weight * row, or the mean; zero for an empty bag.
 void pool_sum(const Bags& bags, const Lookup& lookup, const float* weights, bool mean, int64_t dim, float* out) {
@@ -164,15 +93,21 @@ at::Tensor weights_gradient(const Bags& bags, const Lookup& lookup, const float*
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
-                                              const at::Tensor& /*anchor*/,
-                                              const std::optional<at::Tensor>& per_sample_weights,
-                                              c10::string_view name, int64_t dim, int64_t mode, int64_t padding_idx,
-                                              bool include_last_offset, bool train) {
-  check_mode(ids, per_sample_weights, mode);
-  const auto binding = binding_of(name, dim);
-  const Bags bags(ids, offsets, include_last_offset, padding_idx);
-  const Lookup lookup = value_or_raise(binding->lookup(bags.ids().ref(), train));
+void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode) {
+  if (mode != kBagSum && mode != kBagMean && mode != kBagMax) {
+    raise({Code::kInvalidArgument,
+           "gather_bag: mode " + std::to_string(mode) + " is not allowed; allowed: 0 (sum), 1 (mean), 2 (max)"});
+  }
+  if (!weights) return;
+  if (mode != kBagSum) raise({Code::kInvalidArgument, "gather_bag: per_sample_weights are allowed for mode sum only"});
+  if (weights->sizes() != ids.sizes()) {
+    raise({Code::kInvalidArgument, "gather_bag: per_sample_weights must have the shape of ids"});
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& lookup,
+                                             const std::optional<at::Tensor>& per_sample_weights, int64_t dim,
+                                             int64_t mode, const at::Device& device) {
   at::Tensor out = at::empty({bags.count(), dim}, at::TensorOptions().dtype(at::kFloat));
   const bool is_max = mode == kBagMax;
   at::Tensor argmax = at::empty(is_max ? out.sizes() : at::IntArrayRef({0}), at::TensorOptions().dtype(at::kLong));
@@ -183,8 +118,20 @@ std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::
     pool_sum(bags, lookup, per_sample_weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, dim,
              out.mutable_data_ptr<float>());
   }
-  if (ids.is_cpu()) return {out, argmax};
-  return {out.to(ids.device()), argmax.to(ids.device())};
+  if (device.is_cpu()) return {out, argmax};
+  return {out.to(device), argmax.to(device)};
+}
+
+std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
+                                              const at::Tensor& /*anchor*/,
+                                              const std::optional<at::Tensor>& per_sample_weights,
+                                              c10::string_view name, int64_t dim, int64_t mode, int64_t padding_idx,
+                                              bool include_last_offset, bool train) {
+  check_bag_mode(ids, per_sample_weights, mode);
+  const auto binding = binding_of(name, dim);
+  const Bags bags(ids, offsets, include_last_offset, padding_idx);
+  const Lookup lookup = value_or_raise(binding->lookup(bags.ids().ref(), train));
+  return pool_bags(bags, lookup, per_sample_weights, dim, mode, ids.device());
 }
 
 std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::Tensor& ids,
@@ -192,7 +139,7 @@ std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::T
                                              const std::optional<at::Tensor>& per_sample_weights,
                                              const at::Tensor& argmax, c10::string_view name, int64_t dim, int64_t mode,
                                              int64_t padding_idx, bool include_last_offset, bool weights_grad) {
-  check_mode(ids, per_sample_weights, mode);
+  check_bag_mode(ids, per_sample_weights, mode);
   const auto binding = binding_of(name, dim);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);
   const at::Tensor grads = host_floats(grad);

@@ -6,9 +6,20 @@
 #include <optional>
 #include <tuple>
 
+#include "session/lookup.h"
+
 namespace sparserow::ops {
 
+class Bags;
+
 enum BagMode : int64_t { kBagSum = 0, kBagMean = 1, kBagMax = 2 };  // as torch's embedding_bag
+
+// Raises unless the mode is one of them and the weights fit it and the ids.
+void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode);
+// The pooled rows of a lookup, and where they came from, as gather_bag returns them.
+std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& lookup,
+                                             const std::optional<at::Tensor>& per_sample_weights, int64_t dim,
+                                             int64_t mode, const at::Device& device);
 
 // ids: (bags, length), or (n) with offsets: (bags) or, with include_last_offset, (bags + 1).
 // per_sample_weights: ids.shape float, mode sum only. Ids equal to padding_idx are left out of their bag.

@@ -8,6 +8,7 @@
 #include "ops/arguments.h"
 #include "ops/gather.h"
 #include "ops/gather_bag.h"
+#include "ops/gather_merged.h"
 
 namespace sparserow::ops {
 namespace {
@@ -47,6 +48,25 @@ std::tuple<at::Tensor, at::Tensor> stage_bag_meta(const at::Tensor& grad, const 
   return {at::empty({1}, options), weights_out};
 }
 
+std::vector<at::Tensor> gather_merged_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
+                                           c10::string_view /*tables*/, at::IntArrayRef options) {
+  std::vector<at::Tensor> out;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const int64_t* option = options.data() + i * static_cast<std::size_t>(kMergedOptions);
+    std::vector<c10::SymInt> sizes;
+    if (option[kMergedMode] == kRowsOfIds) {
+      sizes = ids[i].sym_sizes().vec();
+    } else if (option[kMergedHasOffsets] != 0) {
+      sizes = {offsets[i].sym_size(0) - option[kMergedIncludesLast]};
+    } else {
+      sizes = {ids[i].sym_size(0)};
+    }
+    sizes.emplace_back(option[kMergedDim]);
+    out.push_back(at::empty_symint(sizes, ids[i].options().dtype(at::kFloat)));
+  }
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(sparserow, library) {
@@ -61,6 +81,8 @@ TORCH_LIBRARY(sparserow, library) {
       "stage_bag(Tensor grad, Tensor ids, Tensor? offsets, Tensor? per_sample_weights, Tensor argmax, str binding, "
       "int dim, int mode, int padding_idx, bool include_last_offset, bool weights_grad) -> (Tensor, Tensor)",
       tags);
+  library.def("gather_merged(Tensor[] ids, Tensor[] offsets, Tensor[] weights, str tables, int[] options) -> Tensor[]",
+              tags);
 }
 
 TORCH_LIBRARY_IMPL(sparserow, CompositeExplicitAutograd, library) {
@@ -68,6 +90,7 @@ TORCH_LIBRARY_IMPL(sparserow, CompositeExplicitAutograd, library) {
   library.impl("stage", &stage);
   library.impl("gather_bag", &gather_bag);
   library.impl("stage_bag", &stage_bag);
+  library.impl("gather_merged", &gather_merged);
 }
 
 TORCH_LIBRARY_IMPL(sparserow, Meta, library) {
@@ -75,6 +98,7 @@ TORCH_LIBRARY_IMPL(sparserow, Meta, library) {
   library.impl("stage", &stage_meta);
   library.impl("gather_bag", &gather_bag_meta);
   library.impl("stage_bag", &stage_bag_meta);
+  library.impl("gather_merged", &gather_merged_meta);
 }
 
 }  // namespace sparserow::ops

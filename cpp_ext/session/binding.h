@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@
 namespace sparserow {
 
 class SessionState;
+struct BoundIds;
 
 struct BindingSpec {
   std::string name;  // what the op's `binding` argument says: unique in the process
@@ -53,6 +55,7 @@ class Binding {
  private:
   friend class Session;
   friend class Prefetcher;
+  friend Result<std::vector<Lookup>> read_together(std::span<const BoundIds> wanted);
   void note_source(std::uint64_t source) noexcept;
   void note_commit(std::uint64_t commits) noexcept;
   // Number of the last commit (from 1) of a step with keys that did not come from `source`; 0 when there is none.

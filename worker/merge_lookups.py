@@ -1,0 +1,235 @@
+"""``merge_lookups``: the independent lookups of a graph become one op, so that an inference makes one round trip.
+
+For graphs that are called and not trained: an exported program, or one captured by ``torch.fx``. While training, the
+lookups of a forward are merged by what the first batch shows (merged_pull.py); a graph shows it by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from . import ops
+from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from .graph_check import largest_gap
+
+_WRITES = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+_ROWS_OF_IDS = -1  # in place of a bag's mode (cpp_ext/ops/gather_merged.h)
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """A lookup of the graph as gather_merged takes it."""
+
+    node: fx.Node
+    table: str
+    dim: int
+    ids: fx.Node
+    mode: int = _ROWS_OF_IDS
+    padding_idx: int = -1
+    includes_last: bool = False
+    offsets: fx.Node | None = None
+    weights: fx.Node | None = None
+    is_tuple: bool = False  # the node's value is (rows, where they came from)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        return tuple(node for node in (self.ids, self.offsets, self.weights) if node is not None)
+
+    @property
+    def options(self) -> list[int]:
+        has = (int(self.offsets is not None), int(self.weights is not None))
+        return [self.dim, self.mode, self.padding_idx, int(self.includes_last), *has]
+
+
+def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[Any] | None = None) -> fx.GraphModule:
+    """Merges lookups in distributed tables that do not depend on each other, also of several tables, into one op each.
+
+    Lookups are ops of Sparserow outside of training, and layers that the tracer left whole; put a model into eval mode
+    before it is captured. What depends on a lookup's result is looked up in the next round.
+
+    Args:
+        program: is left as it is. A graph module shares its parameters with the result.
+        check: inputs on which the result must equal the program, to 1e-6 of the largest value.
+
+    Returns:
+        A module to call or to export again; its lookups are without gradient.
+
+    Raises:
+        InvalidArgument: it is no such program.
+        FailedPrecondition: ``check`` failed.
+    """
+    source = program.module() if isinstance(program, ExportedProgram) else program
+    if not isinstance(source, fx.GraphModule):
+        raise InvalidArgument(
+            f"merge_lookups: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
+        )
+    merged = fx.GraphModule(source, copy.deepcopy(source.graph))
+    merged.train(source.training)
+    for lookups in _rounds(merged):
+        _merge(merged, lookups)
+    merged.graph.eliminate_dead_code(
+        lambda node: node.op == "call_module" or node.is_impure() or _changes_something(node)
+    )
+    merged.delete_all_unused_submodules()
+    merged.graph.lint()
+    merged.recompile()
+    gap = largest_gap(source, merged, check) if check is not None else None
+    if gap is not None:
+        raise FailedPrecondition(f"merge_lookups: output {gap[0]} differs from the program's by {gap[1]:.3g}")
+    return merged
+
+
+def count_merged(module: fx.GraphModule) -> int:
+    """How many lookups of a graph share a round trip with others."""
+    return sum(len(node.args[0]) for node in module.graph.nodes if node.target is ops.gather_merged)
+
+
+def _rounds(module: fx.GraphModule) -> list[list[_Lookup]]:
+    """Lookups by how many lookups they wait for, those of at least two."""
+    depth: dict[fx.Node, int] = {}
+    rounds: dict[int, list[_Lookup]] = {}
+    for node in module.graph.nodes:
+        depth[node] = max((depth[given] for given in node.all_input_nodes), default=0)
+        lookup = _lookup_of(module, node)
+        if lookup is not None:
+            rounds.setdefault(depth[node], []).append(lookup)
+            depth[node] += 1
+    return [lookups for _, lookups in sorted(rounds.items()) if len(lookups) > 1]
+
+
+def _lookup_of(module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
+    if node.op == "call_module":
+        return _of_layer(node, module.get_submodule(str(node.target)))
+    if node.op != "call_function" or node.kwargs:
+        return None
+    if node.target is ops.gather:
+        ids, _, table, dim, padding, train = node.args
+        found = _Lookup(node, str(table), _int(dim), _node(ids), padding_idx=_int(padding))
+        return None if train else found
+    if node.target is ops.gather_bag:
+        ids, offsets, _, weights, table, dim, mode, padding, includes_last, train = node.args
+        if train or any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
+            return None
+        return _Lookup(
+            node,
+            str(table),
+            _int(dim),
+            _node(ids),
+            _int(mode),
+            _int(padding),
+            bool(includes_last),
+            None if offsets is None else _node(offsets),
+            None if weights is None else _node(weights),
+            is_tuple=True,
+        )
+    return None
+
+
+def _of_layer(node: fx.Node, layer: torch.nn.Module) -> _Lookup | None:
+    if not isinstance(layer, DistributedEmbedding | DistributedEmbeddingBag) or layer.training:
+        return None
+    names = ["input", "offsets", "per_sample_weights"]
+    arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    padding = -1 if layer.padding_idx is None else layer.padding_idx
+    if isinstance(layer, DistributedEmbedding):
+        ids = arguments["input"]
+        return _Lookup(node, layer.binding, layer.embedding_dim, ids, padding_idx=padding, dtype=layer.dtype)
+    return _Lookup(
+        node,
+        layer.binding,
+        layer.embedding_dim,
+        arguments["input"],
+        BAG_MODES[layer.mode],
+        padding,
+        layer.include_last_offset,
+        arguments.get("offsets"),
+        arguments.get("per_sample_weights"),
+        dtype=layer.dtype,
+    )
+
+
+def _node(value: Any) -> fx.Node:
+    assert isinstance(value, fx.Node)
+    return value
+
+
+def _int(value: Any) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
+    """Puts one op where the first of them stands, after all that their inputs need."""
+    graph = module.graph
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    first = min((lookup.node for lookup in lookups), key=lambda node: order[node])
+    together = [lookup for lookup in lookups if _pull_up(lookup, first, order)]
+    if len(together) < 2:
+        return
+    with graph.inserting_before(first):
+        merged = graph.call_function(
+            ops.gather_merged,
+            (
+                [lookup.ids for lookup in together],
+                [lookup.offsets or lookup.ids for lookup in together],  # ids stand where there are none
+                [lookup.weights or lookup.ids for lookup in together],
+                "\n".join(lookup.table for lookup in together),
+                [number for lookup in together for number in lookup.options],
+            ),
+        )
+        results = [graph.call_function(operator.getitem, (merged, index)) for index in range(len(together))]
+        for index, lookup in enumerate(together):
+            if lookup.dtype != torch.float32:
+                results[index] = graph.call_method("to", (results[index], lookup.dtype))
+    for lookup, rows in zip(together, results, strict=True):
+        _replace(graph, lookup, rows)
+
+
+def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """Moves what the lookup's inputs need to before ``first``; False when something with an effect is in the way."""
+    between = (node for node in order if order[first] < order[node] < order[lookup.node])
+    if any(_changes_something(node) for node in between):
+        return False
+    needed: set[fx.Node] = set()
+    rest = [node for node in lookup.inputs if order[node] > order[first]]
+    while rest:
+        node = rest.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        rest.extend(given for given in node.all_input_nodes if order[given] > order[first])
+    for node in sorted(needed, key=lambda node: order[node]):
+        first.prepend(node)
+    for place, node in enumerate(first.graph.nodes):
+        order[node] = place
+    return True
+
+
+def _changes_something(node: fx.Node) -> bool:
+    """Whether it may write to a tensor that another node reads. Checks of inputs are modules or asserts: they read."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_")
+    schema = getattr(node.target, "_schema", None)
+    if node.op == "call_function" and schema is None:
+        return "out" in node.kwargs or node.target in _WRITES or str(node.kwargs.get("inplace")) == "True"
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _replace(graph: fx.Graph, lookup: _Lookup, rows: fx.Node) -> None:
+    pooled = list(lookup.node.users) if lookup.is_tuple else [lookup.node]
+    for node in pooled:
+        if not lookup.is_tuple or node.args[1] == 0:
+            node.replace_all_uses_with(rows)
+        if lookup.is_tuple:
+            graph.erase_node(node)
+    graph.erase_node(lookup.node)
