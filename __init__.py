@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deploy.inference import ServedModel
+    from .deploy.dense_publishing import DensePublisher
+    from .deploy.inference import LookupCache, Prediction, ServedModel
     from .deploy.local_cluster import LocalCluster, local_cluster
     from .deploy.local_serving import LocalServing, local_serving
     from .deploy.publishing import Published, publish
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from .worker.in_process import InProcessCluster
     from .worker.keys import hash_key
     from .worker.lift import lift_embeddings
+    from .worker.merge_lookups import merge_lookups
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session import Session, SessionStats
@@ -60,7 +62,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "deploy.inference": ("ServedModel",),
+    "deploy.dense_publishing": ("DensePublisher",),
+    "deploy.inference": ("LookupCache", "Prediction", "ServedModel"),
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
     "deploy.local_serving": ("LocalServing", "local_serving"),
     "deploy.publishing": ("Published", "publish"),
@@ -101,6 +104,7 @@ _HOMES = {
     "worker.in_process": ("InProcessCluster",),
     "worker.keys": ("hash_key",),
     "worker.lift": ("lift_embeddings",),
+    "worker.merge_lookups": ("merge_lookups",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session": ("Session", "SessionStats"),
@@ -134,6 +138,9 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "Uniform",
     "XavierNormal",
     "XavierUniform",
+    "DensePublisher",
+    "LookupCache",
+    "Prediction",
     "ServedModel",
     "LocalCluster",
     "local_cluster",
@@ -157,6 +164,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "InProcessCluster",
     "hash_key",
     "lift_embeddings",
+    "merge_lookups",
     "prefetch",
     "export_table",
     "import_table",

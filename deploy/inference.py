@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import threading
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 
 from ..cpp_ext import _client
-from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.checkpoint.folder import Folder
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from ..serving.client import ServingClient
+from ..serving.dense import DenseVersion, newest_number, read_dense
 from ..serving.registry import ModelRegistry
 from ..worker import ops
+from ..worker.checkpoint.state_tree import decode_tree
 from .publishing import load_program
 
 _DEADLINE_MS = 1000
@@ -29,6 +33,48 @@ class ProgramInput:
     shape: tuple[int | None, ...]
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """An output, and what it was made from.
+
+    Attributes:
+        output: what the model's forward gives.
+        version: of the model: its program and its rows.
+        dense_version: of the dense weights, counted from 1 within the version; 0: those of the program.
+        dense_step: training step of the dense weights; None for those of the program, whose card may say it.
+    """
+
+    output: Any
+    version: int
+    dense_version: int
+    dense_step: int | None
+
+
+@dataclass(frozen=True)
+class LookupCache:
+    """Rows kept in this process.
+
+    Args:
+        capacity_bytes: of all tables.
+        ttl_ms: how long a row is used after it was asked for, which is the most that it is older than the served one.
+    """
+
+    capacity_bytes: int
+    ttl_ms: int = 1000
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """One version in use; replaced whole, so that a call has one of everything."""
+
+    version: int
+    session: _client.NativeSession
+    cache: _client.CachedLookups | None
+    program: torch.export.ExportedProgram
+    module: torch.nn.Module
+    dense: DenseVersion | None = None
+
+
 class ServedModel:
     """A published model that is called with raw ids. Close it, or use it in a ``with`` statement.
 
@@ -39,23 +85,27 @@ class ServedModel:
         client: of the serving processes; stays the caller's.
         root: folder of published models, where the program lies.
         deadline_ms: of each lookup.
+        cache: rows kept in this process; None: every lookup asks the serving processes.
 
     Raises:
         NotFound: the version was published without a program.
         DataLoss: the program is damaged.
         FailedPrecondition: a table of that name is bound in this process already.
+        InvalidArgument: a value is out of range (says the least that the cache must be).
     """
 
-    def __init__(self, client: ServingClient, root: str, *, deadline_ms: int = _DEADLINE_MS) -> None:
+    def __init__(
+        self, client: ServingClient, root: str, *, deadline_ms: int = _DEADLINE_MS, cache: LookupCache | None = None
+    ) -> None:
         if deadline_ms < 1:
             raise InvalidArgument(f"ServedModel: deadline_ms {deadline_ms} is not allowed; allowed: >= 1")
         self._client = client
         self._root = root
         self._deadline_ms = deadline_ms
+        self._cache = cache
         self._lock = threading.Lock()
-        self._session: _client.NativeSession | None = None
-        self.version = 0
-        self._load()
+        self._closed = False
+        self._loaded = self._load(None)
 
     def __enter__(self) -> ServedModel:
         return self
@@ -68,21 +118,51 @@ class ServedModel:
     def close(self) -> None:
         """Gives the tables' names free."""
         with self._lock:
-            if self._session is not None:
-                self._session.close()
-                self._session = None
+            self._closed = True
+            self._loaded.session.close()
+
+    @property
+    def version(self) -> int:
+        """Of the model that is in use."""
+        return self._loaded.version
+
+    @property
+    def dense_version(self) -> int:
+        """Of the dense weights in use, counted from 1 within the version; 0: those of its program."""
+        return self._loaded.dense.number if self._loaded.dense is not None else 0
+
+    def cache_stats(self) -> dict[str, int]:
+        """``hits`` and ``misses`` in rows since the version was loaded; both 0 without a cache."""
+        cache = self._loaded.cache
+        return cache.stats() if cache is not None else {"hits": 0, "misses": 0}
+
+    def lookup_stats(self) -> dict[str, int]:
+        """``pulls``: round trips to the serving processes since the version was loaded."""
+        return {"pulls": int(self._loaded.session.stats()["pulls"])}
 
     def refresh(self) -> int:
-        """Takes over the version that the alias names now, and returns it; calls under way end as they began."""
-        if self._client.version != self.version:
-            self._load()
-        return self.version
+        """Takes over the version that the alias names now, or the newest dense weights of the one in use, and returns
+        the version; calls under way end as they began.
+
+        Raises:
+            NotFound, DataLoss: what is new cannot be loaded; what is in use stays.
+        """
+        with self._lock:
+            if self._closed:
+                raise FailedPrecondition("ServedModel: it is closed")
+            loaded = self._loaded
+            if self._client.version != loaded.version:
+                self._loaded = self._load(loaded)
+            elif newest_number(self._folder(loaded.version)) > self.dense_version:
+                self._loaded = self._with_newest_dense(loaded)
+            return self._loaded.version
 
     @property
     def inputs(self) -> tuple[ProgramInput, ...]:
         """The program's arguments, in order."""
-        placeholders = {node.name: node.meta["val"] for node in self._program.graph.nodes if node.op == "placeholder"}
-        names = [name for name in self._program.graph_signature.user_inputs if isinstance(name, str)]
+        program = self._loaded.program
+        placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+        names = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
         return tuple(
             ProgramInput(name, value.dtype, tuple(d if isinstance(d, int) else None for d in value.shape))
             for name in names
@@ -97,35 +177,70 @@ class ServedModel:
             Unavailable, DeadlineExceeded: a serving shard does not answer.
             FailedPrecondition: it is closed.
         """
-        if self._session is None:
+        return self.predict(*arguments).output
+
+    def predict(self, *arguments: Any) -> Prediction:
+        """As calling it, with the versions that the output was made from."""
+        if self._closed:
             raise FailedPrecondition("ServedModel: it is closed")
+        loaded = self._loaded
         try:
             with torch.no_grad():
-                return self._module(*arguments)
+                output = loaded.module(*arguments)
         except (RuntimeError, ValueError) as error:
             raise ops.typed_error(error) from None
+        dense = loaded.dense
+        if dense is None:
+            return Prediction(output, loaded.version, 0, None)
+        return Prediction(output, loaded.version, dense.number, dense.step)
 
-    def _load(self) -> None:
+    def _folder(self, version: int) -> Folder:
+        return ModelRegistry(self._root).folder(self._client.model, version)
+
+    def _load(self, before: _Loaded | None) -> _Loaded:
+        """The version that the alias names; the names of tables are taken over from the one before."""
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).manifest(self._client.model, version)
         program = torch.export.load(io.BytesIO(load_program(self._root, self._client.model, version)))
         for name, constant in program.constants.items():  # what makes autograd record a lookup has no use here
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()
+        cached = None
+        if self._cache is not None:
+            tables = [(shape.id, shape.dim) for shape in shapes.values()]
+            bytes_, ttl_ms = self._cache.capacity_bytes, self._cache.ttl_ms
+            cached = _client.CachedLookups(shards, tables, capacity_bytes=bytes_, ttl_ms=ttl_ms)
         session = _client.NativeSession(
-            shards, first_step=0, first_sequence=1, clocked=False, grad_sum=False, deadline_ms=self._deadline_ms
+            cached if cached is not None else shards,
+            first_step=0,
+            first_sequence=1,
+            clocked=False,
+            grad_sum=False,
+            deadline_ms=self._deadline_ms,
         )
-        with self._lock:
-            if self._session is not None:
-                self._session.close()  # its names are taken over
-            for name, shape in shapes.items():
-                session.bind(
-                    f"{manifest.namespace}/{name}",
-                    table_id=shape.id,
-                    schema_version=shape.schema_version,
-                    dim=shape.dim,
-                    num_rows=0,
-                    lr=0.0,
-                )
-            self._session, self._program, self._module = session, program, program.module()
-            self.version = version
+        loaded = _Loaded(version, session, cached, program, program.module())
+        if newest_number(self._folder(version)):
+            loaded = self._with_newest_dense(loaded)
+        if before is not None:
+            before.session.close()
+        for name, shape in shapes.items():
+            session.bind(
+                f"{manifest.namespace}/{name}",
+                table_id=shape.id,
+                schema_version=shape.schema_version,
+                dim=shape.dim,
+                num_rows=0,
+                lr=0.0,
+            )
+        return loaded
+
+    def _with_newest_dense(self, loaded: _Loaded) -> _Loaded:
+        folder = self._folder(loaded.version)
+        dense, data = read_dense(folder, newest_number(folder))
+        weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}")
+        module = loaded.program.module()
+        held = module.state_dict()
+        if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in held.items()}:
+            raise DataLoss(f"{folder.url}: dense weights {dense.number} are not those of the program")
+        module.load_state_dict({key: value.to(held[key].dtype) for key, value in weights.items()}, assign=True)
+        return dataclasses.replace(loaded, module=module, dense=dense)

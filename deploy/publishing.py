@@ -305,7 +305,10 @@ def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _export(source: ProgramSource) -> bytes:
+    """The model's program, with lookups that do not wait for each other in one round trip."""
     import torch
+
+    from ..worker.merge_lookups import count_merged, merge_lookups
 
     shapes = source.dynamic_shapes
     if shapes is None:
@@ -318,6 +321,9 @@ def _export(source: ProgramSource) -> bytes:
     try:
         with torch.no_grad():
             program = torch.export.export(source.model, source.example, dynamic_shapes=shapes)
+            merged = merge_lookups(program, check=source.example)
+            if count_merged(merged):
+                program = torch.export.export(merged, source.example, dynamic_shapes=shapes)
     except Exception as error:  # torch.export has errors of many kinds
         raise InvalidArgument(f"publish: the model cannot be exported: {' '.join(str(error).split())[:500]}") from error
     finally:

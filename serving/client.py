@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _client, _server
 from ..proto.errors import (
-    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
     SparserowError,
     error_of,
 )
-from .cluster_view import ServingView, TableShape, fetch_view
+from .cluster_view import ServingView, TableShape
+from .fleet import Asked, Fleet, FleetOptions, split_addresses
 from .lookup import routing_hash
 from .models import handle_of
 from .registry import parse_model
@@ -32,7 +31,6 @@ from .registry import parse_model
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number
 _INVALID = (InvalidArgument.number, FailedPrecondition.number)
-_HEDGE_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,6 @@ class LookupRows:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.rows, self.found))
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """One try: the tables as the native client wants them, and by when."""
-
-    handle: int
-    tables: list[tuple[int, int, int, NDArray[np.uint64]]]
-    deadline: float
 
 
 class ServingClient:
@@ -103,28 +92,23 @@ class ServingClient:
         refresh_sec: float = 1.0,
         deadline_sec: float = 5.0,
     ) -> None:
-        if connections < 1 or not refresh_sec > 0 or not deadline_sec > 0 or (hedge_ms is not None and hedge_ms < 0):
-            raise InvalidArgument(
-                f"ServingClient: connections {connections}, refresh_sec {refresh_sec}, deadline_sec {deadline_sec}, "
-                f"hedge_ms {hedge_ms}; allowed: >= 1, > 0, > 0, >= 0 or None"
-            )
-        self._addresses = tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
-        self._local = local
-        self._connections = connections
-        self._hedge_sec = None if hedge_ms is None else hedge_ms / 1000
-        self._refresh_sec = refresh_sec
-        self._deadline_sec = deadline_sec
-        self._turn = itertools.count()
+        options = FleetOptions(
+            split_addresses(addresses),
+            connections=connections,
+            hedge_ms=hedge_ms,
+            local=local,
+            refresh_sec=refresh_sec,
+            deadline_sec=deadline_sec,
+        )
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._pool = concurrent.futures.ThreadPoolExecutor(_HEDGE_THREADS, thread_name_prefix="sparserow-lookup")
-        self._view = self._fetch()
-        self._clients = self._connect(self._view)
-        self.model, self._which = parse_model(model) if model is not None else (_only_model(self._view), "live")
         self._version: int | None = None
-        self._resolve(0)
-        self._thread = threading.Thread(target=self._keep_fresh, name="sparserow-serving-view", daemon=True)
-        self._thread.start()
+        self._fleet = Fleet(options)
+        try:
+            self.model, self._which = parse_model(model or _only_model(self._fleet.view))
+            self._resolve(0)
+        except BaseException:
+            self._fleet.close()
+            raise
 
     def __enter__(self) -> ServingClient:
         return self
@@ -136,9 +120,7 @@ class ServingClient:
 
     def close(self) -> None:
         """Ends the connections when the last call has returned."""
-        self._closed.set()
-        self._thread.join(self._deadline_sec + 1)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._fleet.close()
 
     @property
     def version(self) -> int:
@@ -176,16 +158,16 @@ class ServingClient:
         routing = routing_hash(routing_key)
         for is_last in (False, True):
             version, shapes = self._resolve(routing)
-            asked = _Asked(
+            asked = Asked(
                 handle_of(self.model, version),
                 [_table_of(self.model, name, shapes, keys) for name, keys in keys_of.items()],
                 deadline,
             )
-            parts, answers = self._ask(asked)
+            parts, answers = self._fleet.ask(asked)
             given_up = any(answer is not None and answer[1] == _NOT_FOUND for answer in answers)
             if not given_up or is_last:  # a version that was just given up: look again at what is served
                 break
-            self._refresh()
+            self._fleet.refresh()
         errors = tuple(error_of(answer[1], answer[2]) for answer in answers if answer is not None and answer[1])
         if errors and len(errors) == sum(answer is not None for answer in answers):
             raise errors[0]
@@ -201,96 +183,20 @@ class ServingClient:
         """For a session whose ops read this model: its shards, the version, and its tables."""
         found, shapes = self._resolve(0)
         if version is not None:
-            with self._lock:
-                shapes = self._view.versions.get(self.model, {}).get(version, {})
+            shapes = self._fleet.view.versions.get(self.model, {}).get(version, {})
             if not shapes:
                 raise NotFound(f"model {self.model}@{version}: is not served")
             found = version
-        return self._clients[0][0].shards(handle_of(self.model, found)), found, shapes
-
-    # ---- how
-
-    def _ask(self, asked: _Asked) -> tuple[Any, Any]:
-        """The first whole answer of a replica, or the best partial one at the deadline."""
-        with self._lock:
-            clients = self._clients
-        turn = next(self._turn)
-        first = clients[0][turn % len(clients[0])] if self._hedge_sec is None else None
-        if first is not None or len(clients) == 1:
-            return self._call(clients[0][turn % len(clients[0])], asked)
-        assert self._hedge_sec is not None
-        running: list[concurrent.futures.Future[Any]] = []
-        best: tuple[Any, Any] | None = None
-        for rank, of_replica in enumerate(clients):
-            client = of_replica[turn % len(of_replica)]
-            running.append(self._pool.submit(self._call, client, asked))
-            is_last = rank == len(clients) - 1
-            wait_until = asked.deadline if is_last else min(asked.deadline, time.monotonic() + self._hedge_sec)
-            while running and time.monotonic() < wait_until + (0.5 if is_last else 0.0):
-                done, _ = concurrent.futures.wait(
-                    running, wait_until - time.monotonic() + 0.01, concurrent.futures.FIRST_COMPLETED
-                )
-                for future in done:
-                    running.remove(future)
-                    answer = future.result()
-                    if all(told is None or told[1] == 0 for told in answer[1]):
-                        return answer  # type: ignore[no-any-return]
-                    best = _better(best, answer)
-                if done and not running and not is_last:
-                    break  # it failed early: ask the next replica now
-                if not done and time.monotonic() >= wait_until:
-                    break
-        if best is None:
-            raise DeadlineExceeded("lookup: no replica answered within the deadline")
-        return best
-
-    @staticmethod
-    def _call(client: _client.LookupClient, asked: _Asked) -> tuple[Any, Any]:
-        left_ms = max(1, round((asked.deadline - time.monotonic()) * 1000))
-        return client.lookup(asked.handle, asked.tables, deadline_ms=left_ms)
+        return self._fleet.shards(handle_of(self.model, found)), found, shapes
 
     def _resolve(self, routing: int) -> tuple[int, dict[str, TableShape]]:
+        view = self._fleet.view
         with self._lock:
-            view, current = self._view, self._version
-            version, canary, share = view.alias(self.model, self._which, current)
+            version, canary, share = view.alias(self.model, self._which, self._version)
             self._version = version
         if canary and routing and _server.routes_to_canary(routing, share):
             version = canary
         return version, view.versions[self.model][version]
-
-    def _fetch(self) -> ServingView:
-        return fetch_view(self._addresses, local=self._local, deadline_sec=self._deadline_sec)
-
-    def _connect(self, view: ServingView) -> list[list[_client.LookupClient]]:
-        """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
-        most = max(len(replicas) for replicas in view.endpoints)
-        return [
-            [
-                _client.LookupClient(
-                    shards=[replicas[rank % len(replicas)] for replicas in view.endpoints],
-                    slot_owner=view.slot_owner,
-                    route_epoch=view.route_epoch,
-                )
-                for _ in range(self._connections)
-            ]
-            for rank in range(most)
-        ]
-
-    def _refresh(self) -> None:
-        view = self._fetch()
-        with self._lock:
-            moved = view.endpoints != self._view.endpoints or view.route_epoch != self._view.route_epoch
-        clients = self._connect(view) if moved else None
-        with self._lock:
-            self._view = view
-            self._clients = clients or self._clients
-
-    def _keep_fresh(self) -> None:
-        while not self._closed.wait(self._refresh_sec):
-            try:
-                self._refresh()
-            except SparserowError:  # what is known stays; a lookup says itself what fails
-                continue
 
 
 class AsyncServingClient:
@@ -362,14 +268,6 @@ def _table_of(
     if shape is None:
         raise NotFound(f"table {name!r}: is not in model {model!r}; it has: {', '.join(sorted(shapes))}")
     return shape.id, shape.schema_version, shape.dim, keys
-
-
-def _better(best: tuple[Any, Any] | None, other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Of two partial answers the one with more rows."""
-    if best is None:
-        return other
-    rows = [sum(int(part[3].sum()) for part in answer[0]) for answer in (best, other)]
-    return best if rows[0] >= rows[1] else other
 
 
 def _only_model(view: ServingView) -> str:

@@ -2,7 +2,7 @@
 
 GET  /v1/health   200 when this process is ready, else 503
 GET  /v1/models   versions and aliases
-POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7"}
+POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..proto.errors import InvalidArgument, SparserowError
-from .lookup import LocalLookup, checked_keys
+from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels
 
 _STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "Unavailable": 503}
 _MOST_BYTES = 64 << 20
 _SOCKET_SEC = 30.0
+_KNOWN = {"model", "tables", "routing_key", "deadline_ms"}
 
 
 class HttpFront:
@@ -129,16 +130,21 @@ def _models(models: ServedModels) -> Any:
 def _lookup(lookup: LocalLookup, body: Any) -> Any:
     if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
         raise InvalidArgument('the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}')
-    unknown = sorted(set(body) - {"model", "tables", "routing_key"})
+    unknown = sorted(set(body) - _KNOWN)
     if unknown:
-        raise InvalidArgument(f"{unknown[0]}: unknown key; known keys: model, tables, routing_key")
+        raise InvalidArgument(f"{unknown[0]}: unknown key; known keys: {', '.join(sorted(_KNOWN))}")
     model, routing_key = body.get("model"), body.get("routing_key", "")
     if not isinstance(model, str) or not isinstance(routing_key, str):
         raise InvalidArgument("model and routing_key must be strings")
+    deadline_ms = body.get("deadline_ms", DEADLINE_SEC * 1000)
+    if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 1 <= deadline_ms <= 600_000:
+        raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: [1, 600000]")
     keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
-    version, found = lookup.lookup(model, keys, routing_key)
+    answer = lookup.lookup(model, keys, routing_key, deadline_sec=deadline_ms / 1000)
     return {
-        "version": version,
+        "version": answer.version,
+        "dense_version": answer.dense_version,
+        "problems": answer.problems,
         "tables": {
             rows.table: {
                 "rows": rows.rows.tolist(),
@@ -146,6 +152,6 @@ def _lookup(lookup: LocalLookup, body: Any) -> Any:
                 "answered": rows.answered.tolist(),
                 "versions": rows.versions.tolist(),
             }
-            for rows in found
+            for rows in answer.tables
         },
     }

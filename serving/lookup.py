@@ -1,7 +1,11 @@
-"""Lookups in this process's own slots, for the gRPC and HTTP fronts; the data plane does without this."""
+"""Lookups for the gRPC and HTTP fronts: this process's own slots, and through its peers those of other shards. The data
+plane does without this.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,24 +14,14 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
-from .models import ServedModels
+from .loaded_version import LoadedVersion
+from .models import Served, ServedModels, handle_of
+from .peers import FoundRows, Peers
 from .place import Place
 from .registry import Alias, parse_model
 
 MOST_KEYS = 1_000_000  # of one call
-
-
-@dataclass(frozen=True)
-class FoundRows:
-    """Rows of one table: rows (n, dim) float32, versions (n), found (n), and answered (n): False where the key belongs
-    to another shard.
-    """
-
-    table: str
-    rows: NDArray[np.float32]
-    versions: NDArray[np.uint64]
-    found: NDArray[np.bool_]
-    answered: NDArray[np.bool_]
+DEADLINE_SEC = 1.0  # of a call that names none
 
 
 def routing_hash(routing_key: str) -> int:
@@ -66,49 +60,104 @@ def key_of_text(text: str, *, hashed: bool) -> int:
     return int(text)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a lookup gave.
+
+    Attributes:
+        version: of the model, that answered.
+        dense_version: the newest dense weights that were published with it; 0: those of its program.
+        tables: in the order that they were asked for.
+        problems: why rows are not answered; empty when all are.
+    """
+
+    version: int
+    dense_version: int
+    tables: list[FoundRows]
+    problems: tuple[str, ...] = ()
+
+
 class LocalLookup:
-    """Answers from the stores of this process. Thread-safe.
+    """Answers from the stores of this process, and from its peers for the keys of other shards. Thread-safe.
 
     Args:
         models: what is served.
         place: whose slots.
+        peers: of the other shards; None: their keys stay unanswered.
     """
 
-    def __init__(self, models: ServedModels, place: Place) -> None:
+    def __init__(self, models: ServedModels, place: Place, peers: Peers | None = None) -> None:
         self._models = models
         self._place = place
+        self._peers = peers
 
     def lookup(
-        self, model: str, tables: dict[str, NDArray[np.uint64]], routing_key: str = ""
-    ) -> tuple[int, list[FoundRows]]:
-        """Rows of ``model`` (``NAME[@ALIAS|@VERSION]``), and the number of the version that answered.
+        self,
+        model: str,
+        tables: dict[str, NDArray[np.uint64]],
+        routing_key: str = "",
+        *,
+        deadline_sec: float = DEADLINE_SEC,
+    ) -> Answer:
+        """Rows of ``model`` (``NAME[@ALIAS|@VERSION]``), all of one version. What peers do not answer within the
+        deadline is zeros, with ``answered`` False.
 
         Raises:
             NotFound: the model, alias or table is not served (says what is).
             InvalidArgument: the model's name is not of that form.
         """
-        alias, versions = self._models.find(*parse_model(model))
-        version = _routed(alias, routing_hash(routing_key))
-        loaded = versions[version].loaded
-        owned = self._place.owned(loaded.slot_count)
-        found = []
-        for name, keys in tables.items():
-            table = loaded.tables.get(name)
-            if table is None:
-                raise NotFound(f"table {name!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
-            rows, versions_of_rows, is_found = loaded.store.pull(table.schema.id, keys)
-            answered = owned[_server.slots_of(table.schema.id, keys, loaded.slot_count)]
-            values = np.where(answered[:, None], rows, np.float32(0)) if not answered.all() else rows
-            found.append(
-                FoundRows(
-                    name,
-                    np.ascontiguousarray(values, dtype=np.float32),
-                    np.where(answered, versions_of_rows, np.uint64(0)),
-                    is_found & answered,
-                    answered,
-                )
-            )
-        return version, found
+        deadline = time.monotonic() + deadline_sec
+        name, which = parse_model(model)
+        version, served = self._chosen(name, which, routing_hash(routing_key))
+        loaded = served.loaded
+        unknown = next((table for table in tables if table not in loaded.tables), None)
+        if unknown is not None:
+            raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
+        found = [self._own(loaded, table, keys) for table, keys in tables.items()]
+        if all(bool(part.answered.all()) for part in found):
+            return Answer(version, served.dense_version, found)
+        if self._peers is None:
+            return Answer(version, served.dense_version, found, (self._whose(loaded, tables),))
+        shapes = [loaded.tables[table].schema for table in tables]
+        problems = self._peers.complete(handle_of(name, version), shapes, list(tables.values()), found, deadline)
+        return Answer(version, served.dense_version, found, problems)
+
+    def _chosen(self, name: str, which: str, routing: int) -> tuple[int, Served]:
+        """The version that answers. While an alias moves the peers have its new version at different moments; one that
+        all of them have is used until then."""
+        alias, versions = self._models.find(name, which)
+        common = self._peers.alias(name, which) if self._peers is not None else None
+        if common is not None and common.version != alias.version:
+            with contextlib.suppress(NotFound):
+                versions = {common.version: self._models.find(name, str(common.version))[1][common.version]}
+                alias = Alias(common.version)
+        elif common is not None and common.canary != alias.canary:
+            alias = Alias(alias.version)  # until all have the canary
+        version = _routed(alias, routing)
+        return version, versions[version]
+
+    def _whose(self, loaded: LoadedVersion, tables: dict[str, NDArray[np.uint64]]) -> str:
+        owners = np.unique(np.concatenate([self._owners(loaded, table, keys) for table, keys in tables.items()]))
+        others = ", ".join(str(shard) for shard in owners if shard != self._place.shard)
+        return (
+            f"keys belong to serving shards {others} of {self._place.shards}; ask those, or start serving with --peers"
+        )
+
+    def _owners(self, loaded: LoadedVersion, table: str, keys: NDArray[np.uint64]) -> NDArray[np.uint16]:
+        slots = _server.slots_of(loaded.tables[table].schema.id, keys, loaded.slot_count)
+        return np.asarray(self._place.owners(loaded.slot_count)[slots])
+
+    def _own(self, loaded: LoadedVersion, table: str, keys: NDArray[np.uint64]) -> FoundRows:
+        rows, versions, is_found = loaded.store.pull(loaded.tables[table].schema.id, keys)
+        answered = self._owners(loaded, table, keys) == self._place.shard
+        values = np.where(answered[:, None], rows, np.float32(0)) if not answered.all() else rows
+        return FoundRows(
+            table,
+            np.ascontiguousarray(values, dtype=np.float32),
+            np.where(answered, versions, np.uint64(0)),
+            is_found & answered,
+            answered,
+        )
 
 
 def _routed(alias: Alias, routing: int) -> int:

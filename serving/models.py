@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..cpp_ext import _server
 from ..proto.errors import NotFound, SparserowError
+from .dense import newest_number
 from .follower import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
 from .place import Place
@@ -31,12 +32,14 @@ class Served:
         follower: None: it does not follow.
         problem: why it does not, although it should.
         unused_since: monotonic seconds; None while an alias names it.
+        dense_version: of the newest dense weights that were published with it; 0: there are none.
     """
 
     loaded: LoadedVersion
     follower: Follower | None = None
     problem: str = ""
     unused_since: float | None = None
+    dense_version: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -153,7 +156,10 @@ class ServedModels:
         for version in alias.versions:
             if (model, version) not in self.book().versions:
                 self._load(model, version)
-            self._keep_following(self.book().versions[model, version])
+            served = self.book().versions[model, version]
+            self._keep_following(served)
+            if self._registry is not None:
+                served.dense_version = newest_number(self._registry.folder(model, version))
         if self.book().aliases.get((model, which)) == alias:
             return
         versions = self.book().versions

@@ -12,14 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..cpp_ext import _server
-from ..proto.control import ControlClient
+from ..proto.control import ControlClient, parse_address
 from ..proto.errors import InvalidArgument, NotFound
-from .follower import FollowOptions
+from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, make_store
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
 from .models import ModelsOptions, ServedModels
+from .peers import Peers
 from .place import Place
 from .registry import ModelRegistry, parse_model
 from .service import Address, ServingService
@@ -58,12 +59,15 @@ class ServeOptions:
         root: of the registry; None: rows come from the cluster at ``follow`` alone.
         follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
         namespace: of the tables, without a root.
+        peers: ``HOST:PORT`` of gRPC of the processes of all shards, which gRPC and HTTP ask for keys of other shards;
+            empty: such keys are not answered.
         host: that all of it listens on.
         data_port, http_port: 0 lets the system choose; ``http_port`` None: no HTTP.
         unix_path: of a Unix socket of the data plane; None: none.
         memory_budget_bytes: of each version's rows; 0: no budget.
         io_threads: of the data plane.
         sync_interval_sec: between pages of live sync; changes of one row within it are sent once.
+        sync_hold: which changed rows the training shards hold back.
         poll_sec, grace_sec: as in ModelsOptions.
     """
 
@@ -72,6 +76,7 @@ class ServeOptions:
     root: str | None = None
     follow: str | None = None
     namespace: str | None = None
+    peers: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     data_port: int = 0
     http_port: int | None = None
@@ -79,6 +84,7 @@ class ServeOptions:
     memory_budget_bytes: int = 0
     io_threads: int = 2
     sync_interval_sec: float = 0.1
+    sync_hold: HoldOptions = NO_HOLD
     poll_sec: float = 0.5
     grace_sec: float = 30.0
 
@@ -91,6 +97,10 @@ class ServeOptions:
             )
         if self.root is not None and self.namespace is not None:
             raise InvalidArgument("--namespace has no effect with --root; remove one of them")
+        if self.peers and self.place.shards == 1:
+            raise InvalidArgument("--peers has no effect with one shard; remove it, or name --shard I/N")
+        for peer in self.peers:
+            parse_address(peer, what="--peers")
 
 
 async def serve(
@@ -132,7 +142,11 @@ async def serve(
         models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))
         stack.callback(models.close)
         stack.enter_context(show_metrics(ServingMetrics(models, server)))
-        lookup = LocalLookup(models, options.place)
+        peers = None
+        if options.peers:
+            peers = Peers(options.peers)
+            stack.callback(peers.close)
+        lookup = LocalLookup(models, options.place, peers)
         service = ServingService(models, lookup, options.place, address)
         control = make_control(SERVICE, lambda grpc_server: add_service(service, grpc_server))
         await control.start()
@@ -182,7 +196,7 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...]) 
     follow = None
     if options.follow is not None:
         name = f"serving/{place.shard}/{place.shards}.{place.replica}"
-        follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec)
+        follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec, hold=options.sync_hold)
     return ModelsOptions(
         wanted=wanted,
         place=place,

@@ -12,8 +12,9 @@ import numpy as np
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
 from .follower import FRESHNESS_SEC
-from .lookup import FoundRows, LocalLookup, checked_keys
+from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import Served, ServedModels
+from .peers import FoundRows
 from .place import Place
 
 
@@ -49,8 +50,19 @@ class ServingService:
             if entry.table in tables:
                 raise InvalidArgument(f"table {entry.table!r}: is named twice; put its keys together")
             tables[entry.table] = checked_keys(_keys(entry), entry.table)
-        version, found = await asyncio.to_thread(self._lookup.lookup, request.model, tables, request.routing_key)
-        return pb.LookupReply(version=version, tables=[_message(rows) for rows in found])
+        answer = await asyncio.to_thread(
+            self._lookup.lookup,
+            request.model,
+            tables,
+            request.routing_key,
+            deadline_sec=_deadline_sec(request.deadline_ms, context.time_remaining()),
+        )
+        return pb.LookupReply(
+            version=answer.version,
+            dense_version=answer.dense_version,
+            tables=[_message(rows) for rows in answer.tables],
+            problems=answer.problems,
+        )
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         """What this process serves, and where."""
@@ -79,6 +91,12 @@ class ServingService:
             aliases=aliases,
             freshness=_freshness(versions),
         )
+
+
+def _deadline_sec(asked_ms: int, left_sec: float | None) -> float:
+    """Of a lookup's peers; of what the call has left a tenth is for the way back."""
+    wanted = asked_ms / 1000 if asked_ms else DEADLINE_SEC
+    return wanted if left_sec is None else max(0.001, min(wanted, 0.9 * left_sec))
 
 
 def _keys(entry: pb.TableKeys) -> Any:
@@ -125,6 +143,7 @@ def _described(served: Served) -> pb.ServedVersion:
         problem=served.problem or (follower.problem if follower is not None else ""),
         rows_synced=follower.stats().rows if follower is not None else 0,
         cluster_id=loaded.cluster_id,
+        dense_version=served.dense_version,
     )
 
 

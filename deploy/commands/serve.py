@@ -23,6 +23,13 @@ def serve(
         str, typer.Option(help="I/N: this process answers for the I-th of N shards of the slots.")
     ] = "0/1",
     replica: Annotated[int, typer.Option(help="Which process of those that serve the same shard.")] = 0,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of gRPC of the processes of all shards, with commas: gRPC and HTTP ask them for keys of "
+            "other shards. Default: such keys are not answered."
+        ),
+    ] = None,
     follow: Annotated[
         str | None, typer.Option(help="HOST:PORT of the training cluster's coordinator. Default: no live sync.")
     ] = None,
@@ -44,6 +51,16 @@ def serve(
     sync_interval: Annotated[
         str, typer.Option(help="Between pages of live sync, such as 100ms: changes of a row within it are sent once.")
     ] = "100ms",
+    sync_after_updates: Annotated[
+        int, typer.Option(help="Live sync sends a row when it was written so often since it was last sent. 0: at once.")
+    ] = 0,
+    sync_after_move: Annotated[
+        float,
+        typer.Option(help="Live sync sends a row when it has moved by more than this (L2) since then. 0: at once."),
+    ] = 0.0,
+    sync_hold: Annotated[
+        str | None, typer.Option(help="With either: a row waits for so long at most. Default: 5s.")
+    ] = None,
     poll: Annotated[str, typer.Option(help="Between looks at the aliases, such as 500ms.")] = "500ms",
     grace: Annotated[
         str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
@@ -70,6 +87,8 @@ def serve(
     from ...ps_server.logs import start_log
     from ...ps_server.metrics import serve_metrics
     from ...ps_server.stopping import StopRequest
+    from ...serving.fleet import split_addresses
+    from ...serving.follower import HoldOptions
     from ...serving.models import ServedModels
     from ...serving.place import Place
     from ...serving.process import ControlPlane, ServeOptions
@@ -84,12 +103,17 @@ def serve(
     seconds = {name: parse_seconds(value) for name, value in (("poll", poll), ("grace", grace))}
     if not seconds["poll"] > 0:
         raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
+    if sync_hold is not None and not (sync_after_updates or sync_after_move):
+        raise InvalidArgument("--sync-hold has no effect without --sync-after-updates or --sync-after-move")
+    if (sync_after_updates or sync_after_move) and follow is None:
+        raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
     config = ServeOptions(
         models=tuple(model),
         place=Place.parse(shard, replica),
         root=root,
         follow=follow,
         namespace=namespace,
+        peers=split_addresses(peers) if peers is not None else (),
         host=host,
         data_port=data_port,
         http_port=http_port,
@@ -97,6 +121,7 @@ def serve(
         memory_budget_bytes=parse_bytes(memory_budget) if memory_budget is not None else 0,
         io_threads=io_threads,
         sync_interval_sec=parse_seconds(sync_interval),
+        sync_hold=HoldOptions(sync_after_updates, sync_after_move, parse_seconds(sync_hold or "5s")),
         poll_sec=seconds["poll"],
         grace_sec=seconds["grace"],
     )

@@ -5,7 +5,8 @@
     curl -d '{"arguments": [[[1, 2], [3, 4]]]}' -H 'Content-Type: application/json' 127.0.0.1:8000/predict
 
 It needs ``pip install fastapi uvicorn``. The dense part runs here; rows come from the serving processes. When the alias
-moves, the service takes the new program and its rows over together.
+moves, the service takes the new program and its rows over together; dense weights that training publishes meanwhile, by
+themselves. Replies name both versions.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ def make_app(model: ServedModel) -> FastAPI:
     @app.get("/model")
     def describe() -> dict[str, Any]:
         inputs = [{"name": i.name, "dtype": str(i.dtype), "shape": i.shape} for i in model.inputs]
-        return {"version": model.version, "inputs": inputs}
+        return {"version": model.version, "dense_version": model.dense_version, "inputs": inputs}
 
     @app.post("/predict")
     def predict(body: dict[str, Any]) -> dict[str, Any]:
         try:
-            output = model(*_tensors(model, body.get("arguments")))
+            told = model.predict(*_tensors(model, body.get("arguments")))
         except (InvalidArgument, NotFound) as error:
             raise HTTPException(400, str(error)) from error
         except SparserowError as error:
             raise HTTPException(
                 503 if error.retryable or error.code == "DeadlineExceeded" else 500, str(error)
             ) from error
-        return {"version": model.version, "output": output.tolist()}
+        return {"version": told.version, "dense_version": told.dense_version, "output": told.output.tolist()}
 
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import sparserow as sr
@@ -13,6 +14,8 @@ from fastapi.testclient import TestClient
 from sparserow.deploy import cli
 from sparserow.deploy.examples.online_service import make_app
 from sparserow.deploy.inference import ServedModel
+from sparserow.proto import serving_pb2, serving_pb2_grpc
+from sparserow.serving.dense import newest_number, read_dense, write_dense
 from sparserow.serving.registry import ModelRegistry
 from sparserow_process import wait_until
 from torch import Tensor, nn
@@ -107,7 +110,7 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
         with TestClient(make_app(served)) as web:
             arguments = [part.tolist() for part in batch(9, 6)]
             reply = web.post("/predict", json={"arguments": arguments}).json()
-            assert reply["version"] == 1
+            assert (reply["version"], reply["dense_version"]) == (1, 0)
             np.testing.assert_allclose(reply["output"], scores[0], rtol=1e-5, atol=1e-6)
             assert web.get("/model").json()["inputs"][0]["name"] == "user"
             for wrong, words in (
@@ -118,6 +121,84 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
                 refused = web.post("/predict", json={"arguments": wrong})
                 assert refused.status_code == 400
                 assert words in refused.json()["detail"]
+
+
+def test_a_program_looks_up_all_tables_at_once_and_may_keep_rows(trained: Trained, scores: list[list[float]]) -> None:
+    with (
+        sr.local_serving("ctr@1", root=trained.root) as serving,
+        sr.ServingClient(serving.addresses, model="ctr@1") as client,
+    ):
+        with pytest.raises(sr.InvalidArgument, match="capacity_bytes 10 is not allowed; allowed for these tables: >= "):
+            ServedModel(client, trained.root, cache=sr.LookupCache(10))
+        with ServedModel(client, trained.root, cache=sr.LookupCache(1 << 20, ttl_ms=600_000)) as served:
+            for _ in range(3):
+                np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[0], rtol=1e-5, atol=1e-6)
+            assert served.lookup_stats()["pulls"] == 3  # of the session; two tables each
+            asked = len({int(user) for user in batch(9, 6)[0]}) + len({int(tag) for tag in batch(9, 6)[1].flatten()})
+            assert served.cache_stats() == {"hits": 2 * asked, "misses": asked}
+
+
+def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: Path) -> None:
+    root = str(tmp_path / "models")
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "dense") as session:
+        trained = Trained(cluster, session, root)
+        dense = sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=3600)
+        assert dense.step() is None  # an hour has not passed
+        hourly = sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=1e-9)
+        expected = []
+        for _ in range(3):
+            trained.train(2)
+            published = hourly.step()
+            assert published is not None
+            expected.append(trained.score(batch(9, 6)).tolist())
+        assert (published.number, published.step) == (3, session.current_step)
+        with pytest.raises(sr.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"):
+            sr.DensePublisher(session, "ctr", root=root, model=nn.Linear(2, 2))
+        with pytest.raises(sr.InvalidArgument, match="every_sec 0 is not allowed"):
+            sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=0)
+        with pytest.raises(sr.NotFound, match="has no version 7"):
+            sr.DensePublisher(session, "ctr", root=root, model=trained.model, version=7)
+        with sr.local_serving("ctr", root=root, follow=cluster.address, poll="50ms") as serving:
+            session.close()  # its tables' names are free
+            with (
+                sr.ServingClient(serving.addresses, refresh_sec=0.1) as client,
+                ServedModel(client, root) as served,
+                grpc.insecure_channel(serving.addresses[0]) as channel,
+            ):
+
+                def is_fresh() -> bool:
+                    return bool(np.allclose(served(*batch(9, 6)).tolist(), expected[-1], rtol=1e-5, atol=1e-6))
+
+                wait_until(is_fresh, "the rows")  # dense weights and rows are both those of the last step
+                told = served.predict(*batch(9, 6))
+                assert (told.version, told.dense_version, told.dense_step) == (1, 3, published.step)
+                stub = serving_pb2_grpc.ServingStub(channel)
+                reply = stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=10)
+                assert (reply.version, reply.dense_version) == (1, 3)
+                write_dense_again(root)
+                assert served.refresh() == 1
+                assert served.dense_version == 4
+                assert served.predict(*batch(9, 6)).dense_step == published.step + 7
+                wait_until(
+                    lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=10).dense_version == 4, "4"
+                )
+                damage_dense(root, 5)
+                with pytest.raises(sr.DataLoss, match="fails its checksum"):
+                    served.refresh()
+                assert served.dense_version == 4  # what is in use stays
+
+
+def write_dense_again(root: str) -> None:
+    """The newest dense weights once more, of seven steps later."""
+    folder = ModelRegistry(root).folder("ctr", 1)
+    facts, data = read_dense(folder, newest_number(folder))
+    write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step + 7)
+
+
+def damage_dense(root: str, number: int) -> None:
+    write_dense_again(root)
+    path = Path(root) / "ctr" / "v000001" / "dense" / f"{number:06d}" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:

@@ -74,7 +74,7 @@ def test_publish_serve_look_up_and_swap(
         assert missed.answered.all()
         assert (missed.version, missed.versions.tolist()) == (1, [0, 0])
         np.testing.assert_array_equal(missed.rows, expected(session, unknown))  # the initial row, as in training
-        check_bad_lookups(client)
+        check_bad_lookups(client, addresses)
         check_fronts(shards, rows)
         asyncio.run(check_async(addresses, rows))
 
@@ -111,7 +111,7 @@ def test_publish_serve_look_up_and_swap(
         assert isinstance(partial.errors[0], sr.Unavailable | sr.DeadlineExceeded)
 
 
-def check_bad_lookups(client: sr.ServingClient) -> None:
+def check_bad_lookups(client: sr.ServingClient, addresses: list[str]) -> None:
     with pytest.raises(sr.NotFound, match="table 'item': is not in model 'ctr'; it has: user"):
         client.lookup("item", [1])
     with pytest.raises(sr.InvalidArgument, match="keys: float64"):
@@ -121,9 +121,9 @@ def check_bad_lookups(client: sr.ServingClient) -> None:
     with pytest.raises(sr.InvalidArgument, match="deadline_ms: 0 is not allowed"):
         client.lookup("user", [1], deadline_ms=0)
     with pytest.raises(sr.NotFound, match="model ctr@test: is not served"):
-        sr.ServingClient([client._addresses[0], client._addresses[1]], model="ctr@test")
+        sr.ServingClient(addresses, model="ctr@test")
     with pytest.raises(sr.Unavailable, match="serving shard 1 of 2: none of the given addresses"):
-        sr.ServingClient(client._addresses[0])
+        sr.ServingClient(addresses[0])
     assert client.lookup("user", []).rows.shape == (0, DIM)
 
 

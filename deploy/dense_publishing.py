@@ -1,0 +1,94 @@
+"""``DensePublisher``: a published version's dense weights follow training, as live sync has its rows follow."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..serving.dense import DenseVersion, write_dense
+from ..serving.registry import ModelRegistry
+from ..worker.checkpoint.state_tree import encode_tree
+from .publishing import load_program
+
+if TYPE_CHECKING:
+    from ..worker.session import Session
+
+
+class DensePublisher:
+    """Publishes a model's dense weights again on an interval, for a version that was published before. One worker has
+    one; it belongs to the thread that trains.
+
+    Args:
+        session: that trains; its step is noted with the weights.
+        name: of the model.
+        root: folder of published models, by path or URL.
+        model: whose weights they are, as it was given to :func:`publish`.
+        every_sec: between publications by :meth:`step`.
+        version: whose program they belong to; None: the one that ``live`` names.
+
+    Raises:
+        NotFound: no such model or version, or one without a program.
+        InvalidArgument: the model's weights are not those of the program (names the first); ``every_sec`` is not above
+            0.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        *,
+        root: str,
+        model: torch.nn.Module,
+        every_sec: float = 60.0,
+        version: int | None = None,
+    ) -> None:
+        if not every_sec > 0:
+            raise InvalidArgument(f"DensePublisher: every_sec {every_sec} is not allowed; allowed: > 0")
+        registry = ModelRegistry(root)
+        self.version = version if version is not None else registry.resolve(name, "live").version
+        program = torch.export.load(io.BytesIO(load_program(root, name, self.version)))
+        self._session = session
+        self._model = model
+        self._every_sec = every_sec
+        self._folder = registry.folder(name, self.version)
+        self._shapes = {key: (tuple(value.shape), value.dtype) for key, value in program.state_dict.items()}
+        self._weights()
+        self._published_at = time.monotonic()
+
+    def step(self) -> DenseVersion | None:
+        """After each ``session.step``: publishes when ``every_sec`` have passed since it was last done, else None."""
+        if time.monotonic() - self._published_at < self._every_sec:
+            return None
+        return self.publish()
+
+    def publish(self) -> DenseVersion:
+        """Publishes now.
+
+        Raises:
+            FailedPrecondition: a weight is not finite (names it); nothing is published.
+            FailedPrecondition, ResourceExhausted: it cannot be written.
+        """
+        weights = self._weights()
+        for key, value in weights.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise FailedPrecondition(f"DensePublisher: weight {key!r} is not finite")
+        encoded = encode_tree(weights, {})
+        published = write_dense(self._folder, encoded.pieces, encoded.size, encoded.xxh3, self._session.current_step)
+        self._published_at = time.monotonic()
+        return published
+
+    def _weights(self) -> dict[str, Any]:
+        held = self._model.state_dict()
+        for key, (shape, dtype) in self._shapes.items():
+            value = held.get(key)
+            if value is None or (tuple(value.shape), value.dtype) != (shape, dtype):
+                found = "is not there" if value is None else f"is {value.dtype} of shape {tuple(value.shape)}"
+                raise InvalidArgument(
+                    f"DensePublisher: weight {key!r} of version {self.version} is {dtype} of shape {shape}; in the "
+                    f"model it {found}; publish a new version"
+                )
+        return {key: held[key] for key in self._shapes}

@@ -1,0 +1,89 @@
+"""Dense weights that were published after a version, while training went on: numbered folders beside its program, each
+whole when its manifest is there. The version itself never changes.
+
+ROOT/MODEL/v000001/dense/000003/weights.safetensors   every weight of the program, by name
+                                manifest.json         number, training step, size and checksum
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+
+from ..proto.checkpoint.folder import Folder, Piece
+from ..proto.checkpoint.manifest import FileFacts
+from ..proto.errors import DataLoss
+from .manifest import MANIFEST
+from .row_parts import read_file
+
+WEIGHTS = "weights.safetensors"
+_KEPT = 2  # whoever has just seen the one before the newest may still read it
+_NUMBER = re.compile(r"(\d{6,})")
+
+
+@dataclass(frozen=True)
+class DenseVersion:
+    """Dense weights of a version.
+
+    Attributes:
+        number: counts from 1.
+        step: of training.
+        created: UTC, ISO 8601.
+        weights: the file.
+    """
+
+    number: int
+    step: int
+    created: str
+    weights: FileFacts
+
+
+def newest_number(version: Folder) -> int:
+    """Of the dense weights below a version's folder; 0: there are none."""
+    folder = version / "dense"
+    numbers = sorted((int(match[1]) for name in folder.names() if (match := _NUMBER.fullmatch(name))), reverse=True)
+    return next((number for number in numbers if _folder(version, number).exists(MANIFEST)), 0)
+
+
+def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
+    """What is known of them, and their file.
+
+    Raises:
+        NotFound: they are not there (any more).
+        DataLoss: they are damaged.
+    """
+    folder = _folder(version, number)
+    try:
+        document = json.loads(bytes(folder.read(MANIFEST)))
+        facts = DenseVersion(**{**document, "weights": FileFacts(**document["weights"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{folder.url}/{MANIFEST}: is damaged: {error}") from None
+    return facts, read_file(folder, facts.weights)
+
+
+def write_dense(version: Folder, pieces: Sequence[Piece], size: int, xxh3: str, step: int) -> DenseVersion:
+    """Writes the next ones, and removes those that nobody needs any more.
+
+    Args:
+        version: its folder.
+        pieces, size, xxh3: of the file of weights.
+        step: of training.
+    """
+    number = newest_number(version) + 1
+    folder = _folder(version, number)
+    folder.make()
+    folder.write(WEIGHTS, pieces)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
+    folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
+    for name in (version / "dense").names():
+        if _NUMBER.fullmatch(name) and int(name) <= number - _KEPT:
+            _folder(version, int(name)).remove()
+    return facts
+
+
+def _folder(version: Folder, number: int) -> Folder:
+    return version / "dense" / f"{number:06d}"

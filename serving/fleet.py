@@ -1,0 +1,198 @@
+"""The serving processes of a model as one: who they are, looked at again and again, and pooled connections to them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cpp_ext import _client
+from ..proto.errors import DeadlineExceeded, InvalidArgument, SparserowError
+from .cluster_view import ServingView, fetch_view
+
+_HEDGE_THREADS = 32
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """How a fleet is reached.
+
+    Args:
+        addresses: ``HOST:PORT`` of gRPC of the processes: all shards and replicas.
+        connections: to each replica; a connection works on one request at a time.
+        hedge_ms: after which a request that is not answered goes to the next replica as well; None: never.
+        local: use a Unix socket where a process has one.
+        refresh_sec: between looks at what is served.
+        deadline_sec: within which the processes must say it.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    addresses: tuple[str, ...]
+    connections: int = 2
+    hedge_ms: float | None = None
+    local: bool = False
+    refresh_sec: float = 1.0
+    deadline_sec: float = 5.0
+
+    def __post_init__(self) -> None:
+        hedge_ms = self.hedge_ms
+        is_in_range = self.connections >= 1 and self.refresh_sec > 0 and self.deadline_sec > 0
+        if not is_in_range or (hedge_ms is not None and hedge_ms < 0):
+            raise InvalidArgument(
+                f"ServingClient: connections {self.connections}, refresh_sec {self.refresh_sec}, deadline_sec "
+                f"{self.deadline_sec}, hedge_ms {hedge_ms}; allowed: >= 1, > 0, > 0, >= 0 or None"
+            )
+
+
+def split_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses from a text with commas, or one by one."""
+    return tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One try: a version's handle, tables as the native client wants them (id, schema version, dim, keys), and by when
+    (monotonic seconds)."""
+
+    handle: int
+    tables: list[tuple[int, int, int, NDArray[np.uint64]]]
+    deadline: float
+
+
+class Fleet:
+    """Thread-safe; ``close`` ends its thread.
+
+    Args:
+        options: whom, and how.
+
+    Raises:
+        Unavailable: no process answers for some shard.
+    """
+
+    def __init__(self, options: FleetOptions) -> None:
+        self._options = options
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._view = self._fetch()
+        self._clients = self._connect(self._view)
+        self._pool = concurrent.futures.ThreadPoolExecutor(_HEDGE_THREADS, thread_name_prefix="sparserow-lookup")
+        self._thread = threading.Thread(target=self._keep_fresh, name="sparserow-serving-view", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the connections when the last call has returned."""
+        self._closed.set()
+        self._thread.join(self._options.deadline_sec + 1)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def view(self) -> ServingView:
+        """What is served, as it was seen last."""
+        with self._lock:
+            return self._view
+
+    def shards(self, handle: int) -> _client.LookupShards:
+        """For a session whose ops read the version of this handle."""
+        with self._lock:
+            return self._clients[0][0].shards(handle)
+
+    def refresh(self) -> None:
+        """Looks at what is served now.
+
+        Raises:
+            Unavailable: no process answers for some shard; what was known stays.
+        """
+        view = self._fetch()
+        with self._lock:
+            moved = view.endpoints != self._view.endpoints or view.route_epoch != self._view.route_epoch
+        clients = self._connect(view) if moved else None
+        with self._lock:
+            self._view = view
+            self._clients = clients or self._clients
+
+    def ask(self, asked: Asked) -> tuple[Any, Any]:
+        """Parts (rows, versions, found, answered) by table, and what each shard said: the first whole answer of a
+        replica, or the best partial one at the deadline.
+
+        Raises:
+            DeadlineExceeded: nobody answered anything.
+        """
+        with self._lock:
+            clients = self._clients
+        turn = next(self._turn)
+        if self._options.hedge_ms is None or len(clients) == 1:
+            return _call(clients[0][turn % len(clients[0])], asked)
+        hedge_sec = self._options.hedge_ms / 1000
+        running: list[concurrent.futures.Future[Any]] = []
+        best: tuple[Any, Any] | None = None
+        for rank, of_replica in enumerate(clients):
+            client = of_replica[turn % len(of_replica)]
+            running.append(self._pool.submit(_call, client, asked))
+            is_last = rank == len(clients) - 1
+            wait_until = asked.deadline if is_last else min(asked.deadline, time.monotonic() + hedge_sec)
+            while running and time.monotonic() < wait_until + (0.5 if is_last else 0.0):
+                done, _ = concurrent.futures.wait(
+                    running, wait_until - time.monotonic() + 0.01, concurrent.futures.FIRST_COMPLETED
+                )
+                for future in done:
+                    running.remove(future)
+                    answer = future.result()
+                    if all(told is None or told[1] == 0 for told in answer[1]):
+                        return answer  # type: ignore[no-any-return]
+                    best = _better(best, answer)
+                if done and not running and not is_last:
+                    break  # it failed early: ask the next replica now
+                if not done and time.monotonic() >= wait_until:
+                    break
+        if best is None:
+            raise DeadlineExceeded("lookup: no replica answered within the deadline")
+        return best
+
+    def _fetch(self) -> ServingView:
+        options = self._options
+        return fetch_view(options.addresses, local=options.local, deadline_sec=options.deadline_sec)
+
+    def _connect(self, view: ServingView) -> list[list[_client.LookupClient]]:
+        """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
+        most = max(len(replicas) for replicas in view.endpoints)
+        return [
+            [
+                _client.LookupClient(
+                    shards=[replicas[rank % len(replicas)] for replicas in view.endpoints],
+                    slot_owner=view.slot_owner,
+                    route_epoch=view.route_epoch,
+                )
+                for _ in range(self._options.connections)
+            ]
+            for rank in range(most)
+        ]
+
+    def _keep_fresh(self) -> None:
+        while not self._closed.wait(self._options.refresh_sec):
+            try:
+                self.refresh()
+            except SparserowError:  # what is known stays; a lookup says itself what fails
+                continue
+
+
+def _call(client: _client.LookupClient, asked: Asked) -> tuple[Any, Any]:
+    left_ms = max(1, round((asked.deadline - time.monotonic()) * 1000))
+    return client.lookup(asked.handle, asked.tables, deadline_ms=left_ms)
+
+
+def _better(best: tuple[Any, Any] | None, other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Of two partial answers the one with more rows."""
+    if best is None:
+        return other
+    rows = [sum(int(part[3].sum()) for part in answer[0]) for answer in (best, other)]
+    return best if rows[0] >= rows[1] else other
