@@ -164,6 +164,9 @@ class TableStats:
 
     @property
     def sweep_longest_hold_seconds(self) -> float: ...
+    @property
+    def sweep_longest_hold_cpu_seconds(self) -> float:
+        """Of the thread that swept; the wall time above has also what it waited for a CPU."""
 
 class SweepFreed:
     """What one rule freed: rows, and their bytes of weights and state."""
@@ -184,6 +187,8 @@ class SweepReport:
     def slices(self) -> int: ...
     @property
     def longest_hold_seconds(self) -> float: ...
+    @property
+    def longest_hold_cpu_seconds(self) -> float: ...
     @property
     def is_complete(self) -> bool: ...
 
@@ -279,7 +284,7 @@ class Store:
 
         Args:
             share: of the table's slots that this store has: its part of max_rows and max_bytes.
-            pause_ratio: how long it sleeps after each slice, as a multiple of the slice's time.
+            pause_ratio: how long it sleeps between slices, as a multiple of the CPU time that they took.
 
         Raises:
             NotFound: there is no such table.
@@ -342,7 +347,8 @@ class Store:
     def tier_stats(self) -> dict[str, int | float] | None:
         """Counters since the start, None without an SSD.
 
-        hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted; ssd_rows_read,
+        hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted; longest_hold_seconds of
+        rows that pulls wait for while others leave or come back, and longest_hold_cpu_seconds; ssd_rows_read,
         ssd_rows_absent, ssd_rows_written; ssd_bytes_read and ssd_bytes_written of rows; ssd_reads and ssd_writes:
         batches, with ssd_read_seconds and ssd_write_seconds of all of them; and as they are now ssd_file_bytes on the
         disk and ssd_memory_bytes of filters, indexes and buffers.
@@ -614,3 +620,19 @@ class RawSsd:
     def __init__(self, path: str, *, row_bytes: int) -> None: ...
     def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64]) -> int:
         """Reads rows in one batch, writes rows in another; returns how many of the read ones were there."""
+
+def open_loop_pulls(
+    store: Store, table_id: int, keys: NDArray[np.uint64], due: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The load of ``bench sweeps``: pulls one after another, none before it is due, without the GIL.
+
+    Args:
+        keys: (n * batch) of n pulls.
+        due: (n) seconds from now, ascending.
+
+    Returns:
+        (n) seconds from when each was due to when it was done.
+
+    Raises:
+        NotFound, InvalidArgument: no such table; ``keys`` are not n batches.
+    """

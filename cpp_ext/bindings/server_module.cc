@@ -5,11 +5,12 @@
 
 namespace sparserow::bindings {
 
-void bind_store(pybind11::module_& module);     // server_store.cc
-void bind_shard(pybind11::module_& module);     // server_shard.cc
-void bind_changes(pybind11::module_& module);   // server_changes.cc
-void bind_raw_ssd(pybind11::module_& module);   // server_raw_ssd.cc
-void bind_snapshot(pybind11::module_& module);  // server_snapshot.cc
+void bind_store(pybind11::module_& module);      // server_store.cc
+void bind_shard(pybind11::module_& module);      // server_shard.cc
+void bind_changes(pybind11::module_& module);    // server_changes.cc
+void bind_raw_ssd(pybind11::module_& module);    // server_raw_ssd.cc
+void bind_open_loop(pybind11::module_& module);  // server_open_loop.cc
+void bind_snapshot(pybind11::module_& module);   // server_snapshot.cc
 
 }  // namespace sparserow::bindings
 
@@ -21,4 +22,5 @@ PYBIND11_MODULE(_server, module) {
   sparserow::bindings::bind_shard(module);
   sparserow::bindings::bind_raw_ssd(module);
   sparserow::bindings::bind_snapshot(module);
+  sparserow::bindings::bind_open_loop(module);
 }

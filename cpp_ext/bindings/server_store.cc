@@ -99,6 +99,9 @@ void bind_schema(py::module_& module) {
       .def_readonly("optimizer", &TableSchema::optimizer);
 }
 
+double wall_seconds(HoldTimes held) { return static_cast<double>(held.wall_nanoseconds) * 1e-9; }
+double cpu_seconds(HoldTimes held) { return static_cast<double>(held.cpu_nanoseconds) * 1e-9; }
+
 void bind_results(py::module_& module) {
   py::class_<TableStats>(module, "TableStats")
       .def_readonly("table_id", &TableStats::table_id)
@@ -114,9 +117,10 @@ void bind_results(py::module_& module) {
       .def_property_readonly("filter_error_rate", [](const TableStats& self) { return self.admission.error_rate; })
       .def_readonly("sweeps", &TableStats::sweeps)
       .def_readonly("swept_rows", &TableStats::swept_rows)
-      .def_property_readonly("sweep_longest_hold_seconds", [](const TableStats& self) {
-        return static_cast<double>(self.sweep_longest_hold_nanoseconds) * 1e-9;
-      });
+      .def_property_readonly("sweep_longest_hold_seconds",
+                             [](const TableStats& self) { return wall_seconds(self.sweep_longest_hold); })
+      .def_property_readonly("sweep_longest_hold_cpu_seconds",
+                             [](const TableStats& self) { return cpu_seconds(self.sweep_longest_hold); });
   py::class_<SweepReport::Freed>(module, "SweepFreed")
       .def_readonly("rows", &SweepReport::Freed::rows)
       .def_readonly("bytes", &SweepReport::Freed::bytes);
@@ -124,9 +128,10 @@ void bind_results(py::module_& module) {
       .def_readonly("rows_seen", &SweepReport::rows_seen)
       .def_readonly("freed", &SweepReport::freed)
       .def_readonly("slices", &SweepReport::slices)
-      .def_property_readonly(
-          "longest_hold_seconds",
-          [](const SweepReport& self) { return static_cast<double>(self.longest_hold_nanoseconds) * 1e-9; })
+      .def_property_readonly("longest_hold_seconds",
+                             [](const SweepReport& self) { return wall_seconds(self.longest_hold); })
+      .def_property_readonly("longest_hold_cpu_seconds",
+                             [](const SweepReport& self) { return cpu_seconds(self.longest_hold); })
       .def_readonly("is_complete", &SweepReport::is_complete);
 }
 
@@ -266,6 +271,8 @@ py::object tier_stats(const Store& store) {
   out["misses"] = stats->misses;
   out["brought_ahead"] = stats->brought_ahead;
   out["rows_evicted"] = stats->rows_evicted;
+  out["longest_hold_seconds"] = wall_seconds(stats->longest_hold);
+  out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_hold);
   out["ssd_file_bytes"] = stats->ssd.file_bytes;
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
   out["ssd_rows_read"] = stats->ssd.rows_read;

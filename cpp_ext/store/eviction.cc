@@ -100,11 +100,24 @@ Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Cou
     progress += removed;
     if (!status.is_ok() && progress == 0) return status;
     const std::uint64_t spare = place.table.get() == &table ? rows[place.stripe] : 0;
-    const std::unique_lock lock(store_.stripes[place.stripe].mutex);
-    place.table->compact(place.stripe, spare);
+    compact(*place.table, place.stripe, spare);
   }
   if (store_.pools.used_bytes() < before) ++progress;
   return Status::ok();
+}
+
+void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows) {
+  bool goes_on = false;
+  {
+    const std::unique_lock lock(store_.stripes[stripe].mutex);
+    goes_on = table.begin_compaction(stripe, spare_rows);
+  }
+  for (std::uint64_t path = 0; goes_on; goes_on = path != 0) {
+    const std::unique_lock lock(store_.stripes[stripe].mutex);
+    const HoldClock clock;
+    path = table.compact(stripe, path);
+    longest_hold_.note(clock.held());
+  }
 }
 
 // The coldest of some stripes of some tables that have rows in memory; of those that have a part of memory of their
@@ -199,7 +212,8 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
   for (std::size_t begin = 0; begin < victims.size();) {
     const std::uint32_t stripe = victims[begin].stripe;
     const std::unique_lock lock(store_.stripes[stripe].mutex);
-    for (; begin < victims.size() && victims[begin].stripe == stripe; ++begin) {
+    const HoldClock clock;
+    for (int row = 0; row < kRowsAtOnce && begin < victims.size() && victims[begin].stripe == stripe; ++row, ++begin) {
       const Victim& victim = victims[begin];
       if (victim.is_changed && !written.is_ok()) continue;
       const std::uint32_t id = table.find(stripe, victim.path);
@@ -217,6 +231,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
       ++removed;
       ++rows_evicted_;
     }
+    longest_hold_.note(clock.held());
   }
   eviction.victims.clear();
   eviction.batch.clear();

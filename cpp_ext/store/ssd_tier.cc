@@ -7,11 +7,13 @@
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
 
 #include "store/ssd_folder.h"
+#include "store/ssd_readers.h"
 
 namespace sparserow {
 namespace {
@@ -20,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kBlockCacheBytes = std::size_t{32} << 20;
 constexpr std::size_t kWriteBufferBytes = std::size_t{32} << 20;
+constexpr std::size_t kReaders = 8;     // disk reads under way at once, beside the callers' own
+constexpr std::size_t kLeastPart = 64;  // rows of a read that are worth a thread
 constexpr std::uint64_t kFileBytes = std::uint64_t{64} << 20;
 
 template <class T>
@@ -100,6 +104,7 @@ struct SsdTier::Impl {
   std::unique_ptr<SsdFolder> folder;  // goes last: its lock is held while the database is open
   rocksdb::Options database;
   std::shared_ptr<rocksdb::Cache> cache;
+  SsdReaders readers{kReaders};
   std::unique_ptr<rocksdb::DB> db;
   std::atomic<std::uint64_t> rows_read{0}, rows_absent{0}, rows_written{0}, bytes_read{0}, bytes_written{0};
   std::atomic<std::uint64_t> reads{0}, read_nanoseconds{0}, writes{0}, write_nanoseconds{0};
@@ -157,8 +162,13 @@ Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   std::vector<rocksdb::PinnableSlice>& values = out.impl_->values;
   values = std::vector<rocksdb::PinnableSlice>(keys.size());
   std::vector<rocksdb::Status> outcomes(keys.size());
-  impl_->db->MultiGet({}, impl_->db->DefaultColumnFamily(), slices.size(), slices.data(), values.data(),
-                      outcomes.data(), /*sorted_input=*/true);
+  const std::size_t parts = std::clamp<std::size_t>(keys.size() / kLeastPart, 1, 2 * kReaders);
+  impl_->readers.run(parts, [&](std::size_t part) {
+    const std::size_t begin = part * keys.size() / parts;
+    const std::size_t count = (part + 1) * keys.size() / parts - begin;
+    impl_->db->MultiGet({}, impl_->db->DefaultColumnFamily(), count, slices.data() + begin, values.data() + begin,
+                        outcomes.data() + begin, /*sorted_input=*/true);
+  });
   std::uint64_t found = 0;
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < outcomes.size(); ++i) {

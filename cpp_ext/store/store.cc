@@ -139,7 +139,8 @@ Store::Reservation::Reservation(Reservation&& other) noexcept
       bytes_(other.bytes_.exchange(0)),
       table_(std::move(other.table_)),
       pins_(std::exchange(other.pins_, {})),
-      has_absent_(other.has_absent_) {}
+      has_absent_(other.has_absent_),
+      absences_(std::move(other.absences_)) {}
 
 Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept {
   if (this != &other) {
@@ -149,6 +150,7 @@ Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept 
     table_ = std::move(other.table_);
     pins_ = std::exchange(other.pins_, {});
     has_absent_ = other.has_absent_;
+    absences_ = std::move(other.absences_);
   }
   return *this;
 }
@@ -253,7 +255,7 @@ std::vector<TableStats> Store::stats() const {
     if (held->admission != nullptr) stats.admission = held->admission->stats();
     stats.sweeps = held->swept.sweeps;
     for (std::size_t rule = 0; rule < kSweepRules; ++rule) stats.swept_rows[rule] = held->swept.rows[rule];
-    stats.sweep_longest_hold_nanoseconds = held->swept.longest_hold_nanoseconds;
+    stats.sweep_longest_hold = held->swept.longest_hold.longest();
     stats.rows += stats.ssd_rows;
     stats.ssd_bytes = stats.ssd_rows * held->codec.bytes();
     stats.row_bytes = stats.rows * held->layout.data_bytes;

@@ -29,6 +29,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "store/admission.h"
@@ -60,7 +61,7 @@ struct TableStats {
   AdmissionStats admission = {};
   std::uint64_t sweeps = 0;                             // that were carried out
   std::array<std::uint64_t, kSweepRules> swept_rows{};  // by rule
-  std::uint64_t sweep_longest_hold_nanoseconds = 0;     // that a sweep held a stripe
+  HoldTimes sweep_longest_hold;                         // of a stripe by a sweep
 };
 
 struct TierStats {
@@ -68,6 +69,7 @@ struct TierStats {
   std::uint64_t misses = 0;         // that were looked for on the SSD
   std::uint64_t brought_ahead = 0;  // keys that bring() looked for there before anybody pulled them
   std::uint64_t rows_evicted = 0;   // from memory
+  HoldTimes longest_hold;           // of a stripe that pulls wait for, by eviction and by rows that come back
   SsdStats ssd;
 };
 
@@ -131,6 +133,8 @@ class Store {
     std::shared_ptr<Table> table_;  // of the pins
     std::vector<Pin> pins_;         // by stripe, block by block
     bool has_absent_ = true;        // some row may have to be born
+    // Row hashes that were nowhere when their token (tiering.h) was this; apply() need not look them up again.
+    std::unordered_map<std::uint64_t, std::uint32_t> absences_;
   };
 
   // InvalidArgument names the option; with an SSD also as SsdTier::open().
@@ -170,8 +174,8 @@ class Store {
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                               std::span<const std::uint64_t> if_versions = {});
 
-  // Removes the rows that the table's policy no longer wants, in slices: no stripe is held longer than about a
-  // millisecond. A row that changes meanwhile stays. NotFound; kDataLoss as pull().
+  // Removes the rows that the table's policy no longer wants, in slices: a stripe is held for about a tenth of a
+  // millisecond at a time. A row that changes meanwhile stays. NotFound; kDataLoss as pull().
   Result<SweepReport> sweep(std::uint32_t table_id, const SweepOptions& options);
   // Ends sweeps under way, soon, and lets later ones end at once.
   void stop_sweeps() noexcept;
@@ -233,7 +237,7 @@ class Store {
   [[nodiscard]] Stamps stamps_of(Table& table, std::uint64_t job, std::int64_t step) const;
   Result<Reservation> reserve_tiered(const std::shared_ptr<Table>& table, std::span<const std::uint64_t> keys);
   Status find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block, std::uint32_t part,
-                     std::uint32_t parts, Absences& absences);
+                     std::uint32_t parts, const Reservation& reservation, Absences& absences);
   void unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept;
   Result<ScanPage> scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
   std::unique_ptr<Impl> impl_;

@@ -1,9 +1,10 @@
 // Store::sweep: looks at every row of a table, and removes those that its policy no longer wants.
 //
-// Rows in memory are looked at under their stripe's shared lock, for at most kSlice at a time; rows on the SSD by slot,
-// without a lock. What is to go is removed by Store::erase with the version that was seen, as DELETE does it. max_rows
-// and max_bytes need two rounds: the first counts the rows that the other rules leave by how long they were not used,
-// the second removes the coldest.
+// Rows in memory are looked at under their stripe's shared lock, for about kSlice at a time; rows on the SSD by slot,
+// without a lock. What is to go is removed by Store::erase with the version that was seen, as DELETE does it, a few
+// rows at once. Between slices it sleeps in proportion to the CPU time that it took. max_rows and max_bytes need two
+// rounds: the first counts the rows that the other rules leave by how long they were not used, the second removes the
+// coldest.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -19,9 +20,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kSlice = std::chrono::microseconds(500);
-constexpr std::size_t kLookedAtOnce = 16;  // rows between two looks at the clock
-constexpr std::size_t kBatch = 1024;       // rows removed at once
+// Short ones, so that a pull meets little of one: where all CPUs are busy a slice is time that others wait for theirs.
+constexpr auto kSlice = std::chrono::microseconds(100);
+constexpr auto kLongestSlice = 4 * kSlice;  // of one that is within an index segment, which it would have to sort again
+constexpr std::size_t kLookedAtOnce = 16;   // rows between two looks at the clock
+constexpr std::size_t kFetchedAhead = 8;    // rows
+constexpr std::size_t kBatch = 1024;        // rows that are collected before they are removed
+constexpr std::size_t kErasedAtOnce = 64;   // of them; with an SSD all, since each time it is read and written
+constexpr auto kLeastPause = std::chrono::microseconds(200);  // shorter ones are added up
 
 // Bins of about 3 %: values below 64 have one each.
 constexpr std::uint32_t kBins = 64 + 26 * 32;
@@ -66,10 +72,8 @@ class Store::Sweep {
     }
     SweepTotals& totals = table_->swept;
     if (!options_.dry_run) ++totals.sweeps;
-    std::uint64_t longest = totals.longest_hold_nanoseconds;
-    while (longest < report_.longest_hold_nanoseconds &&
-           !totals.longest_hold_nanoseconds.compare_exchange_weak(longest, report_.longest_hold_nanoseconds)) {
-    }
+    report_.longest_hold = longest_hold_.longest();
+    totals.longest_hold.note(report_.longest_hold);
     return report_;
   }
 
@@ -170,17 +174,29 @@ class Store::Sweep {
     freed.bytes += rows * table_->layout.data_bytes;
   }
 
+  // Sleeps for its share of a time that it worked.
+  void rest(std::uint64_t worked_nanoseconds) {
+    owed_ += std::chrono::nanoseconds(
+        static_cast<std::int64_t>(static_cast<double>(worked_nanoseconds) * options_.pause_ratio));
+    if (owed_ < kLeastPause) return;
+    std::this_thread::sleep_for(owed_);
+    owed_ = {};
+  }
+
   // By runs of one rule, so that each is counted for what it removed.
   Status remove_taken() {
+    const std::size_t at_once = impl_.tiering == nullptr ? kErasedAtOnce : kBatch;
     for (std::size_t begin = 0; begin < keys_.size();) {
+      const HoldClock clock;
       std::size_t end = begin;
-      while (end < keys_.size() && rules_[end] == rules_[begin] && end - begin < kBatch) ++end;
+      while (end < keys_.size() && rules_[end] == rules_[begin] && end - begin < at_once) ++end;
       const auto erased = store_.erase(table_->schema.id, std::span(keys_).subspan(begin, end - begin),
                                        std::span(versions_).subspan(begin, end - begin));
       if (!erased.is_ok()) return erased.status();
       count(rules_[begin], erased.value());
       table_->swept.rows[static_cast<std::size_t>(rules_[begin])] += erased.value();
       begin = end;
+      rest(clock.held().cpu_nanoseconds);
     }
     keys_.clear();
     versions_.clear();
@@ -219,26 +235,25 @@ class Store::Sweep {
         report_.is_complete = false;
         break;
       }
-      Clock::duration held{};
+      HoldTimes held;
       {
         const std::shared_lock lock(impl_.stripes[stripe].mutex);
-        const auto start = Clock::now();
-        path = walk_slice(stripe, path, end, start + kSlice, in_memory, visit);
-        held = Clock::now() - start;
+        const HoldClock clock;
+        path = walk_slice(stripe, path, end, Clock::now(), in_memory, visit);
+        held = clock.held();
       }
       if (in_memory == nullptr) settle_ties(stripe);
       ++report_.slices;
-      report_.longest_hold_nanoseconds = std::max(report_.longest_hold_nanoseconds,
-                                                  static_cast<std::uint64_t>(std::chrono::nanoseconds(held).count()));
+      longest_hold_.note(held);
       if (keys_.size() >= kBatch) SR_RETURN_IF_ERROR(remove_taken());
-      if (options_.pause_ratio > 0) std::this_thread::sleep_for(held * options_.pause_ratio);
+      rest(held.cpu_nanoseconds);
     } while (path != 0);
     return remove_taken();
   }
 
   // Returns where to go on; 0 at the end.
   template <class Visit>
-  std::uint64_t walk_slice(std::uint32_t stripe, std::uint64_t path, std::uint64_t end, Clock::time_point until,
+  std::uint64_t walk_slice(std::uint32_t stripe, std::uint64_t path, std::uint64_t end, Clock::time_point start,
                            std::unordered_set<std::uint64_t>* in_memory, Visit&& visit) {
     const TableStripe* held = table_->stripes[stripe].get();
     if (held == nullptr) return 0;
@@ -250,8 +265,13 @@ class Store::Sweep {
       });
       std::sort(range.entries.begin(), range.entries.end(),
                 [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
-      for (const RowIndex::Entry& entry : range.entries) {
-        if (looked_at++ % kLookedAtOnce == kLookedAtOnce - 1 && Clock::now() >= until) return entry.path;
+      for (std::size_t i = 0; i < range.entries.size(); ++i) {
+        const RowIndex::Entry& entry = range.entries[i];
+        if (i + kFetchedAhead < range.entries.size()) {
+          __builtin_prefetch(held->slab.data(range.entries[i + kFetchedAhead].row));
+        }
+        if (looked_at++ % kLookedAtOnce == kLookedAtOnce - 1 && Clock::now() - start >= kLongestSlice)
+          return entry.path;
         if (in_memory != nullptr) in_memory->insert(entry.path);
         if (table_->is_tiered && held->slab.meta(entry.row).is_pinned()) continue;
         const RowRef row = held->slab.at(entry.row);
@@ -259,7 +279,7 @@ class Store::Sweep {
       }
       path = range.next;
       if (end != 0 && path >= end) path = 0;
-    } while (path != 0 && Clock::now() < until);
+    } while (path != 0 && Clock::now() - start < kSlice);
     return path;
   }
 
@@ -284,6 +304,8 @@ class Store::Sweep {
   const std::uint32_t now_seconds_;
   const std::uint32_t now_steps_;
   SweepReport report_;
+  LongestHold longest_hold_;
+  std::chrono::nanoseconds owed_{0};  // of sleep
   std::uint64_t seen_ = 0;
   std::vector<float> weights_;
   std::vector<std::uint64_t> bins_;  // rows by warmth; empty without a bound

@@ -87,13 +87,16 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
     impl_->count(block.size(), misses.size());
     Status looked_up =
         impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
-                                [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* /*image*/) {
+                                [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* image) {
                                   if (id != RowIndex::kNone) {
                                     pin(miss.stripe, miss.path, id);
                                     return;
                                   }
                                   ++absent[miss.stripe];  // of those that found no room: asked for below
                                   has_absent = true;
+                                  if (image != nullptr) return;
+                                  reservation.absences_.emplace(row_hash(table->schema.id, miss.key),
+                                                                impl_->tiering->token(miss.stripe, miss.path));
                                 });
     if (!looked_up.is_ok()) status = std::move(looked_up);
   }
@@ -163,6 +166,7 @@ std::optional<TierStats> Store::tier_stats() const {
                    .misses = misses,
                    .brought_ahead = impl_->tier_ahead,
                    .rows_evicted = impl_->tiering->rows_evicted(),
+                   .longest_hold = impl_->tiering->longest_hold(),
                    .ssd = impl_->tiering->ssd_stats()};
 }
 

@@ -72,9 +72,10 @@ struct Store::Absences {
   std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
 };
 
-// Looks up which of a block's rows that are not in memory are on the SSD, and brings those.
+// Looks up which of a block's rows that are not in memory are on the SSD, and brings those. What the reservation saw to
+// be nowhere still is while its token has not moved.
 Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block,
-                          std::uint32_t part, std::uint32_t parts, Absences& absences) {
+                          std::uint32_t part, std::uint32_t parts, const Reservation& reservation, Absences& absences) {
   absences.tokens.assign(block.size(), Absences::kUnknown);
   std::vector<Tiering::Miss> misses;
   for (std::uint32_t stripe = part; stripe < kStripes; stripe += parts) {
@@ -86,10 +87,12 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
           if (id != RowIndex::kNone) return;
           const Tiering::Miss miss{
               .key = block[position], .path = path, .position = position, .stripe = static_cast<std::uint16_t>(stripe)};
-          if (may_be_on_ssd) {
+          const std::uint32_t token = impl_->tiering->token(stripe, path);
+          const auto seen = reservation.absences_.find(row_hash(table.schema.id, block[position]));
+          if (may_be_on_ssd && (seen == reservation.absences_.end() || seen->second != token)) {
             misses.push_back(miss);
           } else {
-            absences.tokens[position] = impl_->tiering->token(stripe, path);
+            absences.tokens[position] = token;
           }
         });
   }
@@ -189,7 +192,8 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     impl_->wait_for_snapshot();
     order.group(table_id, impl_->slots, block);
     if (tiered != nullptr && options.reservation->has_absent_) {
-      SR_RETURN_IF_ERROR(find_absent(*table, order, block, options.part, options.parts, absences));
+      SR_RETURN_IF_ERROR(
+          find_absent(*table, order, block, options.part, options.parts, *options.reservation, absences));
     }
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
       if (order.positions(stripe).empty()) continue;
@@ -244,7 +248,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     impl_->wait_for_snapshot();
     order.group(table_id, impl_->slots, block);
-    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, absences));
+    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, reserved.value(), absences));
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
@@ -319,7 +323,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
   for (std::size_t begin = 0; begin < count; begin += BatchOrder::kBlock) {
     const auto block = rows.keys.subspan(begin, std::min(BatchOrder::kBlock, count - begin));
     order.group(table_id, impl_->slots, block);
-    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, absences));
+    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, reserved.value(), absences));
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "store/hold_clock.h"
+
 namespace sparserow {
 
 // Why a sweep removes a row; of several rules that hold, the first counts.
@@ -14,7 +16,7 @@ inline constexpr std::size_t kSweepRules = 4;
 struct SweepOptions {
   bool dry_run = false;    // counts, and removes nothing
   double share = 1.0;      // of the table's slots that this store has: its part of max_rows and max_bytes
-  double pause_ratio = 0;  // how long it sleeps after each slice, as a multiple of the slice's time
+  double pause_ratio = 0;  // how long it sleeps between slices, as a multiple of the CPU time that they took
 };
 
 struct SweepReport {
@@ -23,10 +25,10 @@ struct SweepReport {
     std::uint64_t bytes = 0;  // of weights and state
   };
   std::uint64_t rows_seen = 0;
-  std::array<Freed, kSweepRules> freed{};      // by rule; in a dry run: what would be
-  std::uint64_t slices = 0;                    // how often a stripe was held
-  std::uint64_t longest_hold_nanoseconds = 0;  // of them
-  bool is_complete = true;                     // false: it was stopped
+  std::array<Freed, kSweepRules> freed{};  // by rule; in a dry run: what would be
+  std::uint64_t slices = 0;                // how often a stripe was held
+  HoldTimes longest_hold;                  // of them
+  bool is_complete = true;                 // false: it was stopped
 };
 
 }  // namespace sparserow

@@ -70,23 +70,25 @@ bool Table::remove(std::uint32_t stripe, std::uint64_t path) {
   return true;
 }
 
-void Table::compact(std::uint32_t stripe, std::uint64_t spare_rows) {
+bool Table::begin_compaction(std::uint32_t stripe, std::uint64_t spare_rows) {
   TableStripe* held = stripes[stripe].get();
-  if (held == nullptr || !held->slab.close_chunks(spare_rows)) return;
-  std::uint64_t path = 0;
-  do {
-    const RowIndex::Range range = held->index.range_at(path);
-    for (const RowIndex::Entry& entry : range.entries) {
-      if (!held->slab.is_closed(entry.row)) continue;
-      const std::uint32_t id = held->slab.allocate();
-      if (id == RowSlab::kNone) return;  // its chunk stays closed, with the rows that are left
-      std::memcpy(held->slab.data(id), held->slab.data(entry.row), layout.data_bytes + RowLayout::kHeadBytes);
-      held->slab.meta(id).reset(held->slab.meta(entry.row).load());
-      held->index.replace(entry.path, id);
-      held->slab.free(entry.row);
-    }
-    path = range.next;
-  } while (path != 0);
+  return held != nullptr && held->slab.close_chunks(spare_rows);
+}
+
+std::uint64_t Table::compact(std::uint32_t stripe, std::uint64_t path) {
+  TableStripe* held = stripes[stripe].get();
+  if (held == nullptr) return 0;  // its last row went meanwhile
+  const RowIndex::Range range = held->index.range_at(path);
+  for (const RowIndex::Entry& entry : range.entries) {
+    if (!held->slab.is_closed(entry.row)) continue;
+    const std::uint32_t id = held->slab.allocate();
+    if (id == RowSlab::kNone) return 0;  // its chunk stays closed, with the rows that are left
+    std::memcpy(held->slab.data(id), held->slab.data(entry.row), layout.data_bytes + RowLayout::kHeadBytes);
+    held->slab.meta(id).reset(held->slab.meta(entry.row).load());
+    held->index.replace(entry.path, id);
+    held->slab.free(entry.row);
+  }
+  return range.next;
 }
 
 Status Table::failure() const {

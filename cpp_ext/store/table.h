@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "store/admission.h"
 #include "store/batch_order.h"
+#include "store/hold_clock.h"
 #include "store/initial_rows.h"
 #include "store/row.h"
 #include "store/row_codec.h"
@@ -54,7 +55,8 @@ struct Stamps {
 // What sweeps have removed since the start, by rule (store.h).
 struct SweepTotals {
   std::array<std::atomic<std::uint64_t>, kSweepRules> rows{};
-  std::atomic<std::uint64_t> sweeps{0}, longest_hold_nanoseconds{0};
+  std::atomic<std::uint64_t> sweeps{0};
+  LongestHold longest_hold;
 };
 
 class Table {
@@ -87,8 +89,10 @@ class Table {
   [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t path, const RowImage& image);
   // True when the row existed.
   bool remove(std::uint32_t stripe, std::uint64_t path);
-  // Moves rows together, so that chunks beyond `spare_rows` free places give their memory back.
-  void compact(std::uint32_t stripe, std::uint64_t spare_rows);
+  // Moves rows together, a part of the stripe's at a time, so that chunks beyond `spare_rows` free places give their
+  // memory back: what begin_compaction() says has to go on with compact() from path 0 until that gives 0.
+  [[nodiscard]] bool begin_compaction(std::uint32_t stripe, std::uint64_t spare_rows);
+  [[nodiscard]] std::uint64_t compact(std::uint32_t stripe, std::uint64_t path);
 
   // The table's clock: steps of the jobs that push to it, each counted once. step < 0 names none.
   std::uint32_t tick(std::uint64_t job, std::int64_t step);

@@ -80,7 +80,9 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
   for (std::size_t begin = 0; begin < order.size();) {
     const std::uint32_t stripe = misses[order[begin]].stripe;
     const std::unique_lock lock(store_.stripes[stripe].mutex);
-    for (; begin < order.size() && misses[order[begin]].stripe == stripe; ++begin) {
+    const HoldClock clock;
+    for (int row = 0; row < kRowsAtOnce && begin < order.size() && misses[order[begin]].stripe == stripe;
+         ++row, ++begin) {
       const Miss& miss = misses[order[begin]];
       const RowImage* image = images[order[begin]].data == nullptr ? nullptr : &images[order[begin]];
       std::uint32_t id = table.find(stripe, miss.path);
@@ -94,6 +96,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
       }
       visit(miss, id, id == RowIndex::kNone ? image : nullptr);
     }
+    longest_hold_.note(clock.held());
   }
   return Status::ok();
 }

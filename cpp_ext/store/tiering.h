@@ -70,9 +70,12 @@ class Store::Tiering {
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
   [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
+  [[nodiscard]] HoldTimes longest_hold() const noexcept { return longest_hold_.longest(); }
 
  private:
-  static constexpr std::uint32_t kTokens = 2048;  // of each stripe
+  static constexpr std::uint32_t kTokens = 8192;  // of each stripe
+  // Rows that come or go while a stripe is held, so that a pull waits for few of them. It meets every stripe.
+  static constexpr int kRowsAtOnce = 32;
 
   struct Victim {
     std::uint64_t key = 0;
@@ -93,7 +96,7 @@ class Store::Tiering {
   };
 
   [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t path) const noexcept {
-    return tokens_[stripe * kTokens + (path * 0x9e3779b97f4a7c15ull >> 53)];
+    return tokens_[stripe * kTokens + (path * 0x9e3779b97f4a7c15ull >> 51)];
   }
   [[nodiscard]] SsdKey key_of(const Table& table, std::uint64_t key) const noexcept;
   [[nodiscard]] Status lost(Table& table, const Status& why) const;
@@ -115,12 +118,14 @@ class Store::Tiering {
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
+  void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
   [[nodiscard]] std::uint64_t next_random() noexcept;
 
   Impl& store_;
   const std::unique_ptr<SsdTier> ssd_;
   const std::unique_ptr<std::atomic<std::uint32_t>[]> tokens_;
   std::atomic<std::uint64_t> rows_evicted_{0};
+  LongestHold longest_hold_;
 
   std::mutex evicting_;
   std::uint64_t random_ = 0x5eed;  // guarded by evicting_
