@@ -1,7 +1,7 @@
 """Data-plane client and session of a worker. Calls that wait or touch rows release the GIL."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,6 +222,28 @@ class MergePlan:
     @property
     def roots(self) -> list[int]: ...
 
+class CacheStorage(Protocol):
+    """Rows of one width (cpp_ext/session/row_storage.h). Arrays are views that end with the call."""
+
+    def probe(
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        oldest: int,
+        found: NDArray[np.uint8],
+        versions: NDArray[np.uint64],
+        rows: NDArray[np.float32],
+    ) -> None: ...
+    def put(
+        self,
+        table_id: int,
+        keys: NDArray[np.uint64],
+        versions: NDArray[np.uint64],
+        rows: NDArray[np.float32],
+        validated: int,
+    ) -> None: ...
+    def drop(self, table_id: int, keys: NDArray[np.uint64]) -> None: ...
+
 class LookupTrace:
     """Lookups of a session as long as it is held."""
 
@@ -263,6 +285,9 @@ class NativeSession:
         cached: bool = True,
     ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
+    def set_cache_storage(self, make: Callable[[int, int], CacheStorage]) -> None:
+        """Where the row cache keeps its rows from the next pull on: ``make(bytes, dim)``. Without a cache: nothing."""
+
     def start_trace(self) -> LookupTrace: ...
     def record_pulls(self) -> None: ...
     def take_pull_spans(self) -> list[tuple[int, int, int, int]]:

@@ -55,11 +55,13 @@ def distribute(
         The same model.
 
     Raises:
-        InvalidArgument: nothing to distribute, or a pattern that matches no layer of at least ``min_rows``.
+        InvalidArgument: nothing to distribute, a pattern that matches no layer of at least ``min_rows``, or a row cache
+            that the model's device cannot hold.
         FailedPrecondition: a layer uses what cannot be honoured (names the layer and the reason), or a table is in
             use in this process, or exists with another schema. The model is then unchanged.
     """
     swaps = _plan(model, session, optimizer, min_rows, tables or {}, carry_weights)
+    session.place_cache(model)
     made = create_on_first_rank(session, swaps)
     for swap, schema in zip(swaps, made, strict=True):
         twin = twin_of(swap.layer, schema)

@@ -79,7 +79,8 @@ def lift_embeddings(
         step; what else a capture has fixed, such as dropout, stays fixed.
 
     Raises:
-        InvalidArgument: no such weight, or a pattern of ``tables`` that matches none.
+        InvalidArgument: no such weight, a pattern of ``tables`` that matches none, or a row cache that the program's
+            device cannot hold.
         FailedPrecondition: a weight is read otherwise too, or by a lookup that cannot be honoured (names the weight
             and the reason); a table is in use in this process, or exists with another schema; or ``check`` failed.
     """
@@ -103,6 +104,7 @@ def lift_embeddings(
         tables=tables or {},
         carry_weights=carry_weights,
     )
+    session.place_cache(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
         twins = [twin_of(_layer_of(lifted, lookup), schema) for lookup in lookups]

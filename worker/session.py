@@ -21,7 +21,7 @@ from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, RowPolicy, TableSchema
 from .background_push import BackgroundPush
-from .cache.settings import RowCache
+from .cache.settings import RowCache, storage_on
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
@@ -361,6 +361,22 @@ class Session(Joinable):
         """Raises FailedPrecondition when a model's dense tensors are on the servers already."""
         if self._dense_rows is not None:
             raise FailedPrecondition("dense_on_servers: this session has the dense tensors of a model; connect anew")
+
+    def place_cache(self, model: torch.nn.Module) -> None:
+        """Has the row cache's rows where its ``storage`` says for this model; what ``distribute`` and
+        ``lift_embeddings`` call. Nothing without a cache.
+
+        Raises:
+            InvalidArgument: the model's device cannot hold the cache.
+            FailedPrecondition: Triton is not installed.
+        """
+        cache = self.placement.cache
+        if cache is None:
+            return
+        on_cuda = (parameter.device for parameter in model.parameters() if parameter.is_cuda)
+        make = storage_on(cache, next(on_cuda, torch.device("cpu")))
+        if make is not None:
+            self.native.set_cache_storage(make)
 
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
         """Sends these tensors' gradients with every commit; what ``dense_on_servers`` calls."""

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <limits>
 
+#include "bindings/client_storage.h"
 #include "bindings/shared_errors.h"
 #include "session/merge.h"
 #include "session/prefetcher.h"
@@ -100,6 +101,15 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::
   options.deadline = std::chrono::milliseconds(deadline_ms);
   options.cache = {cache_bytes, cache_staleness, cache_exact ? OwnCommits::kExact : OwnCommits::kBounded};
   return value_or_raise(Session::create(std::move(shards), options));
+}
+
+// From the next pull on; nothing without a cache.
+void set_cache_storage(Session& session, py::object make) {
+  SessionCache* const cache = session.state().cache();
+  if (cache == nullptr) return;
+  MakeStorage storage = storage_of(std::move(make));
+  const py::gil_scoped_release unlocked;
+  cache->set_storage(std::move(storage));
 }
 
 // Every binding's ids are a tensor of their own: what a batch's author names himself.
@@ -237,9 +247,10 @@ void bind_session(py::module_& module) {
              std::uint64_t num_rows, float lr, bool cached) {
             raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr, cached}));
           },
-          py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
+          Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
+      .def("set_cache_storage", &set_cache_storage, py::arg("make"))
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("record_pulls", [](Session& self) { self.state().record_pulls(); })
       .def("take_pull_spans",

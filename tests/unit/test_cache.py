@@ -132,6 +132,7 @@ GOOD = sr.RowCache(MIB)
         (replace(GOOD, bytes=1 << 60), 0, f"connect.cache.bytes: {1 << 60} is not allowed; allowed: 1 to "),
         (replace(GOOD, staleness=-1), 0, r"connect.cache.staleness: -1 is not allowed; allowed: \[0, 2"),
         (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed at staleness 2; allowed: 0 to 2"),
+        (replace(GOOD, storage="disk"), 0, "connect.cache.storage: 'disk' is not allowed; allowed: auto, host, device"),
         (replace(GOOD, own_commits="no"), 0, "connect.cache.own_commits: 'no' is not allowed; allowed: exact, bounded"),
     ],
 )

@@ -30,7 +30,7 @@ class DeviceRows:
 
     def __init__(self, capacity_bytes: int, dim: int, device: torch.device | str) -> None:
         self.device, self.dim = torch.device(device), dim
-        least, memory = kernels.WAYS * self.bytes_per_row(dim), _memory_of(self.device)
+        least, memory = kernels.WAYS * self.bytes_per_row(dim), memory_of(self.device)
         if not least <= capacity_bytes <= memory:
             raise ValueError(
                 f"capacity_bytes: {capacity_bytes} is not allowed for dim {dim} on {self.device}; allowed: {least} to "
@@ -189,7 +189,8 @@ def _columns(dim: int) -> int:
     return min(int(triton.next_power_of_2(dim)), _MOST_COLUMNS)
 
 
-def _memory_of(device: torch.device) -> int:
+def memory_of(device: torch.device) -> int:
+    """Bytes that the device has."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

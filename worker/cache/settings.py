@@ -1,14 +1,19 @@
-"""``RowCache``: how large a session's row cache is, and how old its rows may be."""
+"""``RowCache``: how large a session's row cache is, how old its rows may be, and where they are."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
 
 OwnCommits = Literal["exact", "bounded"]
+Storage = Literal["auto", "host", "device"]
 
 
 @dataclass(frozen=True)
@@ -16,17 +21,20 @@ class RowCache:
     """For :func:`connect`.
 
     Attributes:
-        bytes: of rows with their bookkeeping, over all tables of the session; at most the machine's memory.
+        bytes: of rows with their bookkeeping, over all tables of the session; at most the memory of where they are.
         staleness: steps for which a row serves lookups before it is validated (asked about by its version, and sent
             again if it has changed). Part of the session's ``staleness``, so at most that; 0 validates every use, and
             rows are what they are without a cache, to the bit.
         own_commits: "exact": a row that this session changed is validated before its next use, so that it always sees
             its own work. "bounded": it sees its own steps, as others', within ``staleness``.
+        storage: "device": rows are in the memory of the model's device, by Triton kernels, which need CUDA. "host": in
+            the host's memory. "auto": on the device of a model that is on CUDA when it is distributed, else the host.
     """
 
     bytes: int
     staleness: int = 0
     own_commits: OwnCommits = "exact"
+    storage: Storage = "auto"
 
 
 def check_cache(cache: RowCache | None, staleness: int | None, where: str = "connect.cache") -> None:
@@ -42,6 +50,8 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
         raise InvalidArgument(f"{where}.staleness: {cache.staleness!r} is not allowed; allowed: [0, 2**31)")
     if cache.own_commits not in ("exact", "bounded"):
         raise InvalidArgument(f"{where}.own_commits: {cache.own_commits!r} is not allowed; allowed: exact, bounded")
+    if cache.storage not in ("auto", "host", "device"):
+        raise InvalidArgument(f"{where}.storage: {cache.storage!r} is not allowed; allowed: auto, host, device")
     if staleness is not None and cache.staleness > staleness:
         raise InvalidArgument(
             f"{where}.staleness: {cache.staleness} is not allowed at staleness {staleness}; allowed: 0 to {staleness}"
@@ -54,3 +64,32 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
         return {}
     is_exact = cache.own_commits == "exact"
     return {"cache_bytes": cache.bytes, "cache_staleness": cache.staleness, "cache_exact": is_exact}
+
+
+def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cache") -> Callable[[int, int], Any] | None:
+    """What makes the storage of a session whose model is on ``device``; None: the native one, in the host's memory.
+
+    Raises:
+        InvalidArgument: ``storage="device"`` where no kernels run, or more bytes than the device has.
+        FailedPrecondition: the device needs Triton, which is not installed.
+    """
+    if cache.storage == "host" or (cache.storage == "auto" and device.type != "cuda"):
+        return None
+    try:
+        from . import device_rows
+        from .device_storage import DeviceStorage, runs_on
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"{where}.storage: rows on {device} need Triton ({error}); install it, or take storage='host'"
+        ) from None
+    if not runs_on(device):
+        raise InvalidArgument(
+            f"{where}.storage: 'device' is not allowed for a model on {device}; allowed: auto, host (kernels need CUDA)"
+        )
+    memory = device_rows.memory_of(device)
+    if cache.bytes > memory:
+        raise InvalidArgument(
+            f"{where}.bytes: {cache.bytes} is not allowed for a model on {device}; allowed: 1 to {memory}, the memory "
+            "of the device"
+        )
+    return lambda capacity_bytes, dim: DeviceStorage(capacity_bytes, dim, device)
