@@ -100,6 +100,10 @@ class LocalBackend:
         """There is none."""
         return {}
 
+    def tiers(self) -> dict[str, float]:
+        """There are no servers."""
+        return {}
+
     def rows(self) -> int:
         """Rows of the tables; torch allocates them all."""
         return sum(table.num_embeddings for table in self._tables)

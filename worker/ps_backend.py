@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ..proto import control_pb2 as pb
 from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, FailedPrecondition
 from ..proto.job import JobConfig
@@ -28,6 +29,29 @@ _END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a jo
 _POLL_SEC = 0.1
 
 
+_TIER_COUNTS = (
+    "hits",
+    "misses",
+    "brought_ahead",
+    "rows_evicted",
+    "file_bytes",
+    "reads",
+    "rows_read",
+    "bytes_read",
+    "read_sec",
+    "writes",
+    "rows_written",
+    "bytes_written",
+    "write_sec",
+)
+
+
+def _tiers_of(shards: Iterable[pb.ShardStatus]) -> dict[str, float]:
+    """Sums over the shards that have an SSD; {} when none has."""
+    tiers = [shard.tier for shard in shards if shard.HasField("tier")]
+    return {name: sum(getattr(tier, name) for tier in tiers) for name in _TIER_COUNTS} if tiers else {}
+
+
 class PsBackend:
     """Tables of at least ``model.min_rows`` rows live on the cluster; they are never allocated here.
 
@@ -43,7 +67,9 @@ class PsBackend:
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
         with ControlClient(coordinator) as client:
-            self.shards = len(client.status().shards)
+            shards = client.status().shards
+        self.shards = len(shards)
+        self._tiers_before = _tiers_of(shards)
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
         """Builds with deferred tables and swaps them for distributed ones.
@@ -163,6 +189,15 @@ class PsBackend:
     def cache(self) -> dict[str, int]:
         """The session's figures."""
         return {} if self._job.train.cache is None else self._session.stats().cache()
+
+    def tiers(self) -> dict[str, float]:
+        """Of all shards; what other jobs of the cluster did meanwhile is in it."""
+        with ControlClient(self._coordinator) as client:
+            now = _tiers_of(client.status().shards)
+        return {
+            name: value if name == "file_bytes" else value - self._tiers_before.get(name, 0.0)
+            for name, value in now.items()
+        }
 
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""

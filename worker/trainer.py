@@ -179,6 +179,7 @@ class Trainer:
             backend=self._job.model.backend,
             refused_steps=self._step.refused,
             staleness=self._backend.staleness(),
+            tiers=self._backend.tiers(),
             cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
             history=tuple(history),
         )

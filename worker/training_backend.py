@@ -112,6 +112,10 @@ class TrainingBackend(Protocol):
         """What this worker's row cache did (``TrainResult.cache``); {} without one."""
         ...
 
+    def tiers(self) -> dict[str, float]:
+        """What shards with an SSD did since this backend was made (``TrainResult.tiers``); {} without one."""
+        ...
+
     def rows(self) -> int:
         """Rows of all tables that were ever updated; on every rank the same."""
         ...

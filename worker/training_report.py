@@ -45,6 +45,10 @@ class TrainResult:
             bucket before ("inf" is the last); {} with backend local.
         cache: of all workers' row caches: unique rows that were hits, misses, revalidated (asked about by version) and
             refreshed (of those: sent again), and bytes_saved, of float32 weights; {} without a cache.
+        tiers: of shards with an SSD, from the run's start to its end: keys of pulls and commits that were hits (in
+            memory) and misses (looked for on the SSD), keys brought_ahead by hints, rows_evicted from memory, and what
+            was read and written there (reads, rows_read, bytes_read, read_sec; writes, rows_written, bytes_written,
+            write_sec), and file_bytes at the end; {} without one.
         refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
     """
@@ -63,6 +67,7 @@ class TrainResult:
     refused_steps: int
     staleness: dict[str, dict[str, int]]
     cache: dict[str, int]
+    tiers: dict[str, float]
     history: tuple[EpochResult, ...]
 
     def as_dict(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def status(
     console.print(f"{reply.slot_count} slots, route epoch {reply.route_epoch}")
     console.print(_shards(reply))
     if any(shard.HasField("tier") for shard in reply.shards):
-        console.print(_tiers(reply))
+        console.print(*_tiers(reply), sep="\n")
     console.print(_tables(reply) if reply.tables else "no tables")
     console.print(_jobs(reply) if reply.jobs else "no jobs")
     if not reply.ready:
@@ -79,26 +79,34 @@ def _memory(shard: pb.ShardStatus) -> str:
     return f"{used} of {format_bytes(shard.memory_budget_bytes)}" if shard.memory_budget_bytes else used
 
 
-def _tiers(reply: pb.GetStatusReply) -> Table:
+def _tiers(reply: pb.GetStatusReply) -> list[Table]:
+    """Where keys were found, and what the SSD did."""
     from ...proto.units import format_bytes
 
-    table = _table("SSD", "shard", "files", "memory", "hits", "missed", "ahead", "evicted", "ms/read")
+    found = _table("rows in memory", "shard", "hits", "missed", "ahead", "evicted")
+    disk = _table("SSD", "shard", "files", "memory", "read", "ms/read", "written", "ms/write")
     for shard in reply.shards:
         if not shard.HasField("tier"):
             continue
         tier = shard.tier
         keys = tier.hits + tier.misses
-        table.add_row(
+        found.add_row(
             str(shard.shard),
-            format_bytes(tier.file_bytes),
-            format_bytes(tier.memory_bytes),
             f"{tier.hits / keys:.1%}" if keys else "-",
             f"{tier.misses:,}",
             f"{tier.brought_ahead:,}",
             f"{tier.rows_evicted:,}",
-            f"{1e3 * tier.read_sec / tier.reads:.2f}" if tier.reads else "-",
         )
-    return table
+        disk.add_row(
+            str(shard.shard),
+            format_bytes(tier.file_bytes),
+            format_bytes(tier.memory_bytes),
+            format_bytes(tier.bytes_read),
+            f"{1e3 * tier.read_sec / tier.reads:.2f}" if tier.reads else "-",
+            format_bytes(tier.bytes_written),
+            f"{1e3 * tier.write_sec / tier.writes:.2f}" if tier.writes else "-",
+        )
+    return [found, disk]
 
 
 def _tables(reply: pb.GetStatusReply) -> Table:

@@ -354,6 +354,12 @@ def _tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
         memory_bytes=int(stats["ssd_memory_bytes"]),
         reads=int(stats["ssd_reads"]),
         read_sec=stats["ssd_read_seconds"],
+        rows_read=int(stats["ssd_rows_read"]),
+        bytes_read=int(stats["ssd_bytes_read"]),
+        writes=int(stats["ssd_writes"]),
+        write_sec=stats["ssd_write_seconds"],
+        rows_written=int(stats["ssd_rows_written"]),
+        bytes_written=int(stats["ssd_bytes_written"]),
     )
 
 

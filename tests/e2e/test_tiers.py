@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sparserow as sr
+from small_disk import mounted_disk
 from sparserow.deploy.cli import main
 from sparserow.deploy.local_cluster import local_cluster
 from sparserow.deploy.ssd_inspection import inspect_folder
@@ -51,6 +53,7 @@ def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys:
             main(["status", "--coordinator", cluster.address])
         shown = capsys.readouterr().out
         assert "evicted" in shown
+        assert "ms/write" in shown
         assert "SSD rows" in shown
         session.close()
     left = inspect_folder(tmp_path / "shard-0")
@@ -106,7 +109,56 @@ def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: 
     assert "'format 9'" in refusal(launcher, tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert "cannot be written" in refusal(launcher, tmp_path)
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        assert "cannot be written" in refusal(launcher, tmp_path)
+        return
+    with mounted_disk(tmp_path / "disk", 1) as folder:  # root may write everywhere else
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        assert "cannot be written" in refusal(launcher, folder)
+
+
+def corrupt(folder: Path) -> int:
+    """Writes over the middle of every file of values; returns how many there were."""
+    files = list(folder.rglob("*.blob"))
+    for path in files:
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 4)
+            file.write(b"\xa5" * (path.stat().st_size // 2))
+    return len(files)
+
+
+def pull_all(table: sr.TableRows, keys: np.ndarray) -> np.ndarray:
+    return np.concatenate([table.pull(part) for part in np.array_split(keys, 40)])
+
+
+def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path) -> None:
+    disk, saved, rows = tmp_path / "disk", str(tmp_path / "saved"), np.arange(160_000)
+    disk.mkdir()
+    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=disk) as cluster:
+        with sr.connect(cluster.address, namespace="n") as session:
+            hurt, well = (
+                session.create_table(name, dim=DIM, optimizer=sr.Adagrad(lr=0.1)) for name in ("hurt", "well")
+            )
+            for part in np.array_split(rows, 40):
+                hurt.push(part, np.ones((len(part), DIM), np.float32))
+            well.push(rows[:100], np.ones((100, DIM), np.float32))
+            before = pull_all(hurt, rows)
+        with pytest.raises(SystemExit) as ended:
+            main(["checkpoint", "save", saved, "--coordinator", cluster.address])
+        assert ended.value.code == 0
+        with sr.connect(cluster.address, namespace="n") as session:
+            assert corrupt(disk) > 0
+            hurt, well = session.table("hurt"), session.table("well")
+            said = r"table n/hurt: .*; this shard refuses the table; drop it, and make it anew from a checkpoint"
+            with pytest.raises(sr.DataLoss, match=said):
+                pull_all(hurt, rows)
+            with pytest.raises(sr.DataLoss, match=said):
+                hurt.push(rows[:1], np.ones((1, DIM), np.float32))
+            np.testing.assert_array_equal(well.pull(rows[:100]), np.full((100, DIM), -0.1, np.float32))
+        with pytest.raises(SystemExit) as ended:
+            main(["checkpoint", "restore", saved, "--coordinator", cluster.address])
+        assert ended.value.code == 0
+        with sr.connect(cluster.address, namespace="n") as session:
+            np.testing.assert_array_equal(pull_all(session.table("hurt"), rows), before)
