@@ -144,6 +144,14 @@ def write_json(path: Path, figures: Sequence[Figure]) -> None:
     path.write_text(json.dumps(rows, indent=2) + "\n")
 
 
+def line_of(figure: Figure) -> str:
+    """A figure of a run that is not over."""
+    ratio = "" if figure.ratio is None else f", ratio {figure.ratio:.3f}"
+    relation = ">=" if figure.higher_is_better else "<="
+    limit = "" if figure.limit is None else f" (limit {relation} {figure.limit:g})"
+    return f"{figure.metric}: {figure.value:,.3f} {figure.unit}{ratio}{limit}"
+
+
 def show(title: str, figures: Sequence[Figure], console: Console) -> None:
     """Prints the figures as a table under the machine they were taken on."""
     table = Table(title=title, caption=machine_line())

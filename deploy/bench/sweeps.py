@@ -1,10 +1,14 @@
 """``bench sweeps``: what removing rows costs those who pull meanwhile.
 
 Pulls arrive at half of the rate that a closed loop reaches, at times drawn beforehand, whether earlier ones are done
-or not; a pull's latency counts from when it was due. Quiet spells take turns with spells in which a second thread
-sweeps the table without end (a share of its rows is wanted no more, and is made anew for each sweep), and, for a store
-that has an SSD, with spells in which a second thread pushes rows that make others leave memory; its quiet spells have
-the same pushes to rows that are in memory.
+or not; a pull's latency counts from when it was due. They are made natively, since Python's threads would wait for each
+other. Quiet spells take turns with spells in which a second thread sweeps the table without end, as a shard's sweeper
+does (before each spell a share of rows comes that is wanted no more), and, for a store that has an SSD, with spells in
+which a second thread pushes rows that make others leave memory; its quiet spells have the same pushes to rows that are
+in memory.
+
+The longest hold of a stripe is told twice: as time that passed, which has what the holder waited for a CPU (another
+thread, or another guest of the machine, had it), and as CPU time of the holder.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _server
+from ...ps_server.shard.engine import SWEEP_PAUSE_RATIO
 from .harness import Figure
 
 P99_LIMIT = 1.1
+HOLD_LIMIT_MS = 2.0
 _TABLE = 1
 _NORM = 1e-3
 
@@ -93,27 +99,26 @@ def _sweeping(size: SweepsSize, random: np.random.Generator) -> list[Figure]:
     _fill(store, size)
     zeros = np.zeros((size.unwanted, size.dim), np.float32)
 
-    def unwanted() -> None:
+    def prepare() -> None:
         keys = np.arange(size.rows, size.rows + size.unwanted, dtype=np.uint64)
         store.assign(_TABLE, keys, zeros)
 
     def sweep() -> None:
-        unwanted()
-        store.sweep(_TABLE)
+        store.sweep(_TABLE, pause_ratio=SWEEP_PAUSE_RATIO)
 
-    def pause() -> None:
-        unwanted()
+    def rest() -> None:
         time.sleep(size.spell_sec / 10)
 
     draw = _uniform(random, size.rows, size.batch)
     shape = f"{size.batch:,} of {size.rows:,} x {size.dim}"
-    figures = _compare(store, size, random, draw, pause, sweep, f"pull {shape}", "sweeps")
-    removed = store.stats()[0].swept_rows
-    held = store.stats()[0].sweep_longest_hold_seconds
+    figures = _compare(store, size, random, draw, _Spells(rest, sweep, prepare), f"pull {shape}", "sweeps")
+    stats = store.stats()[0]
+    wall, cpu = stats.sweep_longest_hold_seconds * 1e3, stats.sweep_longest_hold_cpu_seconds * 1e3
     return [
         *figures,
-        Figure("rows swept meanwhile", float(sum(removed)), "rows"),
-        Figure("longest hold of a stripe by a sweep", held * 1e3, "ms", 2.0, None, False),
+        Figure("rows swept meanwhile", float(sum(stats.swept_rows)), "rows"),
+        Figure("longest hold of a stripe by a sweep", wall, "ms", HOLD_LIMIT_MS, None, False),
+        Figure("longest hold of a stripe by a sweep, CPU time", cpu, "ms", HOLD_LIMIT_MS, None, False),
     ]
 
 
@@ -143,8 +148,17 @@ def _evicting(size: SweepsSize, random: np.random.Generator, folder: str) -> lis
 
     shape = f"{size.batch:,} hot of {size.rows:,} x {size.dim}"
     before = _written(store)
-    figures = _compare(store, size, random, draw_hot, pushes(draw_hot), pushes(draw_any), f"pull {shape}", "eviction")
-    return [*figures, Figure("rows evicted meanwhile", float(_written(store) - before), "rows")]
+    spells = _Spells(pushes(draw_hot), pushes(draw_any))
+    figures = _compare(store, size, random, draw_hot, spells, f"pull {shape}", "eviction")
+    stats = store.tier_stats()
+    assert stats is not None
+    wall, cpu = stats["longest_hold_seconds"] * 1e3, stats["longest_hold_cpu_seconds"] * 1e3
+    return [
+        *figures,
+        Figure("rows evicted meanwhile", float(_written(store) - before), "rows"),
+        Figure("longest hold of a stripe by rows that leave or come back", wall, "ms", None, None, False),
+        Figure("longest hold of a stripe by rows that leave or come back, CPU time", cpu, "ms", None, None, False),
+    ]
 
 
 def _written(store: _server.Store) -> int:
@@ -157,35 +171,46 @@ def _uniform(random: np.random.Generator, rows: int, count: int) -> Callable[[],
     return lambda: random.integers(rows, size=count, dtype=np.uint64)
 
 
+@dataclass(frozen=True)
+class _Spells:
+    """What a second thread repeats in quiet and in busy spells, and what is done before each of either."""
+
+    quiet: Callable[[], None]
+    busy: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None
+
+
 def _compare(
     store: _server.Store,
     size: SweepsSize,
     random: np.random.Generator,
     draw: Callable[[], Keys],
-    quiet: Callable[[], None],
-    busy: Callable[[], None],
+    spells: _Spells,
     name: str,
     what: str,
 ) -> list[Figure]:
-    """p99 of pulls while another thread does ``quiet``, and while it does ``busy``."""
-    out = np.zeros((size.batch, size.dim), np.float32)
-    seconds = []
-    for _ in range(200):
-        keys = draw()
-        started = time.perf_counter()
-        store.pull_into(_TABLE, keys, out)
-        seconds.append(time.perf_counter() - started)
-    interval = 2.0 * float(np.mean(seconds))
-    latencies: dict[Callable[[], None], list[float]] = {quiet: [], busy: []}
+    """p99 of pulls in quiet and in busy spells."""
+    probes = 200
+    keys = np.concatenate([draw() for _ in range(probes)])
+    begun = time.perf_counter()
+    _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
+    interval = 2.0 * (time.perf_counter() - begun) / probes
+    quiet: list[NDArray[np.float64]] = []
+    busy: list[NDArray[np.float64]] = []
     for _ in range(size.spells):
-        for work, into in latencies.items():
+        for work, into in ((spells.quiet, quiet), (spells.busy, busy)):
+            spells.prepare()
+            due = np.cumsum(random.exponential(interval, size=int(size.spell_sec / interval)))
+            keys = np.concatenate([draw() for _ in due])
             with _Beside(work):
-                into += _open_loop(store, draw, out, random, interval, size.spell_sec)
-    p99 = {work: float(np.percentile(found, 99)) for work, found in latencies.items()}
-    count = min(map(len, latencies.values()))
+                into.append(_server.open_loop_pulls(store, _TABLE, keys, due))
+    before, after = (np.concatenate(found) for found in (quiet, busy))
+    count = min(len(before), len(after))
+    p50, p99 = ([float(np.percentile(found, rank)) for found in (before, after)] for rank in (50, 99))
     return [
-        Figure(f"{name}: p99 without {what} ({count:,} samples)", p99[quiet] * 1e3, "ms"),
-        Figure(f"{name}: p99 with {what}", p99[busy] * 1e3, "ms", P99_LIMIT, p99[busy] / p99[quiet], False),
+        Figure(f"{name}: p99 without {what} ({count:,} samples)", p99[0] * 1e3, "ms"),
+        Figure(f"{name}: p99 with {what}", p99[1] * 1e3, "ms", P99_LIMIT, p99[1] / p99[0], False),
+        Figure(f"{name}: p50 with {what}", p50[1] * 1e3, "ms", None, p50[1] / p50[0], False),
     ]
 
 
@@ -212,25 +237,3 @@ class _Beside:
         self._thread.join()
         if self._error is not None:
             raise self._error
-
-
-def _open_loop(
-    store: _server.Store,
-    draw: Callable[[], Keys],
-    out: NDArray[np.float32],
-    random: np.random.Generator,
-    interval_sec: float,
-    spell_sec: float,
-) -> list[float]:
-    """Latencies in seconds of pulls that are due at random times, ``interval_sec`` apart on average."""
-    due = np.cumsum(random.exponential(interval_sec, size=int(spell_sec / interval_sec)))
-    batches = [draw() for _ in due]
-    latencies = []
-    begin = time.perf_counter()
-    for at, keys in zip(due + begin, batches, strict=True):
-        while (left := at - time.perf_counter()) > 0:
-            if left > 1e-3:
-                time.sleep(left - 1e-3)
-        store.pull_into(_TABLE, keys, out)
-        latencies.append(time.perf_counter() - at)
-    return latencies

@@ -2,14 +2,16 @@
 
 Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad; a
 rate counts the unique rows. The references take turns with it: the same store all in memory, and the SSD's database
-alone, which reads as many rows in one batch as the store looked up there and writes as many as it evicted.
+alone, which reads as many rows in one batch as the store looked up there and writes as many as it evicted. Then a DLRM
+is trained over both stores (``tiered_training.py``). Figures come as their part ends.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,7 @@ from rich.progress import Progress
 from ...cpp_ext import _server
 from ...proto.errors import FailedPrecondition
 from .harness import MIN_REPETITIONS, Figure, median
+from .tiered_training import TrainingSize, measure_training
 
 MEMORY_LIMIT = 0.2
 RAW_LIMIT = 0.7
@@ -40,6 +43,7 @@ class TiersSize:
         warm_up: batches before the first figure.
         repetitions: of each measurement.
         exponent: of the Zipf law by which keys are drawn.
+        training: of the DLRM.
     """
 
     rows: int
@@ -48,24 +52,41 @@ class TiersSize:
     share: float
     warm_up: int
     repetitions: int
+    training: TrainingSize
     exponent: float = 1.05
 
 
-FULL = TiersSize(rows=20_000_000, dim=32, batch=16_384, share=0.1, warm_up=400, repetitions=100)
-QUICK = TiersSize(rows=100_000, dim=32, batch=2_048, share=0.3, warm_up=10, repetitions=MIN_REPETITIONS)
+FULL = TiersSize(
+    rows=20_000_000,
+    dim=32,
+    batch=16_384,
+    share=0.1,
+    warm_up=400,
+    repetitions=100,
+    training=TrainingSize(batch=2048, features=26, blocks=4, steps=20, hints=4),
+)
+QUICK = TiersSize(
+    rows=100_000,
+    dim=32,
+    batch=2_048,
+    share=0.3,
+    warm_up=10,
+    repetitions=MIN_REPETITIONS,
+    training=TrainingSize(batch=64, features=4, blocks=1, steps=3, hints=2),
+)
 
 Keys = NDArray[np.uint64]
 
 
-def run_tiers(size: TiersSize, *, seed: int = 0) -> list[Figure]:
+def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
     """Measures a tiered store in a folder of the system's temporary directory.
 
     Args:
         size: of the run; the full one takes about 8 GB of memory and 20 GB of disk.
         seed: of keys and gradients.
 
-    Returns:
-        Figures under Zipf and under uniform keys.
+    Yields:
+        Figures under Zipf and under uniform keys, then of training; each set when it is there.
 
     Raises:
         FailedPrecondition: this build has no SSD tier.
@@ -74,23 +95,43 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> list[Figure]:
         raise FailedPrecondition("bench tiers: this build has no SSD tier; install librocksdb-dev and build again")
     random = np.random.default_rng(seed)
     ids = random.permutation(size.rows).astype(np.uint64)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as raw_folder:
+    with tempfile.TemporaryDirectory() as folder:
         plain = _server.Store()
-        _fill([plain], ids, size)
-        budget = int(plain.used_bytes * size.share)
-        tiered = _server.Store(memory_budget_bytes=budget, ssd_path=folder)
-        _fill([tiered], ids, size)
-        raw = _server.RawSsd(raw_folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
+        yield _filled(plain, ids, size, "memory")
+        tiered = _server.Store(memory_budget_bytes=int(plain.used_bytes * size.share), ssd_path=folder)
+        yield _filled(tiered, ids, size, f"{size.share:.0%} in memory")
+        with _raw(ids, size) as raw:
+            contest = _Contest(plain, tiered, raw, size, random)
+            yield from contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size, size.batch)], True)
+            yield from contest.figures(
+                "uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), False
+            )
+        shape = (size.training.batch, size.training.features)
+
+        def draw() -> NDArray[np.int64]:
+            return ids[_zipf(random, size, shape[0] * shape[1])].astype(np.int64).reshape(shape)
+
+        yield from measure_training(plain, tiered, _TABLE, (size.rows, size.dim), size.training, draw)
+
+
+@contextmanager
+def _raw(ids: Keys, size: TiersSize) -> Iterator[_server.RawSsd]:
+    """The SSD's database alone, with every row."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
         for part in np.array_split(ids, max(1, size.rows // 8192)):
             raw.serve(part[:0], part)
-        contest = _Contest(plain, tiered, raw, size, random)
-        return [
-            *contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size)], MEMORY_LIMIT),
-            *contest.figures("uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), None),
-        ]
+        yield raw
 
 
-def _fill(stores: list[_server.Store], ids: Keys, size: TiersSize) -> None:
+def _filled(store: _server.Store, ids: Keys, size: TiersSize, where: str) -> Figure:
+    started = time.perf_counter()
+    _fill(store, ids, size)
+    rate = len(ids) * 1e-6 / (time.perf_counter() - started)
+    return Figure(f"fill {size.rows:,} x {size.dim}, {where}", rate, "M rows/s")
+
+
+def _fill(store: _server.Store, ids: Keys, size: TiersSize) -> None:
     schema = _server.TableSchema(
         id=_TABLE,
         name="bench/tiers",
@@ -100,20 +141,19 @@ def _fill(stores: list[_server.Store], ids: Keys, size: TiersSize) -> None:
     )
     grads = np.ones((8192, size.dim), np.float32)
     with Progress(transient=True, console=Console(stderr=True)) as progress:
-        task = progress.add_task("fill", total=len(ids) * len(stores))
-        for store in stores:
-            store.create_table(schema)
-            for begin in range(0, len(ids), len(grads)):
-                part = ids[begin : begin + len(grads)]
-                store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
-                progress.advance(task, len(part))
+        task = progress.add_task("fill", total=len(ids))
+        store.create_table(schema)
+        for begin in range(0, len(ids), len(grads)):
+            part = ids[begin : begin + len(grads)]
+            store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
+            progress.advance(task, len(part))
 
 
-def _zipf(random: np.random.Generator, size: TiersSize) -> NDArray[np.int64]:
+def _zipf(random: np.random.Generator, size: TiersSize, count: int) -> NDArray[np.int64]:
     """Ranks drawn with probability as rank^-exponent, by the inverse of the law's integral."""
     flat = 1.0 - size.exponent
     top = (size.rows + 1.0) ** flat - 1.0
-    ranks = (random.random(size.batch) * top + 1.0) ** (1.0 / flat)
+    ranks = (random.random(count) * top + 1.0) ** (1.0 / flat)
     found: NDArray[np.int64] = np.minimum(ranks.astype(np.int64) - 1, size.rows - 1)
     return found
 
@@ -144,7 +184,7 @@ class _Contest:
         assert stats is not None
         return int(stats["misses"]), int(stats["ssd_rows_written"])
 
-    def figures(self, law: str, draw: Callable[[], Keys], memory_limit: float | None) -> list[Figure]:
+    def figures(self, law: str, draw: Callable[[], Keys], is_judged_by_memory: bool) -> list[Figure]:
         """Rates of the tiered store under one law, beside its references."""
         for _ in range(self._size.warm_up):
             self._step(self._tiered, np.unique(draw()))
@@ -170,7 +210,7 @@ class _Contest:
                 f"pull + push against all in memory: {shape}",
                 1e-6 / tiered,
                 "M rows/s",
-                memory_limit,
+                MEMORY_LIMIT if is_judged_by_memory else None,
                 median(plain_sec) / tiered,
             ),
             Figure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from importlib import import_module
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Benchmark(str, Enum):
-    """The benchmarks; each is ``deploy/bench/NAME.py`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``."""
+    """The benchmarks; each is ``deploy/bench/NAME.py`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``.
+
+    One that takes long gives its figures one by one.
+    """
 
     engine = "engine"
     wire = "wire"
@@ -28,19 +31,20 @@ class Benchmark(str, Enum):
     cache = "cache"
     tiers = "tiers"
     sweeps = "sweeps"
+    big_table = "big_table"
     serving = "serving"
     checkpoint = "checkpoint"
 
 
-def _run(name: str, quick: bool, rows: int | None) -> Sequence[Figure]:
+def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:
     module = import_module(f"...deploy.bench.{name}", __package__)
     size = module.QUICK if quick else module.FULL
     if rows is not None:
         if not hasattr(size, "rows"):
             raise InvalidArgument(f"--rows: bench {name} has no table of that kind; leave it out")
         size = replace(size, rows=rows)
-    figures: Sequence[Figure] = getattr(module, f"run_{name}")(size)
-    return [replace(figure, limit=None) for figure in figures] if quick else figures
+    figures: Iterable[Figure] = getattr(module, f"run_{name}")(size)
+    return figures
 
 
 def bench(
@@ -59,11 +63,19 @@ def bench(
     """Measure one layer, by name, against a reference in the same run."""
     from rich.console import Console
 
-    from ..bench.harness import show, write_json
+    from ..bench.harness import line_of, show, write_json
 
     if json_file is not None and not json_file.parent.is_dir():
         raise InvalidArgument(f"--json {json_file}: its folder does not exist; create it first")
-    figures = _run(name.value, quick, rows)
+    given = _run(name.value, quick, rows)
+    comes_by_parts = not isinstance(given, Sequence)
+    figures: list[Figure] = []
+    for figure in given:
+        figures.append(replace(figure, limit=None) if quick else figure)
+        if comes_by_parts:  # what is there outlives an interruption
+            typer.echo(line_of(figures[-1]), err=True)
+            if json_file is not None:
+                write_json(json_file, figures)
     title = f"bench {name.value}" + (" (quick: small sizes, not for judging)" if quick else "")
     show(title, figures, Console())
     if json_file is not None:

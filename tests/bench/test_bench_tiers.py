@@ -15,7 +15,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
         main(["bench", "tiers", "--quick", "--json", str(path)])
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 6
+    assert len(rows) == 13
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
     assert 0 < shares[1] < shares[0] < 1  # uniform keys miss more often
@@ -34,7 +34,7 @@ def test_zipf_ranks_follow_the_law():
     import numpy as np
 
     size = replace(tiers.QUICK, rows=1000, batch=200_000)
-    ranks = tiers._zipf(np.random.default_rng(0), size)
+    ranks = tiers._zipf(np.random.default_rng(0), size, size.batch)
     counts = np.bincount(ranks, minlength=1000)
     assert ranks.min() == 0
     assert ranks.max() == 999

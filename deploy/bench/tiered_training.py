@@ -1,0 +1,217 @@
+"""The part of ``bench tiers`` that trains: a DLRM over a store with an SSD against one all in memory.
+
+All its features look up one table, by the keys of the benchmark. Both stores are served from this process, so their
+threads share its CPUs with the training, as those of a shard on the same machine do. Batches are prefetched. The
+contenders take turns in blocks: in memory, with the SSD and hints, with the SSD alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...cpp_ext import _client, _server
+from ...proto.schema import Adagrad, TableSchema
+from ...worker.deferred import deferred
+from ...worker.distribute import distribute
+from ...worker.models import DLRM
+from ...worker.prefetch import prefetch
+from ...worker.session import Placement, Session
+from .harness import Figure, median
+from .processes import SLOT_COUNT
+
+LIMIT = 0.6
+DEPTH = 2
+_NUMBERS = 13
+_JOB = 1
+
+Draw = Callable[[], NDArray[np.int64]]
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingSize:
+    """Sizes of the training.
+
+    Args:
+        batch: samples of a step.
+        features: ids of a sample.
+        blocks: turns of each contender, the first of which warms up where there are more.
+        steps: of a block that are measured.
+        hints: batches that the shard is told of beyond those that are pulled ahead.
+    """
+
+    batch: int
+    features: int
+    blocks: int
+    steps: int
+    hints: int
+
+
+class _Rows(nn.Module):
+    """One table for all features: keys (B, features) -> (B, features, dim)."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(rows, dim)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        found: Tensor = self.rows(keys)
+        return found
+
+
+class _Catalog:
+    """Of a store that has its one table already."""
+
+    def __init__(self, table_id: int) -> None:
+        self._table_id = table_id
+
+    def create_table(self, schema: TableSchema) -> TableSchema:
+        return replace(schema, id=self._table_id)
+
+    def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
+        del namespace
+        return ()
+
+    def drop_table(self, namespace: str, name: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@contextmanager
+def _session(store: _server.Store, table_id: int, namespace: str) -> Iterator[Session]:
+    """Of a synchronous job of one worker on a shard that serves this store."""
+    server = _server.Server(store, io_threads=2)
+    owner = np.zeros(SLOT_COUNT, np.uint16)
+    server.set_route(1, owner)
+    server.set_job(_JOB, namespace, 0, [(0, 1, 0)])
+    client = _client.Client(
+        shards=[("127.0.0.1", server.port)], slot_owner=owner, route_epoch=1, job_id=_JOB, worker_epoch=1
+    )
+    native = _client.NativeSession(
+        client.shards, first_step=0, first_sequence=1, clocked=True, grad_sum=False, deadline_ms=120_000
+    )
+    try:
+        with Session(native, _Catalog(table_id), Placement(namespace=namespace)) as session:
+            yield session
+    finally:
+        server.stop()
+
+
+@dataclass
+class _Runner:
+    """One contender: passes over batches, and what they took."""
+
+    session: Session
+    step: Callable[[Batch], None]
+    store: _server.Store
+    hints: int
+    seconds: list[float] = field(default_factory=list)  # of a step, by block
+    misses: list[float] = field(default_factory=list)  # keys of a step that were looked for on the SSD
+
+    def run(self, batches: list[Batch], dropped: int) -> None:
+        """One block; its first steps, which nothing ran ahead of, are not measured."""
+        began, before = 0.0, 0.0
+        for number, batch in enumerate(prefetch(batches, self.session, depth=DEPTH, hints=self.hints, ids=_ids)):
+            if number == dropped:
+                began, before = time.perf_counter(), self._missed()
+            self.step(batch)
+        measured = len(batches) - dropped
+        self.seconds.append((time.perf_counter() - began) / measured)
+        self.misses.append((self._missed() - before) / measured)
+
+    def _missed(self) -> float:
+        stats = self.store.tier_stats()
+        return 0.0 if stats is None else float(stats["misses"])
+
+
+def _ids(batch: Batch) -> dict[str, Tensor]:
+    return {"embeddings.rows": batch[1]}
+
+
+def _training_step(session: Session, shape: tuple[int, int], size: TrainingSize) -> Callable[[Batch], None]:
+    rows, dim = shape
+    torch.manual_seed(0)
+    with deferred(min_rows=1):
+        model = DLRM(_NUMBERS, dict.fromkeys(map(str, range(size.features)), 1), dim=dim, bottom=(256, 64), top=(256,))
+        model.embeddings = _Rows(rows, dim)  # type: ignore[assignment]
+    distribute(model, session, optimizer=Adagrad(lr=0.01), min_rows=1)
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(batch: Batch) -> None:
+        numbers, keys, labels = batch
+        nn.functional.binary_cross_entropy_with_logits(model(numbers, keys), labels).backward()
+        session.step(dense)
+
+    return step
+
+
+def measure_training(
+    plain: _server.Store,
+    tiered: _server.Store,
+    table_id: int,
+    shape: tuple[int, int],
+    size: TrainingSize,
+    draw: Draw,
+) -> Sequence[Figure]:
+    """Samples a second of each contender.
+
+    Args:
+        plain: all in memory; its table ``table_id`` has ``shape`` rows and columns, with Adagrad.
+        tiered: the same rows, most of them on an SSD.
+        table_id: in both.
+        shape: rows, columns.
+        size: of the training.
+        draw: keys (batch, features) of one more batch.
+    """
+    dropped = DEPTH + size.hints + 2
+    random = torch.Generator().manual_seed(0)
+
+    def batches() -> list[Batch]:
+        return [
+            (
+                torch.rand(size.batch, _NUMBERS, generator=random),
+                torch.from_numpy(draw()),
+                torch.randint(0, 2, (size.batch,), generator=random).float(),
+            )
+            for _ in range(dropped + size.steps)
+        ]
+
+    with ExitStack() as stack:
+        in_memory = stack.enter_context(_session(plain, table_id, "memory"))
+        on_ssd = stack.enter_context(_session(tiered, table_id, "ssd"))
+        ssd_step = _training_step(on_ssd, shape, size)
+        runners = {
+            "memory": _Runner(in_memory, _training_step(in_memory, shape, size), plain, 0),
+            "hints": _Runner(on_ssd, ssd_step, tiered, size.hints),
+            "no hints": _Runner(on_ssd, ssd_step, tiered, 0),
+        }
+        for block in range(size.blocks):
+            for name in sorted(runners, reverse=block % 2 == 1):
+                runners[name].run(batches(), dropped)  # fresh ones: those of another block are in memory by now
+    warm = 1 if size.blocks > 1 else 0
+    rates = {name: size.batch / median(runner.seconds[warm:]) for name, runner in runners.items()}
+    title, unit = f"DLRM step, {size.batch:,} samples of {size.features} ids, prefetch {DEPTH}", "samples/s"
+    return [
+        Figure(f"{title}: all in memory", rates["memory"], unit),
+        Figure(f"{title}: SSD, {size.hints} hints", rates["hints"], unit, LIMIT, rates["hints"] / rates["memory"]),
+        Figure(f"{title}: SSD, no hints", rates["no hints"], unit, None, rates["no hints"] / rates["memory"]),
+        *(
+            Figure(
+                f"{title}: SSD, {name}: missed",
+                float(np.mean(runners[name].misses[warm:])),
+                "keys/step",
+                higher_is_better=False,
+            )
+            for name in ("hints", "no hints")
+        ),
+    ]
