@@ -39,7 +39,6 @@ CONSTANT_BYTES = 512 << 20
 LIMIT_OF_STEADY = 1.5
 _COLUMNS, _NUMBERS = 26, 13
 _HOT_IDS = 10_000
-_TEST_LINES = 8192
 _LINES_AT_ONCE = 50_000
 _DEADLINE_SEC = 600.0
 _SPREAD = np.uint32(0x9E3779B1)  # odd: numbers differ as long as what they are made from does
@@ -54,17 +53,20 @@ class BigTableSize:
         settings: of the job, beside its file's.
         gigabytes: that the files on the SSD must reach; None: any.
         fresh: share of the ids that come once.
+        test_lines: that it is tested on at the end.
     """
 
     rows: int
     settings: tuple[str, ...] = ()
     gigabytes: float | None = None
     fresh: float = 0.95
+    test_lines: int = 8192
 
 
 FULL = BigTableSize(rows=76_000_000, gigabytes=20.0)
 QUICK = BigTableSize(
     rows=80_000,
+    test_lines=256,
     settings=("train.batch_size=64", "cluster.memory_budget=16MiB", "model={kind: dlrm, dim: 32, rows: 1000000}"),
 )
 
@@ -87,10 +89,10 @@ def run_big_table(size: BigTableSize, *, seed: int = 0) -> Iterator[Figure]:
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines = max(_TEST_LINES, int(size.rows / size.fresh / _COLUMNS))
+        lines = int(size.rows / size.fresh / _COLUMNS)
         began = time.perf_counter()
         write_log(folder / "train.tsv", lines, random, size.fresh)
-        write_log(folder / "test.tsv", _TEST_LINES, random, fresh=0.0)
+        write_log(folder / "test.tsv", size.test_lines, random, fresh=0.0)
         yield Figure(f"log of {lines:,} lines", lines * 1e-6 / (time.perf_counter() - began), "M lines/s")
         (folder / "rows").mkdir()
         settings = [f"data.train={folder / 'train.tsv'}", f"data.test={folder / 'test.tsv'}", *size.settings]

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from sparserow.deploy.bench import tiers
+from sparserow.deploy.bench import big_table, tiers
 from sparserow.deploy.cli import main
 
 
@@ -19,7 +19,8 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
     assert 0 < shares[1] < shares[0] < 1  # uniform keys miss more often
-    assert all(row["ratio"] > 0 for row in rows if row["unit"] != "share")
+    assert sum(row["ratio"] is not None for row in rows) == 6
+    assert all(row["ratio"] > 0 for row in rows if row["ratio"] is not None)
     assert all(row["limit"] is None for row in rows)
 
 
@@ -40,3 +41,30 @@ def test_zipf_ranks_follow_the_law():
     assert ranks.max() == 999
     assert 1.6 < counts[0] / counts[1] < 2.6
     assert counts[:100].sum() > counts[100:].sum()
+
+
+def test_the_log_of_the_big_table_is_criteos_and_nearly_every_id_is_new(tmp_path):
+    import numpy as np
+
+    path = tmp_path / "log.tsv"
+    big_table.write_log(path, 60_000, np.random.default_rng(0), fresh=0.95)
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    assert len(lines) == 60_000
+    assert {len(line) for line in lines} == {40}
+    assert {line[0] for line in lines} == {"0", "1"}
+    for column in (14, 39):
+        ids = [line[column] for line in lines]
+        assert all(len(one) == 8 and int(one, 16) >= 0 for one in ids)
+        assert 0.94 < len(set(ids)) / len(ids) < 0.97
+
+
+def test_the_big_table_is_trained_within_its_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(big_table, "QUICK", replace(big_table.QUICK, rows=70_000, test_lines=64))
+    path = tmp_path / "big.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "big_table", "--quick", "--json", str(path)])
+    assert ended.value.code == 0
+    rows = {row["metric"]: row for row in json.loads(path.read_text())}
+    assert 60_000 < rows["rows of all tables"]["value"] < 80_000
+    assert 0 < rows["keys of pulls and commits in memory"]["value"] < 1
+    assert 0 < rows["used of it at the end"]["ratio"] <= 1
