@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from .serving.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
-    from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, restore, save
+    from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
     from .worker.connect import connect
     from .worker.deferred import deferred
     from .worker.dense_rows import DenseRows, dense_on_servers
@@ -96,7 +96,7 @@ _HOMES = {
     ),
     "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
-    "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "restore", "save"),
+    "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),
     "worker.connect": ("connect",),
     "worker.deferred": ("deferred",),
     "worker.dense_rows": ("DenseRows", "dense_on_servers"),
@@ -154,6 +154,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "RowCache",
     "RestoredCheckpoint",
     "SavedCheckpoint",
+    "keep_rows",
     "restore",
     "save",
     "connect",

@@ -60,6 +60,8 @@ class Client:
         wire_dtype: of rows and gradients on the network.
         frame_crc: checksum every frame, both ways.
         connect_timeout_ms: of this call, and of each later attempt.
+        replay_bytes: of commits that are kept for each shard, to be sent again to a process that takes its place; the
+            newest one in any case. 0: none.
 
     Raises:
         Unavailable: a shard cannot be reached (names it).
@@ -81,10 +83,21 @@ class Client:
         wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         frame_crc: bool = False,
         connect_timeout_ms: int = 5000,
+        replay_bytes: int = 0,
     ) -> None: ...
     @property
     def shards(self) -> ClientShards:
         """For a session."""
+
+    def extend(self, grace_ms: int) -> None:
+        """A shard is being restored: calls that wait go on waiting for so long from now, whatever their deadline."""
+
+    def touch(self, *, deadline_ms: int) -> None:
+        """Asks every shard for a sign of life; one that came back gets what is held for it.
+
+        Raises:
+            Unavailable, DeadlineExceeded: one did not answer.
+        """
 
     def pull(
         self,

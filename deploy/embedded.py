@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -17,13 +18,17 @@ from dataclasses import dataclass
 from ..proto.config import ClusterConfig, LogConfig
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
-from ..ps_server.coordinator.server import CoordinatorOptions, run_coordinator
+from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
 from ..ps_server.stopping import StopRequest
 
 READY_DEADLINE_SEC = 60.0
 _DRAIN_SEC = 10.0
 _KILL_AFTER_SEC = _DRAIN_SEC + 5.0
 _READY_POLL_SEC = 0.02
+_FAILURE_POLL_SEC = 0.2
+_MOST_RESTARTS, _RESTARTS_WITHIN_SEC = 3, 60.0  # of one shard
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ async def run_embedded(
     """Runs a cluster until it is asked to stop; every process has ended when this returns.
 
     Raises:
-        Unavailable: a shard's process ended by itself; all others are stopped. Its rows are lost:
-            start anew, from a checkpoint.
+        Unavailable: a shard's process ended by itself and could not be restored; all others are stopped. Its rows
+            are lost: start anew, from a checkpoint.
         DeadlineExceeded: not ready within ``READY_DEADLINE_SEC``.
         SparserowError: an option or a port is at fault.
     """
@@ -84,7 +89,7 @@ async def run_embedded(
     async with run_coordinator(coordinator_options) as coordinator, _children(options, coordinator.address) as children:
         loop = asyncio.get_running_loop()
         stopping = loop.create_task(stop.wait())
-        ended = loop.create_task(_first_end(children))
+        ended = loop.create_task(_supervise(options, coordinator, children))
         ready = loop.create_task(_until_ready(coordinator.cluster))
         try:
             await asyncio.wait((ready, stopping, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -117,19 +122,50 @@ async def _until_ready(cluster: Cluster) -> None:
         await asyncio.sleep(_READY_POLL_SEC)
 
 
-async def _first_end(children: list[asyncio.subprocess.Process]) -> str:
-    """Waits until a child ends by itself; says which and how."""
-    waits = {asyncio.create_task(child.wait()): index for index, child in enumerate(children)}
+async def _supervise(
+    options: EmbeddedOptions, coordinator: Coordinator, children: list[asyncio.subprocess.Process]
+) -> str:
+    """Starts again, at its old address, what ends by itself and can come back from a checkpoint; the end of another
+    shard is this call's, which says which and how.
+    """
+    watches = [
+        asyncio.create_task(_restart_shard(options, coordinator, children, shard)) for shard in range(len(children))
+    ]
+    watches.append(asyncio.create_task(_recovery_failure(coordinator)))
     try:
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
-    ended = min(done, key=lambda wait: waits[wait])
-    return (
-        f"shard {waits[ended]} ended {_how(ended.result())}; its rows are lost, so the cluster was stopped; "
-        "start it anew, and restore a checkpoint"
-    )
+        for watch in watches:
+            watch.cancel()
+    return next(watch for watch in watches if watch in done).result()
+
+
+async def _restart_shard(
+    options: EmbeddedOptions, coordinator: Coordinator, children: list[asyncio.subprocess.Process], index: int
+) -> str:
+    loop = asyncio.get_running_loop()
+    ends: list[float] = []
+    while True:
+        how = _how(await children[index].wait())
+        shard = coordinator.cluster.shards.shards[index]
+        ends = [when for when in ends if when > loop.time() - _RESTARTS_WITHIN_SEC] + [loop.time()]
+        problem = coordinator.recoveries.problem()
+        if len(ends) > _MOST_RESTARTS:
+            problem = f"it has ended {len(ends)} times within {_RESTARTS_WITHIN_SEC:.0f} s"
+        if problem or shard.data is None:
+            return (
+                f"shard {index} ended {how}; its rows are lost, so the cluster was stopped; start it anew, and restore "
+                "a checkpoint" + (f" ({problem})" if problem else "")
+            )
+        log.warning("shard %d ended %s; it is started again, from the newest checkpoint", index, how)
+        coordinator.cluster.shards.leave(index, shard.instance)
+        children[index] = await _start_shard(options, coordinator.address, index, shard.data[1])
+
+
+async def _recovery_failure(coordinator: Coordinator) -> str:
+    while not coordinator.recoveries.failure:
+        await asyncio.sleep(_FAILURE_POLL_SEC)
+    return f"{coordinator.recoveries.failure}; the cluster was stopped; start it anew, and restore a checkpoint"
 
 
 def _how(code: int) -> str:
@@ -142,19 +178,21 @@ async def _children(options: EmbeddedOptions, coordinator: str) -> AsyncIterator
     children: list[asyncio.subprocess.Process] = []
     try:
         for index in range(options.cluster.shards):
-            children.append(
-                await asyncio.create_subprocess_exec(
-                    *_shard_command(options, coordinator, index),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is this process's to handle, in order
-                )
-            )
+            children.append(await _start_shard(options, coordinator, index, port=0))
         yield children
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(signal.SIGTERM)
         await asyncio.gather(*(_await_end(child) for child in children))
+
+
+async def _start_shard(options: EmbeddedOptions, coordinator: str, index: int, port: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *_shard_command(options, coordinator, index, port),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is this process's to handle, in order
+    )
 
 
 async def _await_end(child: asyncio.subprocess.Process) -> None:
@@ -165,7 +203,7 @@ async def _await_end(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-def _shard_command(options: EmbeddedOptions, coordinator: str, index: int) -> list[str]:
+def _shard_command(options: EmbeddedOptions, coordinator: str, index: int, port: int) -> list[str]:
     command = [
         sys.executable,
         "-m",
@@ -174,6 +212,7 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int) -> li
         f"--coordinator={coordinator}",
         f"--shard={index}",
         f"--host={options.host}",
+        f"--port={port}",
         f"--io-threads={options.cluster.io_threads}",
         f"--drain={_DRAIN_SEC}s",
         f"--sweep-every={'never' if options.cluster.sweep_every is None else options.cluster.sweep_every}",

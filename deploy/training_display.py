@@ -109,6 +109,9 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         rows += [("rows in memory", hits_line(result.tiers)), ("rows on SSD", ssd_line(result.tiers))]
     if result.refused_steps:
         rows.append(("steps refused (NaN or Inf)", f"{result.refused_steps:,}"))
+    if result.shard_restores:
+        lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
+        rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))
     for name, value in rows:
         table.add_row(name, value)
     if result.first_bad_line is not None:

@@ -26,6 +26,12 @@ class CheckpointConfig(StrictModel):
         le=1 << 20,
         description="Of so many checkpoints one holds all rows, the others what changed since; 1: each holds all.",
     )
+    delta_every: Seconds | None = Field(
+        30.0,
+        gt=0,
+        description="With bounded or no staleness: time between two saves of the rows that changed, to the folder rows "
+        "in url. A shard that ends comes back from the last of them alone; null: it ends the run.",
+    )
     max_restarts: int = Field(
         10,
         ge=0,

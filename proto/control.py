@@ -216,8 +216,11 @@ class ControlClient:
             namespace_id=reply.namespace_id,
         )
 
-    def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> None:
+    def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
         """Renews the lease; call it at least every third of ``lease_sec``. ``step`` is shown by ``sparserow status``.
+
+        Returns:
+            Whether a shard is being restored, and how many were.
 
         Raises:
             Fenced: the lease has ended or the rank has registered again; the worker must register anew.
@@ -225,7 +228,8 @@ class ControlClient:
         request = pb.WorkerHeartbeatRequest(
             job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step
         )
-        self._call(self._stub.WorkerHeartbeat, request)
+        reply: pb.WorkerHeartbeatReply = self._call(self._stub.WorkerHeartbeat, request)
+        return reply
 
     def deregister_worker(self, identity: WorkerIdentity) -> None:
         """Leaves the job; harmless when it has left already.
@@ -270,6 +274,15 @@ class ControlClient:
         request = pb.GetSaveRequest(url=url, name=name, wait_ms=round(wait_sec * 1000))
         reply: pb.GetSaveReply = self._call(self._stub.GetSave, request, wait_sec + self._deadline_sec)
         return reply
+
+    def keep_rows(self, url: str, identity: WorkerIdentity, *, every_sec: float) -> None:
+        """Has rows saved to ``url`` over and over as long as the caller's job goes on; any of its workers may ask.
+
+        Raises:
+            InvalidArgument: an unknown URL scheme, or ``every_sec`` out of range.
+        """
+        request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec)
+        self._call(self._stub.KeepRows, request)
 
     def restore(
         self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, deadline_sec: float

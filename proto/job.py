@@ -365,6 +365,13 @@ class JobConfig(StrictModel):
     def _local_has_the_optimizer(self) -> JobConfig:
         if self.model.backend == "local" and self.train.checkpoint is not None:
             raise InvalidArgument("train.checkpoint: needs model.backend ps; allowed with local: null")
+        checkpoint = self.train.checkpoint
+        is_told = checkpoint is not None and "delta_every" in checkpoint.model_fields_set
+        if is_told and checkpoint is not None and checkpoint.delta_every is not None and self.train.staleness == 0:
+            raise InvalidArgument(
+                "train.checkpoint.delta_every: has no use with train.staleness 0, where all go back together; "
+                "allowed: null"
+            )
         if self.model.backend == "local" and self.train.row_optimizer.kind not in ("sgd", "adagrad"):
             raise InvalidArgument(
                 f"model.backend local: torch has no {self.train.row_optimizer.kind} of rows; allowed in "

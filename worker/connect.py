@@ -11,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ..cpp_ext import _client
+from ..proto import control_pb2 as pb
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import InvalidArgument, SparserowError
 from ..proto.schema import DTYPES, Dtype
@@ -18,6 +19,9 @@ from .cache.settings import RowCache, cache_arguments, check_cache
 from .session import NonFinitePolicy, Placement, Session
 
 _log = logging.getLogger(__name__)
+
+_REPLAY_BYTES = 32 << 20  # of commits that each shard may get again; the newest in any case
+_TOUCH_SEC = 5.0
 
 
 def connect(
@@ -72,8 +76,8 @@ def connect(
         control.close()
         raise
     try:
-        native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
-        lease.follow(native)
+        client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
+        lease.follow(native, client, deadline_sec)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
@@ -127,7 +131,7 @@ def _placement(
 
 def _native_session(
     control: ControlClient, identity: WorkerIdentity, placement: Placement, wire_dtype: Dtype, deadline_sec: float
-) -> _client.NativeSession:
+) -> tuple[_client.Client, _client.NativeSession]:
     view = control.cluster()
     client = _client.Client(
         shards=[(shard.host, shard.port) for shard in view.shards],
@@ -139,8 +143,9 @@ def _native_session(
         worker_id=identity.worker_id,
         worker_epoch=identity.epoch,
         wire_dtype=wire_dtype,
+        replay_bytes=0 if placement.staleness == 0 else _REPLAY_BYTES,
     )
-    return _client.NativeSession(
+    native = _client.NativeSession(
         client.shards,
         first_step=identity.first_step,
         first_sequence=1,
@@ -149,6 +154,7 @@ def _native_session(
         deadline_ms=round(deadline_sec * 1000),
         **cache_arguments(placement.cache),
     )
+    return client, native
 
 
 class Lease:
@@ -162,12 +168,18 @@ class Lease:
         self._control = control
         self._identity = identity
         self._native: _client.NativeSession | None = None
+        self._client: _client.Client | None = None
+        self._deadline_sec = 0.0
+        self._restores = 0  # of shards, that the client knows of
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
         self._thread.start()
 
-    def follow(self, native: _client.NativeSession) -> None:
-        """Heartbeats carry this session's step from now on."""
+    def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
+        """Heartbeats carry this session's step from now on; while they say that a shard is being restored, calls have
+        their deadline anew, and a shard that is back gets what the client holds for it.
+        """
+        self._deadline_sec, self._client = deadline_sec, client
         self._native = native
 
     def end(self) -> None:
@@ -181,11 +193,21 @@ class Lease:
         finally:
             self._control.close()
 
+    def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
+        client = self._client
+        if client is None:
+            return
+        if reply.restoring or reply.shard_restores != self._restores:
+            client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
+        if reply.shard_restores != self._restores:
+            client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
+            self._restores = reply.shard_restores
+
     def _renew(self) -> None:
         while not self._ended.wait(self._identity.lease_sec / 3):
             try:
                 step = None if self._native is None else self._native.step
-                self._control.heartbeat_worker(self._identity, step=step)
+                self._attend(self._control.heartbeat_worker(self._identity, step=step))
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":
                     _log.error("this worker has lost its place in the job: %s", error)

@@ -92,6 +92,10 @@ class LocalBackend:
     def settle(self, *, is_end: bool) -> None:
         """Nothing: there are no servers, and workers meet each step."""
 
+    def shard_losses(self) -> tuple[int, int]:
+        """There is none."""
+        return 0, 0
+
     def staleness(self) -> dict[str, dict[str, int]]:
         """Nothing is pulled."""
         return {}

@@ -204,6 +204,12 @@ class PsBackend:
         with ControlClient(self._coordinator) as client:
             return sum(usage.rows for shard in client.status().shards for usage in shard.tables)
 
+    def shard_losses(self) -> tuple[int, int]:
+        """How often shards of the cluster came back from a checkpoint alone, and commits lost by it."""
+        with ControlClient(self._coordinator) as client:
+            shards = client.status().shards
+        return sum(shard.restores for shard in shards), sum(shard.commits_lost for shard in shards)
+
     def staleness(self) -> dict[str, dict[str, int]]:
         """How stale the pulls of each table of this job's namespace were, over all shards and workers."""
         found: dict[str, dict[str, int]] = {}

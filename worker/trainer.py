@@ -149,6 +149,8 @@ class Trainer:
         """
         train, progress = self._job.train, self._progress
         history = [EpochResult(**result) for result in progress.history]
+        if self._checkpoints is not None:
+            self._checkpoints.begin()
         for epoch in range(progress.epoch, train.epochs + 1):
             if not progress.is_trained:
                 self._train(epoch)
@@ -164,6 +166,7 @@ class Trainer:
         seconds = sum(result.samples / result.samples_per_sec for result in history)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
+        restores, lost = self._backend.shard_losses()
         firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
             test_auc=history[-1].test_auc,
@@ -182,6 +185,8 @@ class Trainer:
             tiers=self._backend.tiers(),
             cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
             history=tuple(history),
+            shard_restores=restores,
+            commits_lost=lost,
         )
 
     def _train(self, epoch: int) -> None:

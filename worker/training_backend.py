@@ -108,6 +108,10 @@ class TrainingBackend(Protocol):
         """How stale the pulls of each table were, as ``TrainResult`` says."""
         ...
 
+    def shard_losses(self) -> tuple[int, int]:
+        """How often shards came back from a checkpoint alone, and commits lost by it (``TrainResult``)."""
+        ...
+
     def cache(self) -> dict[str, int]:
         """What this worker's row cache did (``TrainResult.cache``); {} without one."""
         ...

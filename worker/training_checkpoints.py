@@ -15,12 +15,14 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import list_names
 from ..proto.checkpoint_config import CheckpointConfig
 from ..proto.errors import Fenced, SparserowError
-from .checkpoint import RestoredCheckpoint, SavedCheckpoint, restore, save
+from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
 from .checkpoint.save import Stateful, absolute
 from .process_group import WorkerGroup
 from .session import Session
 
 log = logging.getLogger(__name__)
+
+ROWS_FOLDER = "rows"  # of the saves that a shard comes back from, in the folder of the checkpoints
 
 
 @dataclass
@@ -83,6 +85,12 @@ class TrainingCheckpoints:
         self._url = absolute(config.url)
         self._saved_at = time.monotonic()
         self._writing: SavedCheckpoint | None = None
+
+    def begin(self) -> None:
+        """Before the first step: has rows saved between checkpoints, where a shard can come back from them alone."""
+        every = self._config.delta_every
+        if every is not None and self._session.placement.staleness != 0:
+            keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every)
 
     def after_step(self, number: int, progress: Progress) -> None:
         """Saves when it is time; ``number`` counts the steps of the whole run."""

@@ -51,6 +51,8 @@ class TrainResult:
             write_sec), and file_bytes at the end; {} without one.
         refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
+        shard_restores: how often a shard of the cluster ended and came back from a checkpoint while others went on.
+        commits_lost: that such shards had taken and nobody could send again; each is one worker's step, on one shard.
     """
 
     test_auc: float
@@ -69,6 +71,8 @@ class TrainResult:
     cache: dict[str, int]
     tiers: dict[str, float]
     history: tuple[EpochResult, ...]
+    shard_restores: int = 0
+    commits_lost: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -391,6 +391,7 @@ py::dict stats(const PyClient& client) {
   out["bytes_received"] = stats.bytes_received;
   out["reconnects"] = stats.reconnects;
   out["retries"] = stats.retries;
+  out["commits_replayed"] = stats.commits_replayed;
   return out;
 }
 
@@ -406,7 +407,8 @@ void bind_shards(py::module_& module) {
       .def(py::init([](const std::vector<std::pair<std::string, std::uint16_t>>& shards, const py::array& slot_owner,
                        std::uint32_t route_epoch, std::uint64_t cluster_id, std::uint32_t namespace_id,
                        std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
-                       const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms) {
+                       const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms,
+                       std::uint64_t replay_bytes) {
              rpc::ClientOptions options;
              options.route_epoch = route_epoch;
              options.cluster_id = cluster_id;
@@ -417,12 +419,29 @@ void bind_shards(py::module_& module) {
              options.wire_dtype = dtype_of(wire_dtype);
              options.frame_crc = frame_crc;
              options.connect_timeout_ms = connect_timeout_ms;
+             options.replay_bytes = replay_bytes;
              return connect(shards, slot_owner, std::move(options));
            }),
            py::kw_only(), py::arg("shards"), py::arg("slot_owner"), py::arg("route_epoch"), py::arg("cluster_id") = 0,
            py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
-           py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000)
+           py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000,
+           py::arg("replay_bytes") = 0)
       .def_property_readonly("shards", &PyClient::shards)
+      .def(
+          "extend",
+          [](PyClient& client, std::int64_t grace_ms) { client.shards()->extend(std::chrono::milliseconds(grace_ms)); },
+          py::arg("grace_ms"))
+      .def(
+          "touch",
+          [](PyClient& client, std::int64_t deadline_ms) {
+            Status status;
+            {
+              const py::gil_scoped_release unlocked;
+              status = client.shards()->touch(std::chrono::milliseconds(deadline_ms));
+            }
+            raise_if_error(status);
+          },
+          py::kw_only(), py::arg("deadline_ms"))
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dim"),
            py::arg("schema_version") = 1, py::arg("step") = rpc::kNoStep, py::arg("deadline_ms") = kDeadline,
            py::arg("versions") = false, py::arg("found") = false)

@@ -121,6 +121,7 @@ py::dict stats(const rpc::Server& server) {
   out["commits_duplicate"] = stats.commits.commits_duplicate;
   out["commits_refused"] = stats.commits.commits_refused;
   out["commits_fenced"] = stats.commits.commits_fenced;
+  out["commits_lost"] = stats.commits.commits_lost;
   out["steps_reduced"] = stats.commits.steps_reduced;
   out["rows_applied"] = stats.commits.rows_applied;
   out["pulls_clocked"] = stats.commits.pulls_clocked;

@@ -148,6 +148,7 @@ rpc::JobImage image_of(const py::dict& job) {
   rpc::JobImage image{.job_id = job["job_id"].cast<std::uint32_t>(),
                       .generation = job["generation"].cast<std::uint32_t>(),
                       .completed = job["completed"].cast<std::int64_t>(),
+                      .lossy = job.contains("lossy") && job["lossy"].cast<bool>(),
                       .workers = {}};
   for (const py::handle worker : job["workers"]) {
     image.workers.push_back({worker["worker_id"].cast<std::uint32_t>(),

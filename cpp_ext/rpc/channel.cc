@@ -34,12 +34,15 @@ std::string name_of(std::uint32_t index, const Endpoint& endpoint) {
 
 }  // namespace
 
-Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats)
+Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats,
+                 const std::atomic<Clock::rep>& grace)
     : index_(index),
       options_(options),
       stats_(stats),
+      grace_(grace),
       name_(name_of(index, options.shards[index])),
       jitter_(std::random_device{}()),
+      held_(options.replay_bytes),
       staging_(kStagingBytes) {}
 
 Channel::Clock::duration Channel::backoff() const noexcept {
@@ -125,6 +128,27 @@ void Channel::fail_all(const Status& status) {
   queue_.clear();
 }
 
+void Channel::pause() {
+  refused_for_now_ = true;
+  paused_until_ = Clock::now() + backoff();
+  ++attempts_;
+}
+
+// Draining, or not told yet; or it waited in vain for workers, while a shard that they need is being restored.
+bool Channel::is_refused_for_now(const Request& request, const Status& status) const {
+  if (status.code() == Code::kUnavailable) return true;
+  return status.code() == Code::kDeadlineExceeded && request.header.step != kNoStep &&
+         Clock::now().time_since_epoch().count() < grace_.load();
+}
+
+void Channel::ask_again(Request& request) {
+  request.deadline = std::max(request.deadline, Clock::time_point(Clock::duration(grace_.load())));
+  request.sent = request.header_sent = false;
+  request.piece = request.offset = 0;
+  queue_.push_back(&request);
+  ++stats_.retries;
+}
+
 // The connection is gone. What was asked and not answered will be asked again.
 void Channel::break_off(const std::string& reason) {
   if (state_ == State::kReady) ++stats_.reconnects;
@@ -166,6 +190,7 @@ void Channel::greet() {
   }
   HelloPayload hello;
   hello.cluster_id = options_.cluster_id;
+  if (options_.replay_bytes > 0) hello.features |= kFeatureIncarnation;
   hello.hash_version = kHashVersion;
   FrameHeader header;
   header.type = static_cast<std::uint16_t>(FrameType::kHello);
@@ -183,13 +208,14 @@ void Channel::tick(Clock::time_point now) {
   if ((state_ == State::kConnecting || state_ == State::kGreeting) && now >= attempt_until_) {
     break_off(state_ == State::kConnecting ? "connecting timed out" : "no answer to HELLO");
   }
-  if (state_ == State::kReady && refused_for_now_ && now >= paused_until_) flush();
+  if ((state_ == State::kReady || state_ == State::kReplaying) && refused_for_now_ && now >= paused_until_) flush();
 }
 
 bool Channel::wants_write() const noexcept {
   if (state_ == State::kConnecting) return true;
   if (state_ == State::kGreeting) return hello_sent_ < hello_.size();
-  return state_ == State::kReady && !queue_.empty() && Clock::now() >= paused_until_;
+  if (Clock::now() < paused_until_) return false;
+  return state_ == State::kReplaying ? replay_sent_ < replay_.size() : state_ == State::kReady && !queue_.empty();
 }
 
 pollfd Channel::interest() const noexcept {
@@ -201,6 +227,7 @@ pollfd Channel::interest() const noexcept {
 
 Channel::Clock::time_point Channel::wake_at() const noexcept {
   if (state_ == State::kDown) return queue_.empty() ? Clock::time_point::max() : retry_at_;
+  if (state_ == State::kReplaying) return refused_for_now_ ? paused_until_ : Clock::time_point::max();
   if (state_ != State::kReady) return attempt_until_;
   return refused_for_now_ && !queue_.empty() ? paused_until_ : Clock::time_point::max();
 }
@@ -291,6 +318,7 @@ void Channel::flush() {
       last_error_ = std::strerror(moved.error);
     }
   }
+  if (state_ == State::kReplaying) send_replay();
   if (state_ != State::kReady || (refused_for_now_ && Clock::now() < paused_until_)) return;
   while (!queue_.empty() && !failed_) {
     Request& request = *queue_.front();

@@ -1,7 +1,9 @@
 // One connection of the client to one shard: a state machine that never blocks.
 //
 //   down --dial--> connecting --writable--> greeting --HELLO_ACK--> ready
-//    ^-------------- broken: outstanding requests are queued again --------'
+//    ^                       another process than before | ^ all held commits are sent again
+//    |                                                   '-> replaying
+//    '-------------- broken: outstanding requests are queued again --------'
 //
 // Requests belong to their callers and are only borrowed; the caller keeps one alive until it is done or
 // cancel() returned. Gradients are sent from, and rows received into, the caller's memory.
@@ -12,6 +14,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -23,6 +26,7 @@
 #include "rpc/client.h"
 #include "rpc/crc32c.h"
 #include "rpc/frame.h"
+#include "rpc/held_commits.h"
 #include "rpc/stream.h"
 
 namespace sparserow::rpc {
@@ -77,7 +81,11 @@ struct ScatteredRows {
 class Channel {
  public:
   using Clock = std::chrono::steady_clock;
-  Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats);
+  // grace: until then (steady_clock's count) a request waits although its own deadline has passed.
+  Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats, const std::atomic<Clock::rep>& grace);
+
+  // Of commits; with no budget for it nothing is added.
+  [[nodiscard]] HeldCommits& held() noexcept { return held_; }
 
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
   // left, or the shard must be dialled.
@@ -94,7 +102,7 @@ class Channel {
   void on_events(short events);
 
  private:
-  enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReady };
+  enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReplaying, kReady };
   enum class Stage : std::uint8_t { kHeader, kSection, kDescriptor, kPieces };
   // A run of reply bytes and where it goes; null drops it.
   struct Piece {
@@ -114,11 +122,20 @@ class Channel {
   void begin_send(Request& request);
   void break_off(const std::string& reason);
   void fail_all(const Status& status);
+  void pause();  // before what was refused for now is sent again
+  [[nodiscard]] bool is_refused_for_now(const Request& request, const Status& status) const;
+  void ask_again(Request& request);
   void finish(Request& request, Status status);
   [[nodiscard]] Status named(const Status& status) const;
   // How long to wait after `attempts_` failures in a row.
   [[nodiscard]] Clock::duration backoff() const noexcept;
   [[nodiscard]] bool wants_write() const noexcept;
+
+  void note_incarnation(std::uint32_t incarnation);
+  void begin_replay();
+  void next_replay();
+  void send_replay();
+  Status on_replay_reply();
 
   void receive();
   Status digest();
@@ -139,6 +156,7 @@ class Channel {
   const std::uint32_t index_;
   const ClientOptions& options_;
   ClientStats& stats_;
+  const std::atomic<Clock::rep>& grace_;
   const std::string name_;  // "shard 1 (127.0.0.1:7001)"
   std::mt19937 jitter_;
 
@@ -160,6 +178,14 @@ class Channel {
   std::deque<Request*> queue_;  // not wholly sent; the front may be half sent
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
+
+  HeldCommits held_;
+  std::uint32_t incarnation_ = 0;  // of the shard's process that answered last; 0: none has
+  bool must_replay_ = false;       // the process there lacks what is held
+  std::uint64_t replay_from_ = 0;  // sequence of the held commit that is being sent
+  std::vector<std::byte> replay_;  // its frame
+  std::size_t replay_sent_ = 0;
+  bool is_replay_decided_ = false;
 
   // The reply being received.
   std::vector<std::byte> staging_;

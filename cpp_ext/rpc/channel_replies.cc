@@ -199,8 +199,9 @@ Status Channel::on_header() {
   body_left_ = reply_header_.body_bytes;
   sections_left_ = reply_header_.section_count;
   const auto type = static_cast<FrameType>(reply_header_.type);
-  if (state_ == State::kGreeting || (type == FrameType::kError && reply_header_.request_id == 0)) {
-    if (body_left_ > kMaxSmallReply) return malformed("HELLO_ACK of " + std::to_string(body_left_) + " bytes");
+  if (state_ == State::kGreeting || state_ == State::kReplaying ||
+      (type == FrameType::kError && reply_header_.request_id == 0)) {
+    if (body_left_ > kMaxSmallReply) return malformed("reply of " + std::to_string(body_left_) + " bytes");
     receiving_ = nullptr;
     collect_body();
     return Status::ok();
@@ -296,6 +297,7 @@ Status Channel::on_frame_end() {
   if ((reply_header_.flags & kFrameHasCrc) != 0 && crc_ != reply_header_.crc32c) {
     return Status(Code::kDataLoss, "reply checksum does not match");
   }
+  if (state_ == State::kReplaying) return on_replay_reply();
   if (state_ == State::kGreeting || (collecting_ && receiving_ == nullptr)) return on_hello_ack();
   if (receiving_ == nullptr) return Status::ok();
   Request& request = *receiving_;
@@ -317,15 +319,10 @@ Status Channel::on_frame_end() {
       break_off("a request was refused while it was being sent");
       return Status::ok();
     }
-    if (status.code() == Code::kUnavailable) {  // draining, or not told yet: asked again after a pause
-      refused_for_now_ = true;
+    if (is_refused_for_now(request, status)) {
       last_error_ = status.message();
-      paused_until_ = Clock::now() + backoff();
-      ++attempts_;
-      request.sent = request.header_sent = false;
-      request.piece = request.offset = 0;
-      queue_.push_back(&request);
-      ++stats_.retries;
+      pause();
+      ask_again(request);
       return Status::ok();
     }
     finish(request, std::move(status));
@@ -385,7 +382,8 @@ Status Channel::on_hello_ack() {
     at = queue_.erase(at);
     finish(request, std::move(refusal));
   }
-  flush();
+  note_incarnation(shard.incarnation);
+  must_replay_ ? begin_replay() : flush();
   return Status::ok();
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <list>
@@ -115,6 +116,14 @@ class Client::Impl {
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                         bool with_state, const CallOptions& options);
   ClientStats stats() const;
+  Status touch(std::chrono::milliseconds deadline);
+  void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
+  [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
+  template <class Change>
+  void change_held(Change change) {
+    const Lock lock(mutex_);
+    for (Channel& channel : channels_) change(channel.held());
+  }
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
 
  private:
@@ -124,7 +133,8 @@ class Client::Impl {
   struct Call {
     explicit Call(std::chrono::milliseconds allowed) : begun(Clock::now()), deadline(begun + allowed) {}
     const Clock::time_point begun;
-    const Clock::time_point deadline;
+    Clock::time_point deadline;
+    bool is_patient = true;  // waits longer while a shard is being restored
     std::list<Outgoing> requests;
     std::uint32_t open = 0;  // requests not done; guarded by mutex_
     std::condition_variable wake;
@@ -133,6 +143,8 @@ class Client::Impl {
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
+  void hold(const Call& call, bool decided);
+  [[nodiscard]] bool is_in_time(Call& call) const;
   void lead(Lock& lock, Call& call);
   void wake_leader();
   void notify_finished();
@@ -141,6 +153,7 @@ class Client::Impl {
   const ClientOptions options_;
   const pid_t pid_;
   const FileHandle wake_;
+  std::atomic<Clock::rep> grace_{0};
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Channel> channels_;
@@ -153,7 +166,9 @@ class Client::Impl {
 Client::Impl::Impl(const ClientOptions& options)
     : options_(options), pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   channels_.reserve(options_.shards.size());
-  for (std::uint32_t shard = 0; shard < shards(); ++shard) channels_.emplace_back(shard, options_, stats_);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    channels_.emplace_back(shard, options_, stats_, grace_);
+  }
 }
 
 Outgoing& Client::Impl::add(Call& call, std::uint32_t shard, FrameType type, FrameType expected,
@@ -187,7 +202,7 @@ Status Client::Impl::run(Call& call) {
   }
   if (wake && leading_) wake_leader();
   const auto place = calls_.insert(calls_.end(), &call);
-  while (call.open > 0 && Clock::now() < call.deadline) {
+  while (call.open > 0 && is_in_time(call)) {
     if (leading_) {
       call.wake.wait_until(lock, call.deadline);
       continue;
@@ -214,6 +229,39 @@ Status Client::Impl::run(Call& call) {
     calls_.front()->wake.notify_one();
   }
   return status;
+}
+
+// Whether a call may go on waiting; its deadline moves while a shard is being restored.
+bool Client::Impl::is_in_time(Call& call) const {
+  const auto now = Clock::now();
+  if (now < call.deadline) return true;
+  if (!call.is_patient || now >= grace()) return false;
+  call.deadline = grace();
+  for (Outgoing& out : call.requests) {
+    if (!out.request.done) out.request.deadline = call.deadline;
+  }
+  return true;
+}
+
+// Keeps a copy of what a call sends to each shard, for a process that takes the shard's place.
+void Client::Impl::hold(const Call& call, bool decided) {
+  std::vector<HeldCommit> copies;
+  for (const Outgoing& out : call.requests) {
+    HeldCommit& copy = copies.emplace_back(out.request.header, out.request.body);
+    copy.decided = decided;
+  }
+  const Lock lock(mutex_);
+  auto copy = copies.begin();
+  for (const Outgoing& out : call.requests) channels_[out.request.shard].held().add(std::move(*copy++));
+}
+
+Status Client::Impl::touch(std::chrono::milliseconds deadline) {
+  Call call(deadline);
+  call.is_patient = false;
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    add(call, shard, FrameType::kPing, FrameType::kPong, kNoStep);
+  }
+  return run(call);
 }
 
 void Client::Impl::wake_leader() {
@@ -407,6 +455,8 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
       ++out.request.header.section_count;
     }
   }
+  const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
+  if (options_.replay_bytes > 0 && has_content) hold(call, type == FrameType::kCommit);
   return run(call);
 }
 
@@ -535,9 +585,13 @@ Status Client::prepare(std::span<const TablePush> tables, const CommitOptions& o
   return impl_->push(FrameType::kPrepare, tables, options, 0, true);
 }
 Status Client::commit_prepared(const CommitOptions& options) {
+  impl_->change_held([&options](HeldCommits& held) { held.decide(options.sequence); });
   return impl_->signal(FrameType::kCommit, options, kFramePrepared);
 }
-Status Client::abort(const CommitOptions& options) { return impl_->signal(FrameType::kAbort, options, 0); }
+Status Client::abort(const CommitOptions& options) {
+  impl_->change_held([&options](HeldCommits& held) { held.drop(options.sequence); });
+  return impl_->signal(FrameType::kAbort, options, 0);
+}
 Status Client::commit(std::span<const TablePush> tables, const CommitOptions& options) {
   return impl_->push(FrameType::kCommit, tables, options, 0, true);
 }
@@ -560,5 +614,11 @@ Status Client::lookup(std::span<const TablePull> tables, const LookupOptions& op
   return impl_->lookup(tables, options, answers);
 }
 ClientStats Client::stats() const { return impl_->stats(); }
+void Client::extend(std::chrono::milliseconds grace) { impl_->extend(grace); }
+std::chrono::steady_clock::time_point Client::grace() const { return impl_->grace(); }
+Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }
+void Client::forget_held() {
+  impl_->change_held([](HeldCommits& held) { held.clear(); });
+}
 
 }  // namespace sparserow::rpc

@@ -37,7 +37,10 @@ struct ClientOptions {
   Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
   bool frame_crc = false;                    // checksum every frame, both ways
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
-  bool is_lazy = false;                      // connect() does not wait: shards are dialled when they are asked
+  // For who can go on when a shard ends and comes back from a checkpoint: bytes of commits that are kept for each shard
+  // to be sent again, the newest one in any case; 0: none.
+  std::uint64_t replay_bytes = 0;
+  bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
 };
 
 struct ClientStats {
@@ -46,6 +49,7 @@ struct ClientStats {
   std::uint64_t bytes_received = 0;
   std::uint64_t reconnects = 0;
   std::uint64_t retries = 0;
+  std::uint64_t commits_replayed = 0;  // that a shard which came back did not have
 };
 
 // What one shard made of a lookup.
@@ -88,6 +92,13 @@ class Client final : public Shards {
   // is said there, and its rows are unspecified. InvalidArgument: the request itself is wrong.
   Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   [[nodiscard]] ClientStats stats() const;
+
+  // A shard is being restored: whoever waits goes on waiting for so long from now, whatever its deadline.
+  void extend(std::chrono::milliseconds grace) override;
+  [[nodiscard]] std::chrono::steady_clock::time_point grace() const override;
+  // Asks every shard for a sign of life, so that one that came back gets what is held for it.
+  Status touch(std::chrono::milliseconds deadline);
+  void forget_held() override;
 
  private:
   class Impl;

@@ -45,6 +45,7 @@ struct JobImage {
   std::uint32_t job_id = 0;
   std::uint32_t generation = 0;  // the clock that the steps are of
   std::int64_t completed = -1;   // staleness 0
+  bool lossy = false;            // of one shard restored alone: the workers have taken later steps meanwhile
   std::vector<WorkerImage> workers;
 };
 

@@ -147,7 +147,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
   const std::int64_t step = kept.commit.step;
   if (step != kNoStep) {
-    worker.name_step(step);
+    stats_.commits_lost += worker.name_step(step);
     if (worker.window.has_step(step)) {
       return refused(step_taken(kept.commit));
     }

@@ -83,6 +83,7 @@ struct CommitLogStats {
   std::uint64_t commits_duplicate = 0;
   std::uint64_t commits_refused = 0;
   std::uint64_t commits_fenced = 0;
+  std::uint64_t commits_lost = 0;  // of live workers, which this shard had taken before it was restored, and nobody has
   std::uint64_t steps_reduced = 0;
   std::uint64_t rows_applied = 0;
   std::uint64_t pulls_clocked = 0;
@@ -126,7 +127,8 @@ class CommitLog {
   Result<std::vector<JobImage>> cut(const std::vector<CutTarget>& targets,
                                     std::chrono::steady_clock::time_point deadline,
                                     const std::function<Status()>& take);
-  // Windows of a cut, for the workers that the next set_job of the same generation names.
+  // Windows of a cut, for the workers that the next set_job of the same generation names. Of an image that is `lossy`
+  // each goes on from the first step that it names.
   void install(const std::vector<JobImage>& images);
   // A write that nobody will ask about again; not while a cut is taken.
   Result<std::uint64_t> write_unnamed(const std::function<Result<std::uint64_t>()>& write);

@@ -78,6 +78,9 @@ void CommitLog::end_worker(Lock& lock, const JobPtr& job, const Member& member) 
   worker.rank = member.rank;
   worker.first_step = std::max(worker.first_step, member.first_step);
   worker.until_step = member.until_step;
+  if (worker.is_restored && !worker.named_a_step && member.final_sequence > worker.window.committed_sequence()) {
+    stats_.commits_lost += member.final_sequence - worker.window.committed_sequence();
+  }
   auto in_doubt = worker.window.take_prepared(member.final_sequence);
   stats_.kept_bytes -= worker.window.drop_prepared();
   if (in_doubt) {
@@ -139,7 +142,12 @@ Status CommitLog::set_job(const JobSpec& spec) {
     }
     advance(lock, job);
   }
-  if (!job || job->generation != spec.generation) job = begin_clock(spec, outcomes);
+  bool is_lossy = false;
+  if (!job || job->generation != spec.generation) {
+    job = begin_clock(spec, outcomes);
+    const auto saved = saved_.find(spec.job_id);
+    is_lossy = saved != saved_.end() && saved->second.generation == spec.generation && saved->second.lossy;
+  }
   job->name = spec.name;
   job->staleness = spec.staleness;
   job->operation = spec.operation;
@@ -154,11 +162,12 @@ Status CommitLog::set_job(const JobSpec& spec) {
     worker.rank = member.rank;
     worker.until_step = member.until_step;
     if (!is_new) continue;
+    worker.is_restored = is_lossy && worker.is_live();
     worker.first_step = std::max(member.first_step, job->completed + 1);
     if (const WindowImage* saved = saved_window(spec.job_id, spec.generation, key); saved != nullptr) {
       worker.window = JobWindow(*saved);
       worker.first_step = member.first_step;
-      worker.named_a_step = true;
+      worker.named_a_step = !is_lossy;
       continue;
     }
     worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);

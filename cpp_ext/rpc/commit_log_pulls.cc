@@ -37,9 +37,9 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
       // Within a bound a pull may be made ahead; then the first commit says which step is the first.
       const auto ahead = static_cast<std::int64_t>(*job.value()->staleness);
       if (ahead == 0) {
-        worker.name_step(step);
+        stats_.commits_lost += worker.name_step(step);
       } else {
-        worker.window.start_at(step - ahead);
+        stats_.commits_lost += worker.start_at(step - ahead);
       }
       advance(lock, job.value());
       collect_readable(*job.value(), outcomes);

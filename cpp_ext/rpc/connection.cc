@@ -166,6 +166,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   mine.slot_count = core_.store->options().slot_count;
   mine.route_epoch = core_.route()->epoch;
   mine.max_frame_bytes = core_.options.max_frame_bytes;
+  mine.incarnation = (hello->features & kFeatureIncarnation) != 0 ? core_.incarnation : 0;
   reply = small_frame(reply_to(header, FrameType::kHelloAck), SectionKind::kHello, bytes_of(mine), {});
   return Status::ok();
 }

@@ -206,7 +206,6 @@ Result<HelloPayload> parse_hello(std::span<const std::byte> payload) {
   auto hello = parse_fixed<HelloPayload>(payload, "HELLO", false);
   if (!hello.is_ok()) return hello;
   if (hello.value().magic != kHelloMagic) return bad("hello.magic: this is not a Sparserow peer");
-  if (hello.value().reserved != 0) return bad("hello.reserved: not zero");
   if (payload.size() != sizeof(HelloPayload) + std::uint64_t{hello.value().token_bytes}) {
     return bad("hello.token_bytes: " + std::to_string(hello.value().token_bytes) + "; " +
                std::to_string(payload.size() - sizeof(HelloPayload)) + " bytes follow");

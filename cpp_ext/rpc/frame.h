@@ -76,9 +76,10 @@ enum Features : std::uint64_t {
   kFeatureWriteCounts = 2,
   kFeatureLookup = 4,
   kFeatureHints = 8,
+  kFeatureIncarnation = 16,
 };
-inline constexpr std::uint64_t kFeatures =
-    kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup | kFeatureHints;  // of this build
+inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup |
+                                           kFeatureHints | kFeatureIncarnation;  // this build's
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -174,13 +175,13 @@ struct HelloPayload {
   std::uint8_t protocol_max = kProtocolVersion;
   std::uint16_t shard_index = 0;  // server -> client
   std::uint64_t cluster_id = 0;   // 0 = any (client)
-  std::uint64_t features = 0;     // bit set of Features; server -> client: what it can do
+  std::uint64_t features = 0;     // bit set of Features; server -> client: what it can do; client: what it wants
   std::uint32_t hash_version = 0;
   std::uint32_t slot_count = 0;       // server -> client
   std::uint32_t route_epoch = 0;      // server -> client
   std::uint32_t max_frame_bytes = 0;  // server -> client
   std::uint32_t token_bytes = 0;      // auth token follows
-  std::uint32_t reserved = 0;
+  std::uint32_t incarnation = 0;      // server -> client that wants it: random number of the process, not 0; else 0
 };
 static_assert(sizeof(HelloPayload) == 48);
 

@@ -8,10 +8,16 @@
 
 namespace sparserow::rpc {
 
-void JobWorker::name_step(std::int64_t step) {
-  if (named_a_step) return;
+std::uint64_t JobWorker::name_step(std::int64_t step) {
+  if (named_a_step) return 0;
   named_a_step = true;
+  return start_at(step);
+}
+
+std::uint64_t JobWorker::start_at(std::int64_t step) {
+  const std::uint64_t lost = is_restored ? window.missing_before(step) : 0;
   window.start_at(step);
+  return lost;
 }
 
 void deliver(std::vector<PullOutcome>& outcomes) {

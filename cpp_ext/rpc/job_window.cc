@@ -1,6 +1,7 @@
 #include "rpc/job_window.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace sparserow::rpc {
@@ -50,6 +51,12 @@ void JobWindow::start_at(std::int64_t step) {
 }
 
 bool JobWindow::has_step(std::int64_t step) const { return step <= done_step_ || taken_steps_.contains(step); }
+
+std::uint64_t JobWindow::missing_before(std::int64_t step) const {
+  const std::int64_t behind = step - 1 - done_step_;
+  const auto done = std::distance(ahead_.begin(), ahead_.lower_bound(step));
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, behind - done));
+}
 
 std::uint64_t JobWindow::prepared_sequence() const noexcept { return prepared_ ? prepared_->commit.sequence : 0; }
 

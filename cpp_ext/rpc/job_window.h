@@ -53,6 +53,8 @@ class JobWindow {
   // Steps before it are nobody's business: they count as done.
   void start_at(std::int64_t step);
   [[nodiscard]] bool has_step(std::int64_t step) const;
+  // How many steps before this one are not done.
+  [[nodiscard]] std::uint64_t missing_before(std::int64_t step) const;
   // All steps up to here are done.
   [[nodiscard]] std::int64_t done_step() const noexcept { return done_step_; }
 

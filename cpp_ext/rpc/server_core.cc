@@ -1,6 +1,7 @@
 #include "rpc/server_core.h"
 
 #include <algorithm>
+#include <random>
 
 namespace sparserow::rpc {
 namespace {
@@ -59,6 +60,7 @@ std::uint64_t InflightBudget::used() const {
 ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store)
     : options(server_options),
       store(std::move(server_store)),
+      incarnation(std::max(1u, std::random_device{}())),
       inflight(options.inflight_budget_bytes),
       parked(options.kept_budget_bytes),
       buffers(kKeptBufferBytes),

@@ -92,6 +92,7 @@ struct ServerCore {
 
   const ServerOptions options;
   const std::shared_ptr<Store> store;
+  const std::uint32_t incarnation;  // random, not 0
   ServedModels models;
   std::atomic<bool> draining{false};
   Counters counters;

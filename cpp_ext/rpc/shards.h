@@ -95,6 +95,12 @@ class Shards {
   // One page of one shard's rows; see Store::scan.
   virtual Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
                                 std::uint32_t max_rows, bool with_state, const CallOptions& options) = 0;
+
+  // While a shard is being restored calls wait longer than their deadlines: until this time.
+  virtual void extend(std::chrono::milliseconds /*grace*/) {}
+  [[nodiscard]] virtual std::chrono::steady_clock::time_point grace() const { return {}; }
+  // Commits so far are over: none is sent again.
+  virtual void forget_held() {}
 };
 
 }  // namespace sparserow::rpc

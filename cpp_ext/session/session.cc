@@ -211,6 +211,7 @@ Status Session::skip_to(std::int64_t step) {
                                         " is not allowed; allowed: >= " + std::to_string(state_->step.load())};
   }
   state_->step.store(step);
+  state_->shards().forget_held();
   return Status::ok();
 }
 

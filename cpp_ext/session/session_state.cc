@@ -134,7 +134,12 @@ Status SessionState::wait_for_commit() const {
   std::unique_lock lock(commit_mutex_);
   // Its sender has a deadline of its own; this one is for a sender that never began.
   const auto allowed = 2 * options_.deadline;
-  if (commit_ended_.wait_for(lock, allowed, [this] { return !committing_.load(); })) return check_usable();
+  auto until = std::chrono::steady_clock::now() + allowed;
+  const auto is_over = [this] { return !committing_.load(); };
+  do {
+    if (commit_ended_.wait_until(lock, until, is_over)) return check_usable();
+    until = shards_->grace() + allowed;
+  } while (std::chrono::steady_clock::now() < until);
   return {Code::kDeadlineExceeded,
           "session: the commit of the last step was not sent within " + std::to_string(allowed.count()) + " ms"};
 }

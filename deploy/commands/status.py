@@ -55,7 +55,9 @@ def _shards(reply: pb.GetStatusReply) -> Table:
 
     problems = any(shard.problem for shard in reply.shards)
     columns = ("shard", "state", "data", "pid", "slots", "rows", "memory", "requests", "clients")
-    table = _table("shards", *columns, *(("problem",) if problems else ()))
+    came_back = any(shard.restores for shard in reply.shards)
+    recovery_columns = ("restored", "lost") if came_back else ()
+    table = _table("shards", *columns, *recovery_columns, *(("problem",) if problems else ()))
     for shard in reply.shards:
         table.add_row(
             str(shard.shard),
@@ -67,6 +69,7 @@ def _shards(reply: pb.GetStatusReply) -> Table:
             _memory(shard),
             f"{shard.requests:,}",
             str(shard.connections),
+            *((str(shard.restores), f"{shard.commits_lost:,} commits") if came_back else ()),
             *((shard.problem,) if problems else ()),
         )
     return table

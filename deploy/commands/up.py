@@ -40,8 +40,8 @@ def up(
 ) -> None:
     """Run a coordinator and its shards on this machine until Ctrl-C.
 
-    A shard that ends by itself stops the whole cluster with an error: its rows are lost; start it anew and restore a
-    checkpoint.
+    A shard that ends by itself comes back with its rows from the newest checkpoint, if there is one and no synchronous
+    job is at work. Else the whole cluster stops with an error: start it anew and restore a checkpoint.
     """
     import uvloop
 

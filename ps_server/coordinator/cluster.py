@@ -19,7 +19,7 @@ from .roster import Roster, Span
 from .shards import ShardBook
 from .slots import SlotMap
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Cluster:
     jobs: Membership = field(default_factory=lambda: Membership(10.0))
     rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: as the shards were last told
     operations: int = 0  # number of the newest operation on a job
+    rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -92,6 +93,8 @@ class Cluster:
             "generations": [[job_id, generation] for job_id, generation in self.jobs.generations.items()],
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
+            "rows_source": self.rows_source,
+            "restoring": [shard.index for shard in self.shards.shards if shard.restoring],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
         }
 
@@ -132,6 +135,10 @@ class Cluster:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
                 jobs.jobs[job.job_id] = job
             cluster.operations = document["operations"]
+            url, name = document["rows_source"] or ("", "")
+            cluster.rows_source = (url, name) if name else None
+            for index in document["restoring"]:
+                cluster.shards.shards[index].restoring = True
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
         except FailedPrecondition:
             raise

@@ -78,7 +78,6 @@ class Fleet:
         link = await self._link(shard)
         async with link.lock:
             has = await link.call("Stats", pb.ShardStatsRequest())
-            await link.call("SetRoute", pb.SetRouteRequest(route=self.route_message()))
             tables = {schema.id for schema in self._cluster.registry.tables()}
             rosters = self._cluster.rosters
             for usage in has.tables:
@@ -93,6 +92,8 @@ class Fleet:
                 # Refused when a newer operation has begun there: its decision will be told in turn.
                 with contextlib.suppress(FailedPrecondition):
                     await link.call("SetJob", job_message(job_id, roster))
+            # Before it has the route it refuses whoever calls as not ready yet: nobody meets a shard half told.
+            await link.call("SetRoute", pb.SetRouteRequest(route=self.route_message()))
             self._cluster.shards.mark_serving(shard.index, link.instance)
 
     async def create_table(self, message: pb.TableSchema) -> None:
@@ -154,13 +155,14 @@ class Fleet:
             for reply in replies
         ]
 
-    async def tell_job(self, job_id: int, roster: Roster) -> None:
-        """Tells every shard what was decided.
+    async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
+        """Tells every shard what was decided; a shard that is away learns it when it is back.
 
         Raises:
-            SparserowError: as :meth:`create_table`.
+            SparserowError: as :meth:`create_table`; with ``all_or_none`` also when a shard is away, and none is told.
         """
-        self._check_all_reached()
+        if all_or_none:
+            self._check_all_reached()
         await self._tell_all(lambda link: link.call("SetJob", job_message(job_id, roster)))
 
     async def drop_job(self, job_id: int, operation: int) -> None:

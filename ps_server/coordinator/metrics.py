@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .cluster import Cluster
@@ -26,6 +26,14 @@ class CoordinatorMetrics(Collector):
             count = sum(shard.phase is phase for shard in cluster.shards.shards)
             shards.add_metric([phase.name.lower()], count)
         yield shards
+        restores = CounterMetricFamily(
+            "sparserow_shard_restores",
+            "Times that a shard came back from a checkpoint alone (count).",
+            labels=["shard"],
+        )
+        for shard in cluster.shards.shards:
+            restores.add_metric([str(shard.index)], shard.restores)
+        yield restores
         ready = 0 if cluster.shards.problem() else 1
         yield GaugeMetricFamily("sparserow_cluster_ready", "Whether every shard serves (0 or 1).", ready)
         yield GaugeMetricFamily("sparserow_tables", "Tables on record (count).", len(cluster.registry.tables()))

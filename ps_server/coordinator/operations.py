@@ -208,9 +208,9 @@ class Operations:
             return result
 
     async def _release(self, job_id: int) -> None:
-        """A held job takes commits again, by the members that it had."""
+        """A held job takes commits again, by the members that it had, also where only some shards can be told."""
         try:
-            await self._fleet.tell_job(job_id, self._cluster.rosters[job_id])
+            await self._fleet.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
         except SparserowError as error:  # the shard is behind now, and is told when it is back
             log.warning("job %d: %s", job_id, error)
 

@@ -169,16 +169,25 @@ class Restores:
                 url=folder.url,
                 lineage=lineage,
                 tables=tables,
-                slots=[_chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
+                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
                 cluster_id=manifest.cluster_id,
             )
             next_step = max(restore.next_step, manifest.step + 1)
+            parts = {
+                f"{each.name}/{part.file}": part for each in chain for table in each.tables for part in table.parts
+            }
+            cluster.rows_source = None  # until all shards have these rows
 
             async def load_all(windows_json: str) -> list[pb.LoadReply]:
                 load.windows_json = windows_json
-                return await all_of(self._load_shard(shard, load) for shard in cluster.shards.shards)
+                return await all_of(
+                    self._load_shard(shard, self._part_of(load, parts, shard.index)) for shard in cluster.shards.shards
+                )
 
             loaded = await (self._operations.restart(job_id, next_step, load_all) if job_id else load_all("[]"))
+            is_whole = not (request.tables or request.renames or request.reset_optimizer)
+            cluster.rows_source = (folder.url, manifest.name) if is_whole else None
+            self._save()
         rows = sum(reply.rows for reply in loaded)
         log.info("restored %s/%s: %d rows, lineage %d", folder.url, manifest.name, rows, lineage)
         return pb.RestoreReply(
@@ -188,6 +197,21 @@ class Restores:
             bytes=sum(each.size for each in chain),
             next_step=next_step,
         )
+
+    def _part_of(self, load: pb.LoadRequest, parts: dict[str, files.PartEntry], shard: int) -> pb.LoadRequest:
+        """Without the files that have no rows of a shard's slots; a renamed table's rows may be in any."""
+        mine = pb.LoadRequest.FromString(load.SerializeToString())
+        slots = self._cluster.slots
+        for table in mine.tables:
+            if table.schema.id == table.saved_table_id:
+                held = list(table.parts)
+                del table.parts[:]
+                table.parts.extend(
+                    file
+                    for file in held
+                    if slots.owns_any(shard, parts[file.file.file].first_slot, parts[file.file.file].end_slot)
+                )
+        return mine
 
     async def _load_shard(self, shard: Shard, request: pb.LoadRequest) -> pb.LoadReply:
         last = pb.LoadReply()
@@ -216,7 +240,7 @@ class Restores:
                 saved_table_id=entry.schema.id,
                 without_state=without_state,
                 parts=[
-                    _chain_file(chain, index, part)
+                    chain_file(chain, index, part)
                     for index, each in enumerate(chain)
                     for table in each.tables
                     if table.schema.id == entry.schema.id
@@ -256,7 +280,8 @@ class Restores:
         return present, _state_of(present) != _state_of(saved)
 
 
-def _chain_file(chain: list[files.Manifest], index: int, facts: files.FileFacts) -> pb.ChainFile:
+def chain_file(chain: list[files.Manifest], index: int, facts: files.FileFacts) -> pb.ChainFile:
+    """A file of one of the checkpoints of a chain, named from the folder that all of them are in."""
     file = pb.WrittenFile(file=f"{chain[index].name}/{facts.file}", bytes=facts.bytes, xxh3=facts.xxh3)
     return pb.ChainFile(file=file, index=index)
 
@@ -270,6 +295,11 @@ def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:
             raise DataLoss(f"{held.url}/{facts.file}: is missing; the checkpoint is damaged") from None
         if size != facts.bytes:
             raise DataLoss(f"{held.url}/{facts.file}: has {size} bytes, its manifest says {facts.bytes}")
+
+
+def rows_differ(present: TableSchema, saved: TableSchema) -> bool:
+    """Whether rows of one schema cannot be rows of the other."""
+    return (present.dim, present.dtype, _state_of(present)) != (saved.dim, saved.dtype, _state_of(saved))
 
 
 def _state_of(schema: TableSchema) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -72,10 +73,11 @@ class Saves:
         cluster: what is saved.
         fleet: reaches the shards.
         operations: holds the jobs.
+        note: puts the cluster on disk.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, operations: Operations) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, fleet: Fleet, operations: Operations, note: Callable[[], None]) -> None:
+        self._cluster, self._note = cluster, note
         self._fleet = fleet
         self._operations = operations
         self._saves: dict[tuple[str, str], Save] = {}  # by (url, name), the last few
@@ -97,18 +99,23 @@ class Saves:
         """
         caller = self._caller(request.caller)
         folder = Folder(request.url)
-        async with self._opening:
-            while (current := self._current) is not None:
+        while True:
+            async with self._opening:  # not while another save goes on: those who are in it have to come here, too
+                current = self._current
+                if current is None:
+                    return await self._open(folder, caller)
                 is_ours = current.job_id == caller[0] and current.folder.url == folder.url
                 if current.phase is Phase.GATHERING and is_ours and caller not in current.begun:
                     current.begun.add(caller)
                     return pb.BeginSaveReply(name=current.name)
-                await current.is_over.wait()
-            self._cluster.check_ready()
-            name = await asyncio.to_thread(files.begin_folder, folder)
-            save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
-            for old in list(self._saves)[:-16]:
-                del self._saves[old]
+            await current.is_over.wait()
+
+    async def _open(self, folder: Folder, caller: Caller) -> pb.BeginSaveReply:
+        self._cluster.check_ready()
+        name = await asyncio.to_thread(files.begin_folder, folder)
+        save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
+        for old in list(self._saves)[:-16]:
+            del self._saves[old]
         task = asyncio.get_running_loop().create_task(self._run(save))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -169,6 +176,17 @@ class Saves:
             bytes=save.bytes,
         )
 
+    async def end(self, url: str, name: str) -> None:
+        """Returns when a save is a checkpoint.
+
+        Raises:
+            SparserowError: why it failed.
+        """
+        save = self._find(pb.GetSaveRequest(url=url, name=name))
+        await save.is_over.wait()
+        if save.problem is not None:
+            raise save.problem
+
     def _find(self, request: pb.EnterSaveRequest | pb.GetSaveRequest) -> Save:
         save = self._saves.get((Folder(request.url).url, request.name))
         if save is None:
@@ -196,6 +214,8 @@ class Saves:
             manifest = await self._write(save, points, cuts)
             data = manifest.to_bytes()
             await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
+            self._cluster.rows_source = (save.folder.url, save.name)
+            self._note()
             save.phase = Phase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
             if save.keep:

@@ -18,6 +18,7 @@ from ..metrics import serve_metrics
 from .cluster import Cluster, ClusterOptions
 from .fleet import Fleet
 from .metrics import CoordinatorMetrics
+from .recoveries import Recoveries
 from .service import CoordinatorService
 from .state_file import StateFile
 
@@ -51,8 +52,9 @@ class CoordinatorOptions:
 class Coordinator:
     """A running coordinator."""
 
-    def __init__(self, cluster: Cluster, server: ControlServer) -> None:
+    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: Recoveries) -> None:
         self.cluster = cluster
+        self.recoveries = recoveries
         self._server = server
 
     @property
@@ -97,7 +99,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         await server.set_serving(True)
         leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
         stack.push_async_callback(_end, leases)
-        coordinator = Coordinator(cluster, server)
+        coordinator = Coordinator(cluster, server, service.recoveries)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
         yield coordinator
 

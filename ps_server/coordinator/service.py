@@ -15,7 +15,9 @@ from .cluster import Cluster
 from .fleet import Fleet
 from .membership import JobTerms, Ticket
 from .operations import Operations
+from .recoveries import Recoveries
 from .restores import Restores
+from .row_saves import RowSaves
 from .saves import Saves
 from .status import status_message
 
@@ -47,8 +49,10 @@ class CoordinatorService:
         self._clock = clock
         self._tables_lock = asyncio.Lock()
         self._membership_changed = asyncio.Condition()
-        self._saves = Saves(cluster, fleet, self._operations)
+        self._saves = Saves(cluster, fleet, self._operations, save)
         self._restores = Restores(cluster, fleet, self._operations, save, self._tables_lock)
+        self.recoveries = Recoveries(cluster, fleet, self._tables_lock)
+        self._row_saves = RowSaves(cluster, self._saves)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -56,6 +60,8 @@ class CoordinatorService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._row_saves.close()
+        await self.recoveries.close()
         await self._saves.close()
         await self._restores.close()
 
@@ -79,6 +85,7 @@ class CoordinatorService:
             pid=request.pid,
             tables=len(cluster.registry.tables()),
             now=self._clock(),
+            problem=self.recoveries.problem(),
         )
         self._save()
         log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
@@ -99,6 +106,8 @@ class CoordinatorService:
         if request.leaving:
             shards.leave(shard.index, request.instance)
             log.info("shard %d has left", shard.index)
+        elif shard.restoring and shard.data is not None and not shard.draining:
+            self.recoveries.begin(shard)
         elif shard.behind and shard.data is not None and not shard.draining:
             await self._fleet.catch_up(shard)
             log.info("shard %d serves at %s:%d", shard.index, *shard.data)
@@ -240,7 +249,12 @@ class CoordinatorService:
         ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
         step = request.step if request.HasField("step") else None
         self._cluster.jobs.heartbeat(ticket, step, self._clock())
-        return pb.WorkerHeartbeatReply(lease_sec=self._cluster.jobs.lease_sec)
+        shards = self._cluster.shards.shards
+        return pb.WorkerHeartbeatReply(
+            lease_sec=self._cluster.jobs.lease_sec,
+            restoring=any(not shard.is_live or shard.restoring for shard in shards) and not self.recoveries.problem(),
+            shard_restores=self.recoveries.done,
+        )
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""
@@ -265,6 +279,11 @@ class CoordinatorService:
     async def GetSave(self, request: pb.GetSaveRequest, context: Any) -> pb.GetSaveReply:
         """How far a save is."""
         return await self._saves.state(request)
+
+    async def KeepRows(self, request: pb.KeepRowsRequest, context: Any) -> pb.KeepRowsReply:
+        """Saves rows over and over while a job goes on."""
+        self._row_saves.keep(request)
+        return pb.KeepRowsReply()
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:
         """Puts all shards back to a checkpoint."""

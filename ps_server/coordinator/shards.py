@@ -33,6 +33,8 @@ class Shard:
         lineage: of the versions that this process writes.
         control, data: addresses (host, port) of its Shard service and its data plane.
         behind: it must be told route, tables and jobs before it serves (again).
+        restoring: it replaces a process that ended with rows, and gets these from a checkpoint before it serves.
+        restores: how often it came back so.
     """
 
     index: int
@@ -44,6 +46,8 @@ class Shard:
     pid: int = 0
     expires_at: float = 0.0
     behind: bool = True
+    restoring: bool = False
+    restores: int = 0
     draining: bool = field(default=False, repr=False)
 
     @property
@@ -74,11 +78,15 @@ class ShardBook:
         pid: int,
         tables: int,
         now: float,
+        problem: str = "",
     ) -> Shard:
         """Gives a shard to a process; the same process may come again.
 
-        A process that replaces another starts without rows, so it is refused while tables exist: reading initial
-        rows in place of trained ones would go unnoticed.
+        A process that replaces another starts without rows. While tables exist it is restored before it serves, or
+        refused: reading initial rows in place of trained ones would go unnoticed.
+
+        Args:
+            problem: why a shard cannot be restored alone; empty: it can be.
 
         Raises:
             InvalidArgument: no such shard.
@@ -96,14 +104,14 @@ class ShardBook:
                     f"shard {index} is held by process {shard.pid}; stop it first, or wait "
                     f"{max(0.0, shard.expires_at - now):.1f} s for its lease to end"
                 )
-            if shard.instance != 0 and tables:
+            if shard.instance != 0 and tables and problem:
                 raise FailedPrecondition(
-                    f"shard {index} ended with its rows of {tables} tables, which live in one process; "
+                    f"shard {index} ended with its rows of {tables} tables, and {problem}; "
                     "start a new cluster and restore a checkpoint"
                 )
             if shard.instance != 0:
                 self.lineage += 1
-            shard.lineage = self.lineage
+            shard.lineage, shard.restoring = self.lineage, shard.instance != 0 and tables > 0
         shard.instance, shard.control, shard.pid = instance, control, pid
         shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
         shard.expires_at = now + self.lease_sec

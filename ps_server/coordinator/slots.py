@@ -56,6 +56,10 @@ class SlotMap:
         """The map as ascending runs ``(first slot, shard)``."""
         return runs_of_owners(self.owners)
 
+    def owns_any(self, shard: int, first: int, end: int) -> bool:
+        """Whether a shard owns one of the slots [first, end)."""
+        return bool((self.owners[first:end] == shard).any())
+
     def slots_of(self, shard: int) -> int:
         """How many slots a shard owns."""
         return int(np.count_nonzero(self.owners == shard))

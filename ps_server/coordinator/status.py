@@ -35,7 +35,11 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
 
 async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dict[int, int]) -> pb.ShardStatus:
     status = pb.ShardStatus(
-        shard=shard.index, state=shard.phase.name, pid=shard.pid, slots=cluster.slots.slots_of(shard.index)
+        shard=shard.index,
+        state=shard.phase.name,
+        pid=shard.pid,
+        slots=cluster.slots.slots_of(shard.index),
+        restores=shard.restores,
     )
     if shard.control is not None:
         status.control.host, status.control.port = shard.control
@@ -50,6 +54,7 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
         return status
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.requests, status.connections = stats.requests, stats.connections
+    status.commits_lost = stats.commits_lost
     status.tables.extend(stats.tables)
     if stats.HasField("tier"):
         status.tier.CopyFrom(stats.tier)

@@ -159,6 +159,8 @@ class ShardCheckpoints:
             ResourceExhausted: the rows have no room here.
         """
         engine, folder = self._engine, Folder(request.url)
+        if request.HasField("route"):
+            engine.note_owned(request.route)
         engine.store.set_lineage(request.lineage)
         rows = size = 0
         versions = np.zeros(engine.slot_count, np.uint64)

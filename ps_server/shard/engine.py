@@ -162,10 +162,14 @@ class ShardEngine:
         """
         if route.slot_count != self._slot_count:
             raise FailedPrecondition(f"route: has {route.slot_count} slots, this shard {self._slot_count}")
+        self._server.set_route(route.epoch, self.note_owned(route))
+
+    def note_owned(self, route: pb.Route) -> NDArray[np.uint16]:
+        """Which slots are this shard's, before it serves them; returns the owner of each slot."""
         owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
-        self._server.set_route(route.epoch, owners)
         self._owned = owners == self.shard
         self._slot_share = float(self._owned.mean())
+        return owners
 
     def set_job(self, request: pb.SetJobRequest) -> None:
         """Takes a job's members over; another generation than before starts its clock anew.
@@ -250,6 +254,7 @@ class ShardEngine:
             connections=stats["connections_open"],
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
             tier=_tier_message(self.tier_stats()),
+            commits_lost=stats["commits_lost"],
         )
 
     def table_stats(self) -> list[_server.TableStats]:

@@ -28,6 +28,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
     ("commits_refused", "sparserow_ps_commits_refused", "Commits refused before anything was applied (count)."),
     ("commits_fenced", "sparserow_ps_commits_fenced", "Commits refused because their epoch is over (count)."),
+    (
+        "commits_lost",
+        "sparserow_ps_commits_lost",
+        "Commits that were taken before the shard was restored, and that nobody sent again (count).",
+    ),
     ("steps_reduced", "sparserow_ps_steps_reduced", "Steps whose commits were summed and applied once (count)."),
     ("pulls_clocked", "sparserow_ps_pulls_clocked", "Pulls that named a step (count)."),
     ("pulls_parked", "sparserow_ps_pulls_parked", "Pulls that had to wait for the clock (count)."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import secrets
 import signal
 from pathlib import Path
@@ -81,20 +80,6 @@ def undisturbed(log, tmp_path_factory):
     return outcome(folder / "ckpt", folder / "result.json")
 
 
-def victims(launcher) -> dict[str, list]:
-    """Living processes by what they do."""
-    found: dict[str, list] = {"worker": [], "shard": [], "cluster": []}
-    for process in launcher.living():
-        words = " ".join(process.cmdline())
-        if "worker_process" in words:
-            found["worker"].append(process)
-        elif re.search(r"cli ps\b", words):
-            found["shard"].append(process)
-        elif re.search(r"cli up\b", words):
-            found["cluster"].append(process)
-    return found
-
-
 @pytest.mark.parametrize("number", range(10 if FULL else 1))
 def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturbed, number):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32))) + number
@@ -109,10 +94,10 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
         def is_far_enough(wanted: int = wanted, kind: str = kind) -> bool:
             names = files.list_names(Folder(str(url)))
             number = files.number_of(names[-1]) if names else 0
-            return run.popen.poll() is not None or ((number or 0) >= wanted and bool(victims(launcher)[kind]))
+            return run.popen.poll() is not None or ((number or 0) >= wanted and bool(launcher.by_role()[kind]))
 
         wait_until(is_far_enough, f"{wanted} checkpoints, then the end of a {kind}", 120)
-        alive = victims(launcher)[kind]
+        alive = launcher.by_role()[kind]
         assert alive, run.err
         draw.choice(alive).send_signal(signal.SIGKILL)
         wait_until(
@@ -157,7 +142,7 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
     sets = ("train.staleness=null", "train.dense=ps", "train.prefetch=0", "train.schedule={kind: constant}")
     run = launcher.start(*arguments(log, url, result, *sets))
     wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "a checkpoint")
-    victims(launcher)["shard"][0].send_signal(signal.SIGKILL)
+    launcher.by_role()["shard"][0].send_signal(signal.SIGKILL)
     assert run.popen.wait(300) == 0, run.err
     assert run.err.count("restarts left") == 1, run.err
     assert json.loads(result.read_text())["test_auc"] > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -114,6 +115,18 @@ class Launcher:
                     found.append(process)
             except psutil.Error:
                 continue
+        return found
+
+    def by_role(self) -> dict[str, list[psutil.Process]]:
+        """Living processes of a job and its cluster: worker, shard, cluster (the coordinator)."""
+        patterns = {"worker": r"worker_process", "shard": r"cli ps\b", "cluster": r"cli up\b"}
+        found: dict[str, list[psutil.Process]] = {role: [] for role in patterns}
+        for process in self.living():
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                for role, pattern in patterns.items():
+                    if re.search(pattern, words):
+                        found[role].append(process)
         return found
 
     def kill_all(self) -> None:

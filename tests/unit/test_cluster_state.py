@@ -29,6 +29,8 @@ def filled() -> Cluster:
     roster.decide(7, [], [{}], [ticket])
     roster.spans[99, 1] = Span(99, 1, 1, 0, until_step=4, final_sequence=5)
     cluster.operations = 7
+    cluster.rows_source = ("/ckpt/rows", "save-000003")
+    cluster.shards.shards[1].restoring = True
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     return cluster
 
@@ -48,6 +50,8 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert job.members[0].step == 12
     assert job.terms == JobTerms(1, None, "sum")
     assert after.operations == 7
+    assert after.rows_source == ("/ckpt/rows", "save-000003")
+    assert [shard.restoring for shard in after.shards.shards] == [False, True, False]
     assert after.rosters == before.rosters
 
 
@@ -78,8 +82,8 @@ def test_a_document_without_a_part_is_damaged(key: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(FailedPrecondition, match="format 3, this program reads format 2"):
-        Cluster.from_document({**filled().to_document(), "format": 3}, OPTIONS, now=0.0)
+    with pytest.raises(FailedPrecondition, match="format 4, this program reads format 3"):
+        Cluster.from_document({**filled().to_document(), "format": 4}, OPTIONS, now=0.0)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -15,8 +15,18 @@ def book() -> ShardBook:
     return ShardBook(2, LEASE)
 
 
-def register(book: ShardBook, index: int, instance: int, *, now: float = 0.0, tables: int = 0) -> Shard:
-    return book.register(index, instance=instance, control=("127.0.0.1", 4000), pid=instance, tables=tables, now=now)
+def register(
+    book: ShardBook, index: int, instance: int, *, now: float = 0.0, tables: int = 0, problem: str = ""
+) -> Shard:
+    return book.register(
+        index,
+        instance=instance,
+        control=("127.0.0.1", 4000),
+        pid=instance,
+        tables=tables,
+        now=now,
+        problem=problem,
+    )
 
 
 def serve(book: ShardBook, index: int, instance: int, *, now: float = 0.0) -> None:
@@ -59,12 +69,17 @@ def test_a_lost_shard_comes_back_but_is_behind(book: ShardBook) -> None:
     assert shard.phase is Phase.SERVING
 
 
-def test_a_process_that_lost_its_rows_cannot_take_a_shard_with_tables(book: ShardBook) -> None:
+def test_a_process_that_lost_its_rows_is_restored_or_refused(book: ShardBook) -> None:
     serve(book, 0, 7)
     book.leave(0, 7)
-    with pytest.raises(FailedPrecondition, match="shard 0 ended with its rows of 3 tables"):
-        register(book, 0, 8, tables=3)
-    assert register(book, 0, 8, tables=0).instance == 8
+    with pytest.raises(FailedPrecondition, match="shard 0 ended with its rows of 3 tables, and why not;"):
+        register(book, 0, 8, tables=3, problem="why not")
+    shard = register(book, 0, 8, tables=0, problem="why not")
+    assert (shard.instance, shard.restoring) == (8, False)
+    book.leave(0, 8)
+    shard = register(book, 0, 9, tables=3)
+    assert (shard.instance, shard.lineage, shard.restoring) == (9, 3, True)
+    assert register(book, 0, 9, tables=3).restoring, "it comes again before it has its rows"
 
 
 def test_the_same_process_may_register_again_and_keeps_its_lineage(book: ShardBook) -> None:

@@ -1,6 +1,6 @@
 """``save`` and ``restore``: rows, dense side, reader and clock of a job in one checkpoint (docs/checkpoints.md)."""
 
 from .restore import RestoredCheckpoint, restore
-from .save import SavedCheckpoint, save
+from .save import SavedCheckpoint, keep_rows, save
 
-__all__ = ["RestoredCheckpoint", "SavedCheckpoint", "restore", "save"]
+__all__ = ["RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"]

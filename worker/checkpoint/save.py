@@ -163,6 +163,28 @@ def save(
     return saved
 
 
+def keep_rows(session: Session, url: str, *, every_sec: float = 30.0) -> None:
+    """From now on the cluster saves its rows by itself, as long as the session's job goes on: what a shard that ends
+    comes back from, alone, while the others and the workers go on. With bounded or no staleness, where a shard then
+    loses at most what was committed to it since the last of these saves.
+
+    A save holds the rows that changed since the one before; one that fails is told in the coordinator's log, and the
+    next one is tried in time. Any worker may ask, and several may.
+
+    Args:
+        url: a folder of its own, as ``url`` of :func:`save`.
+        every_sec: from the beginning of a save to that of the next; (0, 86400].
+
+    Raises:
+        FailedPrecondition: the session has no cluster, or is synchronous: then all go back together.
+        InvalidArgument: an unknown kind of URL, or ``every_sec`` out of range.
+    """
+    control, identity = cluster_of(session, "keep_rows")
+    if session.placement.staleness == 0:
+        raise FailedPrecondition("keep_rows: the session has staleness 0, where all go back together; call save")
+    control.keep_rows(absolute(url), identity, every_sec=every_sec)
+
+
 def _state(
     session: Session,
     model: nn.Module | None,

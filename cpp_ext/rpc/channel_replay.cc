@@ -1,0 +1,94 @@
+// Channel: what a worker holds of its commits, sent again to a process that has taken the shard's place.
+#include <algorithm>
+#include <cstring>
+
+#include "rpc/channel.h"
+
+namespace sparserow::rpc {
+namespace {
+
+constexpr std::uint32_t kReplayDeadlineMs = 30'000;
+
+}  // namespace
+
+void Channel::note_incarnation(std::uint32_t incarnation) {
+  must_replay_ |= incarnation_ != 0 && incarnation != incarnation_;
+  incarnation_ = incarnation;
+}
+
+// In the order of their sequences, one at a time; whatever else is asked waits.
+void Channel::begin_replay() {
+  state_ = State::kReplaying;
+  replay_from_ = 0;
+  next_replay();
+}
+
+void Channel::next_replay() {
+  const HeldCommit* held = held_.from(replay_from_);
+  if (held == nullptr) {
+    must_replay_ = false;
+    state_ = State::kReady;
+    flush();
+    return;
+  }
+  FrameHeader header = held->header;
+  header.type = static_cast<std::uint16_t>(held->decided ? FrameType::kCommit : FrameType::kPrepare);
+  header.request_id = next_id_++;
+  header.deadline_ms = kReplayDeadlineMs;
+  header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
+  header.crc32c = 0;
+  if (options_.frame_crc) {
+    const iovec body{const_cast<std::byte*>(held->body.data()), held->body.size()};
+    seal_crc(header, {&body, 1});
+  }
+  replay_from_ = header.sequence;
+  replay_.resize(sizeof header + held->body.size());
+  std::memcpy(replay_.data(), &header, sizeof header);
+  if (!held->body.empty()) std::memcpy(replay_.data() + sizeof header, held->body.data(), held->body.size());
+  replay_sent_ = 0;
+  is_replay_decided_ = held->decided;
+  ++stats_.frames_sent;
+  send_replay();
+}
+
+void Channel::send_replay() {
+  if (refused_for_now_ && Clock::now() < paused_until_) return;
+  while (replay_sent_ < replay_.size()) {
+    const iovec piece{replay_.data() + replay_sent_, replay_.size() - replay_sent_};
+    const Transfer moved = stream_->try_write(std::span(&piece, 1));
+    if (moved.ended()) {
+      failed_ = true;
+      last_error_ = std::strerror(moved.error);
+    }
+    if (moved.bytes == 0) return;
+    replay_sent_ += moved.bytes;
+    stats_.bytes_sent += moved.bytes;
+  }
+}
+
+// What was refused for good is over, by whatever the shard remembers: it is the shard's to count.
+Status Channel::on_replay_reply() {
+  collecting_ = false;
+  SectionReader sections(collected_, reply_header_.section_count);
+  auto section = sections.next();
+  if (!section.is_ok() || !section.value()) return Status(Code::kDataLoss, "malformed reply to a commit sent again");
+  if (section.value()->kind == SectionKind::kError) {
+    const Status status = parse_error(section.value()->payload);
+    if (status.code() == Code::kUnavailable) {
+      last_error_ = status.message();
+      pause();
+      replay_sent_ = 0;
+      return Status::ok();
+    }
+  } else {
+    const auto ack = parse_ack(section.value()->payload);
+    if (ack.is_ok() && ack.value().duplicate == 0 && is_replay_decided_) ++stats_.commits_replayed;
+  }
+  attempts_ = 0;
+  refused_for_now_ = false;
+  ++replay_from_;
+  next_replay();
+  return Status::ok();
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,53 @@
+#include "rpc/held_commits.h"
+
+#include <utility>
+
+#include "rpc/job_window.h"
+
+namespace sparserow::rpc {
+namespace {
+
+// A shard refuses what it has forgotten, so that more of them would be of no use.
+constexpr std::size_t kMostHeld = JobWindow::kSequences / 2;
+
+}  // namespace
+
+HeldCommit::HeldCommit(const FrameHeader& frame, const std::vector<iovec>& pieces) : header(frame) {
+  body.reserve(frame.body_bytes);
+  for (const iovec& piece : pieces) {
+    const auto* bytes = static_cast<const std::byte*>(piece.iov_base);
+    body.insert(body.end(), bytes, bytes + piece.iov_len);
+  }
+}
+
+void HeldCommits::erase(Commits::iterator commit) {
+  bytes_ -= commit->second.body.size();
+  commits_.erase(commit);
+}
+
+void HeldCommits::add(HeldCommit commit) {
+  drop(commit.header.sequence);
+  bytes_ += commit.body.size();
+  commits_.emplace(commit.header.sequence, std::move(commit));
+  while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostHeld)) erase(commits_.begin());
+}
+
+void HeldCommits::decide(std::uint64_t sequence) {
+  if (const auto found = commits_.find(sequence); found != commits_.end()) found->second.decided = true;
+}
+
+void HeldCommits::drop(std::uint64_t sequence) {
+  if (const auto found = commits_.find(sequence); found != commits_.end()) erase(found);
+}
+
+void HeldCommits::clear() {
+  commits_.clear();
+  bytes_ = 0;
+}
+
+const HeldCommit* HeldCommits::from(std::uint64_t sequence) const {
+  const auto found = commits_.lower_bound(sequence);
+  return found == commits_.end() ? nullptr : &found->second;
+}
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,52 @@
+// The last commits of a worker to one shard, kept so that they can be sent again to a process that takes the shard's
+// place: it has what a checkpoint had, and the commits after that are gone unless somebody still holds them.
+//
+// A commit is held from its PREPARE on; it is *decided* once a COMMIT was sent. The newest one is always held, older
+// ones as far as the budget goes. What the shard has already it answers again and does not apply, so that nobody needs
+// to know which of them are saved.
+//
+// Not thread-safe: the client's mutex guards it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "rpc/frame.h"
+
+namespace sparserow::rpc {
+
+struct HeldCommit {
+  FrameHeader header;  // of PREPARE, or of a COMMIT in one phase
+  std::vector<std::byte> body;
+  bool decided = false;
+
+  HeldCommit() = default;
+  // Copies the body out of its pieces.
+  HeldCommit(const FrameHeader& frame, const std::vector<iovec>& pieces);
+};
+
+class HeldCommits {
+ public:
+  explicit HeldCommits(std::uint64_t budget_bytes) : budget_bytes_(budget_bytes) {}
+
+  // Under its header's sequence, in place of what was held under it.
+  void add(HeldCommit commit);
+  void decide(std::uint64_t sequence);
+  // It was aborted.
+  void drop(std::uint64_t sequence);
+  void clear();
+  // The first one of this or a later sequence; null when there is none.
+  [[nodiscard]] const HeldCommit* from(std::uint64_t sequence) const;
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  using Commits = std::map<std::uint64_t, HeldCommit>;
+  void erase(Commits::iterator commit);
+
+  const std::uint64_t budget_bytes_;
+  Commits commits_;  // by sequence
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace sparserow::rpc

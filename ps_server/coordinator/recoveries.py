@@ -1,0 +1,158 @@
+"""A shard that ended comes back alone: another process takes its place, gets its rows from the newest checkpoint, and
+is let in, while the other shards and the workers of jobs without barrier go on (docs/consistency.md, rules 15 and 17).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from datetime import datetime, timezone
+from typing import Any
+
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.folder import Folder
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+from ...proto.schema_message import message_of_schema
+from .cluster import Cluster
+from .fleet import Fleet
+from .restores import chain_file, rows_differ
+from .shards import Shard
+
+log = logging.getLogger(__name__)
+
+
+class Recoveries:
+    """One recovery of a shard at a time. Belongs to one event loop.
+
+    Attributes:
+        done: recoveries that ended well.
+        failure: why the last one cannot be done; empty while all is well.
+    """
+
+    def __init__(self, cluster: Cluster, fleet: Fleet, tables_lock: asyncio.Lock) -> None:
+        self._cluster = cluster
+        self._fleet = fleet
+        self._tables_lock = tables_lock
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the instance of the process that is restored
+        self.done = 0
+        self.failure = ""
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def problem(self) -> str:
+        """Why a shard that has ended cannot come back alone now; empty when it can."""
+        cluster = self._cluster
+        if cluster.rows_source is None:
+            return "no checkpoint has the rows of this cluster"
+        barrier = [job.full_name for job in cluster.jobs.jobs.values() if job.terms.staleness == 0]
+        if barrier:
+            return f"job {barrier[0]} is synchronous: its workers and all shards go back together"
+        return self.failure
+
+    def begin(self, shard: Shard) -> None:
+        """Restores a shard that has registered, and lets it in; harmless when that is under way."""
+        if shard.instance in self._tasks:
+            return
+        self._tasks[shard.instance] = asyncio.get_running_loop().create_task(self._run(shard, shard.instance))
+
+    async def _run(self, shard: Shard, instance: int) -> None:
+        try:
+            await self._recover(shard)
+        except (Unavailable, DeadlineExceeded) as error:  # it ended again, or is slow: its next heartbeat tries anew
+            log.warning("shard %d is not restored yet: %s", shard.index, error)
+        except SparserowError as error:
+            self.failure = f"shard {shard.index} cannot be restored: {error}"
+            log.error("%s", self.failure)
+        except Exception as error:
+            self.failure = f"shard {shard.index} cannot be restored: {type(error).__name__}: {error}"
+            log.exception("shard %d", shard.index)
+        finally:
+            del self._tasks[instance]
+
+    async def _recover(self, shard: Shard) -> None:
+        cluster = self._cluster
+        if cluster.rows_source is None:
+            raise FailedPrecondition("no checkpoint has the rows of this cluster")
+        url, name = cluster.rows_source
+        folder = Folder(url)
+        began = asyncio.get_running_loop().time()
+        async with self._tables_lock:
+            chain = await asyncio.to_thread(files.read_chain, folder, name)
+            manifest = chain[-1]
+            if manifest.slot_count != cluster.slots.slot_count:
+                raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")
+            request = pb.LoadRequest(
+                url=folder.url,
+                lineage=shard.lineage,
+                tables=self._tables(chain, shard),
+                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
+                cluster_id=manifest.cluster_id,
+                windows_json=json.dumps(self._windows(manifest, shard)),
+                route=self._fleet.route_message(),
+            )
+            loaded = pb.LoadReply()
+            async for reply in self._fleet.stream(shard, "Load", request):
+                loaded = reply
+            await self._fleet.catch_up(shard)
+        shard.restoring = False
+        shard.restores += 1
+        self.done += 1
+        log.warning(
+            "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before; what was committed to it "
+            "since is lost, but for what workers still hold",
+            shard.index,
+            asyncio.get_running_loop().time() - began,
+            loaded.rows,
+            folder.url,
+            manifest.name,
+            _age_of(manifest),
+        )
+
+    def _tables(self, chain: list[files.Manifest], shard: Shard) -> list[pb.LoadTable]:
+        """What the shard owns of the present tables; one that the checkpoint does not have is empty."""
+        saved = {table.schema.id: table.schema for table in chain[-1].tables}
+        tables = []
+        for schema in self._cluster.registry.tables():
+            parts = []
+            if schema.id not in saved or rows_differ(schema, saved[schema.id]):
+                log.warning(
+                    "table %s is not in %s: it is empty on shard %d", schema.full_name, chain[-1].name, shard.index
+                )
+            else:
+                parts = [
+                    chain_file(chain, index, part)
+                    for index, each in enumerate(chain)
+                    for table in each.tables
+                    if table.schema.id == schema.id
+                    for part in table.parts
+                    if self._cluster.slots.owns_any(shard.index, part.first_slot, part.end_slot)
+                ]
+            tables.append(pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id, parts=parts))
+        return tables
+
+    def _windows(self, manifest: files.Manifest, shard: Shard) -> list[dict[str, Any]]:
+        """What the checkpoint knows of the commits that this shard had taken, by job."""
+        same_shards = manifest.cluster_id == self._cluster.cluster_id and manifest.shards == len(
+            self._cluster.shards.shards
+        )
+        saved = {(job.job_id, job.generation): job.windows for job in manifest.jobs if same_shards}
+        windows: list[dict[str, Any]] = []
+        for job_id, roster in self._cluster.rosters.items():
+            of_shards = saved.get((job_id, roster.generation))
+            known: dict[str, Any] = {"completed": -1, "workers": []} if of_shards is None else of_shards[shard.index]
+            windows.append({**known, "job_id": job_id, "generation": roster.generation, "lossy": True})
+        return windows
+
+
+def _age_of(manifest: files.Manifest) -> str:
+    try:
+        made = datetime.fromisoformat(manifest.created)
+    except ValueError:
+        return "?"
+    return f"{(datetime.now(timezone.utc) - made).total_seconds():.0f}"

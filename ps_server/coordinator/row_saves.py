@@ -1,0 +1,77 @@
+"""Rows saved over and over while a job goes on: what a shard that ends comes back from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint.folder import Folder
+from ...proto.errors import InvalidArgument, SparserowError, Unavailable
+from .cluster import Cluster
+from .saves import Saves
+
+log = logging.getLogger(__name__)
+
+# A save holds all rows when what changed since the last such one weighs as much, whatever this number is.
+_FULL_EVERY = 1 << 20
+_KEEP = 2
+_LONGEST_SEC = 86400.0
+
+
+class RowSaves:
+    """One series of saves by folder. Belongs to one event loop.
+
+    Args:
+        cluster: whose jobs are looked at.
+        saves: makes them.
+    """
+
+    def __init__(self, cluster: Cluster, saves: Saves) -> None:
+        self._cluster = cluster
+        self._saves = saves
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by URL
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def keep(self, request: pb.KeepRowsRequest) -> None:
+        """Begins a series, which goes on as long as the caller's job; harmless when another worker has begun it.
+
+        Raises:
+            InvalidArgument: an unknown URL scheme, or a time out of range.
+            Fenced: the caller is no worker of its job.
+        """
+        caller = request.caller
+        self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        if not 0 < request.every_sec <= _LONGEST_SEC:
+            raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
+        url = Folder(request.url).url
+        running = self._tasks.get(url)
+        if running is None or running.done():
+            work = self._run(url, caller.job_id, request.every_sec)
+            self._tasks[url] = asyncio.get_running_loop().create_task(work)
+
+    async def _run(self, url: str, job_id: int, every_sec: float) -> None:
+        loop = asyncio.get_running_loop()
+        while job_id in self._cluster.jobs.jobs:
+            began = loop.time()
+            try:
+                await self._save(url)
+            except Unavailable as error:  # somebody came or went, or a shard is away: soon again
+                log.info("rows are not saved to %s: %s", url, error)
+                every_now = min(1.0, every_sec)
+            except SparserowError as error:
+                log.warning("rows are not saved to %s: %s", url, error)
+                every_now = every_sec
+            else:
+                every_now = every_sec
+            await asyncio.sleep(max(0.0, began + every_now - loop.time()))
+
+    async def _save(self, url: str) -> None:
+        name = (await self._saves.begin(pb.BeginSaveRequest(url=url))).name
+        await self._saves.enter(pb.EnterSaveRequest(url=url, name=name, keep=_KEEP, full_every=_FULL_EVERY))
+        await self._saves.end(url, name)

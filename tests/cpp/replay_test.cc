@@ -1,0 +1,188 @@
+// A shard that comes back as another process gets what its worker still holds: each commit once, in order, the one in
+// doubt as it was; what nobody has is counted.
+#include <doctest/doctest.h>
+
+#include <future>
+#include <thread>
+
+#include "rpc/held_commits.h"
+#include "rpc_fixture.h"
+
+using namespace sparserow;
+using namespace sparserow::rpc;
+using namespace sparserow::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::uint32_t kDim = 4;
+
+struct Fixture {
+  TableSchema table = sgd_table("t/a", kDim, 0.0f);
+  Cluster cluster{1, {table}};
+  std::shared_ptr<Client> client;
+  std::vector<std::uint64_t> keys{3, 5, 8};
+
+  explicit Fixture(std::uint64_t replay_bytes, std::optional<std::uint32_t> staleness = std::nullopt) {
+    cluster.set_job(staleness, 1);
+    ClientOptions options = cluster.client_options();
+    options.replay_bytes = replay_bytes;
+    client = take(Client::connect(options));
+  }
+
+  [[nodiscard]] static CommitOptions options(std::uint64_t sequence) {
+    CommitOptions options;
+    options.sequence = sequence;
+    options.step = static_cast<std::int64_t>(sequence) - 1;
+    return options;
+  }
+
+  // Adds 1 to each row.
+  Status prepare(std::uint64_t sequence) {
+    const Grouped grouped(*client, table.id, keys);
+    const std::vector<float> grads(keys.size() * kDim, -1.0f);
+    const auto push = grouped.push(table, grads.data(), 1.0f);
+    return client->prepare(std::span(&push, 1), options(sequence));
+  }
+  void commit(std::uint64_t first, std::uint64_t last) {
+    for (std::uint64_t sequence = first; sequence <= last; ++sequence) {
+      REQUIRE(prepare(sequence).is_ok());
+      REQUIRE(client->commit_prepared(options(sequence)).is_ok());
+    }
+  }
+
+  // Another process in the shard's place, with the rows and the window of after `saved` commits; it serves when its
+  // route is set.
+  void come_back(std::uint64_t saved, std::optional<std::uint32_t> staleness = std::nullopt) {
+    ServerOptions options;
+    options.port = cluster.servers[0]->port();
+    options.cluster_id = cluster.cluster_id;
+    cluster.servers[0].reset();
+    cluster.stores[0] = make_store();
+    REQUIRE(cluster.stores[0]->create_table(table).is_ok());
+    cluster.servers[0] = take(Server::start(options, cluster.stores[0]));
+    WindowImage window;
+    window.committed_sequence = saved;
+    window.committed_step = window.done_step = static_cast<std::int64_t>(saved) - 1;
+    for (std::uint64_t sequence = 1; sequence <= saved; ++sequence) window.answers.emplace_back(sequence, keys.size());
+    JobImage image{.job_id = 1, .generation = 0, .completed = -1, .lossy = true, .workers = {{0, 1, window}}};
+    cluster.servers[0]->install_jobs({image});
+    cluster.set_job(staleness, 1);
+    if (saved == 0) return;
+    const std::vector<float> rows(keys.size() * kDim, static_cast<float>(saved));
+    REQUIRE(cluster.stores[0]->assign(table.id, keys, rows.data()).is_ok());
+  }
+  void let_in() { REQUIRE(cluster.servers[0]->set_route(1, cluster.slot_owner).is_ok()); }
+
+  float row() {
+    const Grouped grouped(*client, table.id, keys);
+    std::vector<float> rows(keys.size() * kDim, -1.0f);
+    const auto pull = grouped.pull(table, rows.data());
+    REQUIRE(client->pull(std::span(&pull, 1), {}).is_ok());
+    for (const float value : rows) CHECK(value == rows[0]);
+    return rows[0];
+  }
+  [[nodiscard]] std::uint64_t lost() const { return cluster.servers[0]->stats().commits.commits_lost; }
+};
+
+}  // namespace
+
+TEST_CASE("what is held is sent again, and what the checkpoint had is not applied twice") {
+  Fixture f(1 << 20);
+  f.commit(1, 5);
+  f.come_back(2);
+  auto row = std::async(std::launch::async, [&f] { return f.row(); });
+  CHECK(row.wait_for(200ms) == std::future_status::timeout);  // not let in yet: refused, and tried again
+  f.let_in();
+  CHECK(row.get() == 5.0f);
+  CHECK(f.client->stats().commits_replayed == 3);
+  f.commit(6, 6);
+  CHECK(f.row() == 6.0f);
+  CHECK(f.lost() == 0);
+}
+
+TEST_CASE("what is not held is counted; the newest is held in any case") {
+  Fixture f(1);
+  f.commit(1, 6);
+  f.come_back(2);
+  f.let_in();
+  CHECK(f.row() == 3.0f);
+  CHECK(f.lost() == 3);
+  f.commit(7, 7);
+  CHECK(f.row() == 4.0f);
+  CHECK(f.lost() == 3);
+}
+
+TEST_CASE("a commit in doubt is prepared again, and committed or not as is decided later") {
+  Fixture f(1 << 20);
+  f.commit(1, 2);
+  REQUIRE(f.prepare(3).is_ok());
+  f.come_back(2);
+  f.let_in();
+  CHECK(f.row() == 2.0f);  // which sends it again, undecided
+  REQUIRE(f.client->commit_prepared(Fixture::options(3)).is_ok());
+  CHECK(f.row() == 3.0f);
+  REQUIRE(f.prepare(4).is_ok());
+  REQUIRE(f.client->abort(Fixture::options(4)).is_ok());
+  f.come_back(3);
+  f.let_in();
+  CHECK(f.row() == 3.0f);
+  REQUIRE(f.prepare(5).is_ok());
+  f.come_back(3);
+  f.let_in();
+  REQUIRE(f.client->commit_prepared(Fixture::options(5)).is_ok());
+  CHECK(f.row() == 4.0f);
+}
+
+TEST_CASE("who waits for a shard that is being restored goes on waiting beyond its deadline") {
+  Fixture f(1 << 20, 1u);
+  f.commit(1, 3);
+  f.come_back(1, 1u);
+  f.client->extend(5s);
+  auto late = std::async(std::launch::async, [&f] {
+    const Grouped grouped(*f.client, f.table.id, f.keys);
+    std::vector<float> rows(f.keys.size() * kDim);
+    const auto pull = grouped.pull(f.table, rows.data());
+    return f.client->pull(std::span(&pull, 1), {.deadline = 50ms, .step = 3}).code();
+  });
+  CHECK(late.wait_for(300ms) == std::future_status::timeout);
+  CHECK_FALSE(f.client->touch(50ms).is_ok());  // it is in a hurry
+  f.let_in();
+  CHECK(late.get() == Code::kOk);
+  CHECK(f.row() == 3.0f);
+  CHECK(f.lost() == 0);
+}
+
+TEST_CASE("commits that are over are forgotten") {
+  Fixture f(1 << 20);
+  f.commit(1, 3);
+  f.client->forget_held();
+  f.come_back(1);
+  f.let_in();
+  CHECK(f.row() == 1.0f);
+  f.commit(4, 4);
+  CHECK(f.lost() == 2);
+}
+
+TEST_CASE("the budget drops the oldest, a later try of a sequence replaces the earlier") {
+  const auto commit_of = [](std::uint64_t sequence, std::size_t bytes) {
+    HeldCommit commit;
+    commit.header.sequence = sequence;
+    commit.body.resize(bytes);
+    return commit;
+  };
+  HeldCommits held(100);
+  held.add(commit_of(1, 60));
+  held.add(commit_of(1, 40));
+  held.add(commit_of(2, 60));
+  CHECK(held.bytes() == 100);
+  held.add(commit_of(3, 1));
+  REQUIRE(held.from(0) != nullptr);
+  CHECK(held.from(0)->header.sequence == 2);
+  held.add(commit_of(4, 1000));
+  CHECK(held.from(0)->header.sequence == 4);
+  CHECK(held.bytes() == 1000);
+  held.drop(4);
+  CHECK(held.from(0) == nullptr);
+  CHECK(held.bytes() == 0);
+}

@@ -1,0 +1,207 @@
+"""With bounded or no staleness a shard that is killed comes back alone, and the loss is counted to the commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import FailedPrecondition, InvalidArgument, Unavailable
+from sparserow.worker.data import write_click_log
+from sparserow_process import wait_until
+from torch import nn
+
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+ROWS, DIM = 400, 4
+
+
+class AllRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(ROWS, DIM)
+
+
+def step(session, model) -> None:
+    """Takes one from each row."""
+    model.rows(torch.arange(ROWS)).sum().backward()
+    session.step()
+
+
+def shards_of(address: str):
+    with ControlClient(address) as control:
+        return control.status().shards
+
+
+def kill_shard(cluster, index: int) -> None:
+    before = shards_of(cluster.address)[index]
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: shards_of(cluster.address)[index].pid != before.pid, "another process of the shard")
+
+
+def saved(url) -> int:
+    return len(files.list_names(Folder(str(url))))
+
+
+def steps_by_row(session, model) -> np.ndarray:
+    """(ROWS) how many steps each row has had."""
+    session.flush()
+    rows = session.table("rows").pull(np.arange(ROWS, dtype=np.uint64))
+    assert (rows == rows[:, :1]).all()
+    return -rows[:, 0].astype(int)
+
+
+@pytest.mark.parametrize("staleness", [None, 2])
+@pytest.mark.parametrize("holds_all", [True, False])
+def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, staleness, holds_all):
+    if not holds_all:
+        monkeypatch.setattr("sparserow.worker.connect._REPLAY_BYTES", 1)  # then the newest commit alone
+    with (
+        sr.local_cluster(shards=2, slot_count=64, worker_lease=3.0) as cluster,
+        sr.connect(cluster.address, "held", staleness=staleness) as session,
+    ):
+        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=100,
+                              tables={"*": sr.Table(init=sr.Constant(0.0))})  # fmt: skip
+        for _ in range(5):
+            step(session, model)
+        session.flush()
+        sr.keep_rows(session, str(tmp_path), every_sec=3600)
+        wait_until(lambda: saved(tmp_path) == 1, "rows that are saved")
+        for _ in range(6):
+            step(session, model)
+        kill_shard(cluster, 1)
+        for _ in range(3):
+            step(session, model)
+        counts = steps_by_row(session, model)
+        status = shards_of(cluster.address)
+        lost = 0 if holds_all else 5
+        assert sorted(set(counts)) == ([14] if holds_all else [14 - lost, 14])
+        assert [shard.restores for shard in status] == [0, 1]
+        assert [shard.commits_lost for shard in status] == [0, lost]
+        # It ends again: the saves of before are not those of its lineage, and yet it has them.
+        kill_shard(cluster, 1)
+        step(session, model)
+        again = steps_by_row(session, model)
+        assert set(again[counts == 14 - lost]) <= {15 - lost, 15, 7}
+        assert cluster.check() is None
+
+
+def test_the_next_save_has_what_came_back(tmp_path):
+    with (
+        sr.local_cluster(shards=2, slot_count=64) as cluster,
+        sr.connect(cluster.address, "again", staleness=None) as session,
+    ):
+        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        keys = np.arange(ROWS, dtype=np.uint64)
+        table.push(keys, np.ones((ROWS, DIM), np.float32))
+        sr.save(session, str(tmp_path), full_every=5)
+        table.push(keys, np.ones((ROWS, DIM), np.float32))
+        kill_shard(cluster, 0)
+        np.testing.assert_array_equal(table.pull(keys), np.full((ROWS, DIM), -2.0))
+        saved_again = sr.save(session, str(tmp_path), full_every=5)
+        manifest = files.read_manifest(Folder(str(tmp_path)), saved_again.name)
+        assert (manifest.base, manifest.rows) == ("", ROWS), "what came back is of another lineage: all rows are saved"
+        table.push(keys[:7], np.ones((7, DIM), np.float32))
+        kill_shard(cluster, 1)
+        expected = np.where(np.arange(ROWS)[:, None] < 7, -3.0, -2.0) * np.ones((1, DIM))
+        np.testing.assert_array_equal(table.pull(keys), expected)
+
+
+def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
+    url = tmp_path / "ckpt"
+
+    def has_ended(cluster) -> bool:
+        try:
+            cluster.check()
+        except Unavailable as error:
+            reasons.append(str(error))
+            return True
+        return False
+
+    reasons: list[str] = []
+    with pytest.raises(Unavailable), sr.local_cluster(shards=2, slot_count=64) as cluster:  # noqa: PT012
+        with sr.connect(cluster.address, "gone", staleness=None) as session:
+            session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            sr.save(session, str(url))
+        next((url / "save-000001").glob("slots.*")).unlink()
+        os.kill(cluster.shard_pids[0], signal.SIGKILL)
+        wait_until(lambda: has_ended(cluster), "the end of the cluster")
+    assert "shard 0 cannot be restored: " in reasons[0]
+    assert "slots." in reasons[0]
+    assert "is missing; the checkpoint is damaged; the cluster was stopped" in reasons[0]
+
+    with (  # noqa: PT012
+        pytest.raises(Unavailable),
+        sr.local_cluster(shards=2, slot_count=64) as cluster,
+        sr.connect(cluster.address, "sync") as session,
+    ):
+        sr.save(session, str(tmp_path / "sync"))
+        os.kill(cluster.shard_pids[1], signal.SIGKILL)
+        wait_until(lambda: has_ended(cluster), "the end of the cluster")
+    assert "(job sync/sync is synchronous: its workers and all shards go back together)" in reasons[1]
+
+
+def test_bad_input(tmp_path):
+    with sr.local_cluster(shards=1, slot_count=64) as cluster:
+        with (
+            sr.connect(cluster.address, "sync") as session,
+            pytest.raises(FailedPrecondition, match="has staleness 0, where all go back together"),
+        ):
+            sr.keep_rows(session, str(tmp_path))
+        with sr.connect(cluster.address, "bad", staleness=None) as session:
+            with pytest.raises(InvalidArgument, match=r"every_sec: 0 is not allowed; allowed: \(0, 86400\]"):
+                sr.keep_rows(session, str(tmp_path), every_sec=0)
+            with pytest.raises(InvalidArgument, match="nosuch://x"):
+                sr.keep_rows(session, "nosuch://x")
+
+
+@pytest.mark.parametrize("mode", [("null", "ps"), ("2", "ddp")])
+def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
+    staleness, dense = mode
+    steps = 120
+    log = write_click_log(tmp_path, rows=2 * steps * 64, test_rows=1500, seed=3)
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.rows=3000",
+        "train.batch_size=64",
+        "train.workers=2",
+        "train.threads=1",
+        f"train.staleness={staleness}",
+        f"train.dense={dense}",
+        "cluster.slot_count=256",
+        "cluster.worker_lease=3s",
+        f"train.checkpoint={{url: '{url}', every_steps: 100000, delta_every: 1s}}",
+    ]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))
+    wait_until(lambda: run.popen.poll() is not None or saved(url / "rows") >= 2, "two saves of the rows", 120)
+    workers = {process.pid for process in launcher.by_role()["worker"]}
+    assert workers, run.err
+    launcher.by_role()["shard"][0].send_signal(signal.SIGKILL)
+    seen: set[int] = set()
+
+    def is_over() -> bool:
+        seen.update(process.pid for process in launcher.by_role()["worker"])
+        return run.popen.poll() is not None
+
+    wait_until(is_over, "the end of the job", 240)
+    assert run.popen.returncode == 0, run.err
+    assert seen <= workers, "no worker was started anew"
+    figures = json.loads(result.read_text())
+    assert figures["shard_restores"] == 1
+    assert figures["commits_lost"] <= 2 * steps
+    assert figures["history"][0]["samples"] == 2 * steps * 64
+    assert figures["test_auc"] > 0.6
+    assert "is started again, from the newest checkpoint" in run.err
+    assert "is back after" in run.err
+    assert "shards that came back" in run.out
+    wait_until(lambda: not launcher.living(), "no process is left")
