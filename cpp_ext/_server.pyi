@@ -414,6 +414,12 @@ class Store:
     ) -> None:
         """As ``assign``, with the versions (n) that the rows have elsewhere."""
 
+    def row_facts(self, table_id: int, key: int) -> dict[str, int]:
+        """What is known of one row: exists, is_in_memory (else, where it exists, on the SSD alone), version,
+        update_count, and age_ms since it was last written (-1: not known; it is while changes are followed, or when the
+        table's policy goes by seconds). Raises NotFound.
+        """
+
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 

@@ -22,7 +22,7 @@ from ..proto.errors import SparserowError
 COMMANDS: tuple[str, ...] = (
     *("demo", "train", "up", "status", "table", "checkpoint", "inspect"),
     *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
-    *("bench", "coordinator", "ps"),
+    *("bench", "coordinator", "ps", "gateway"),
 )
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import grpc
 import numpy as np
 
 from ..cpp_ext import _client, _server
+from ..proto import changes_pb2 as pb
+from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import InvalidArgument, NotFound
+from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
 from ..serving.client import ServingClient
+
+_CALL_DEADLINE_SEC = 10.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ def explain_row(
         "training shard": f"{shard} at {view.shards[shard].host}:{view.shards[shard].port}",
         "stored as": f"{schema.dtype}, dim {schema.dim}, {type(schema.optimizer).__name__}",
         "version in training": _version(int(versions[0])),
+        **_facts_of_shard(coordinator, shard, view.cluster_id, schema.id, key),
     }
     training_line = _line(rows[0], bool(found[0]))
     if serving is None:
@@ -79,6 +87,28 @@ def explain_row(
     )
     facts["largest difference"] = f"{float(np.abs(served.rows[0] - rows[0]).max()):.3g}"
     return ExplainedRow(training_line, _line(served.rows[0], bool(served.found[0])), facts)
+
+
+def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int, key: int) -> dict[str, str]:
+    with ControlClient(coordinator) as control:
+        entry = next(entry for entry in control.status().shards if entry.shard == shard)
+    address = f"{entry.control.host}:{entry.control.port}"
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub: Any = pb_grpc.ChangesStub(channel)
+        try:
+            row = stub.GetRow(
+                pb.GetRowRequest(cluster_id=cluster_id, table_id=table_id, key=key), timeout=_CALL_DEADLINE_SEC
+            )
+        except grpc.RpcError as error:
+            raise error_of_status(error, f"shard {shard} at {address}") from None
+    if not row.exists:
+        return {"tier": "none: the row does not exist, reads give its initial row"}
+    age = f"{row.age_ms / 1000:.1f} s" if row.age_ms >= 0 else "not known: nobody follows, and no policy goes by time"
+    return {
+        "tier": "memory" if row.is_in_memory else "SSD",
+        "updates": str(row.update_count),
+        "age in training": age,
+    }
 
 
 def _line(row: np.ndarray[tuple[int], np.dtype[np.float32]], found: bool) -> str:

@@ -111,6 +111,10 @@ class FollowOptions:
     hold: HoldOptions = NO_HOLD
 
 
+class AnotherCluster(FailedPrecondition):
+    """The coordinator is of another cluster than the one that trained the version."""
+
+
 class Follower:
     """Keeps a version's store as the training cluster's rows are. Thread-safe; ``close`` ends its threads.
 
@@ -133,6 +137,7 @@ class Follower:
         self._stats = SyncStats()
         self._problems: dict[int, str] = {}
         self._caught_up: dict[int, float] = {}
+        self._is_superseded = False
         shards = _checked_shards(version, options.coordinator)
         self._threads = [
             threading.Thread(target=self._run, args=(shard,), name=f"sparserow-sync-{shard}", daemon=True)
@@ -157,6 +162,12 @@ class Follower:
         """Why it does not follow now; empty when it does."""
         with self._lock:
             return "; ".join(self._problems.values())
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another cluster is at the coordinator's address now."""
+        with self._lock:
+            return self._is_superseded
 
     @property
     def is_complete(self) -> bool:
@@ -186,6 +197,7 @@ class Follower:
                 self._set_problem(shard, f"shard {shard}: {error}")
                 with self._lock:
                     self._stats.reopened += 1
+                    self._is_superseded = isinstance(error, AnotherCluster)
                 self._stop.wait(self._options.retry_sec)
             except Exception as error:  # a bug must not end live sync in silence
                 log.exception("live sync of %s: shard %d", self._version.model, shard)
@@ -332,7 +344,7 @@ def _checked_shards(version: LoadedVersion, coordinator: str) -> Sequence[int]:
 
 def _check_cluster(version: LoadedVersion, cluster_id: int) -> None:
     if version.cluster_id != cluster_id:
-        raise FailedPrecondition(
+        raise AnotherCluster(
             f"{version.model}@{version.version} was trained by cluster {version.cluster_id:016x}, "
             f"not by {cluster_id:016x}; follow that one, or publish from this one"
         )

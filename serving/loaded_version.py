@@ -16,9 +16,11 @@ from ..proto.schema import TableSchema
 from .manifest import Manifest, ServedDtype
 from .place import Place
 from .registry import ModelRegistry
+from .row_memory import RowMemory
 from .row_parts import read_rows, read_tensors
 
 Progress: TypeAlias = Callable[[int], None]
+_TIERED_ROWS = 4096  # at once into a store that must make room for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +57,8 @@ class LoadedVersion:
         return int(self.store.slot_count)
 
 
-def make_store(tables: dict[str, ServedTable], slot_count: int, memory_budget_bytes: int) -> _server.Store:
-    """An empty store with the tables; absent rows read as in training, rounded to the served dtype."""
-    store = _server.Store(memory_budget_bytes=memory_budget_bytes, slot_count=slot_count)
+def with_tables(store: _server.Store, tables: dict[str, ServedTable]) -> _server.Store:
+    """An empty store, then with the tables; absent rows read as in training, rounded to the served dtype."""
     for table in tables.values():
         store.create_table(_weights_only(table))
     return store
@@ -68,7 +69,7 @@ def load_version(
     manifest: Manifest,
     place: Place,
     *,
-    memory_budget_bytes: int = 0,
+    memory: RowMemory | None = None,
     progress: Progress | None = None,
 ) -> LoadedVersion:
     """Reads a version's rows of this process's slots.
@@ -77,7 +78,7 @@ def load_version(
         registry: where it lies.
         manifest: of the version.
         place: whose slots.
-        memory_budget_bytes: of rows and indexes; 0: no budget.
+        memory: for its rows; None: as much as they need.
         progress: told how many rows were read so far.
 
     Raises:
@@ -91,7 +92,10 @@ def load_version(
     slots = read_tensors(folder, manifest.slots).get("version")
     if slots is None or slots.shape != (manifest.slot_count,):
         raise DataLoss(f"{folder.url}/{manifest.slots.file}: has no version for each of {manifest.slot_count} slots")
-    store = make_store(tables, manifest.slot_count, memory_budget_bytes)
+    memory = memory or RowMemory()
+    name = f"{manifest.model}@{manifest.version}"
+    store = with_tables(memory.make_store(manifest.slot_count, manifest.cluster_id, place, name), tables)
+    step = _TIERED_ROWS if memory.ssd_path is not None else manifest.rows or 1
     done = 0
     for table in manifest.tables:
         schema = table.schema
@@ -100,9 +104,14 @@ def load_version(
             if place.shards > 1:
                 mine = owned[_server.slots_of(schema.id, np.ascontiguousarray(keys), manifest.slot_count)]
                 keys, versions, rows = keys[mine], versions[mine], rows[mine]
-            store.assign_versions(
-                schema.id, np.ascontiguousarray(keys), np.ascontiguousarray(versions), np.ascontiguousarray(rows)
-            )
+            for at in range(0, len(keys), step):
+                some = slice(at, at + step)
+                store.assign_versions(
+                    schema.id,
+                    np.ascontiguousarray(keys[some]),
+                    np.ascontiguousarray(versions[some]),
+                    np.ascontiguousarray(rows[some]),
+                )
             done += part.rows
             if progress is not None:
                 progress(done)

@@ -41,7 +41,10 @@ class ServingMetrics(Collector):
             "sparserow_serving_ready", "1 when every slot of what is served is complete.", float(self._models.is_ready)
         )
         labels = ("model", "version")
-        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version in memory.", labels=labels)
+        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version.", labels=labels)
+        on_ssd = GaugeMetricFamily(
+            "sparserow_serving_ssd_rows", "Rows of a version that are on the SSD alone.", labels=labels
+        )
         used = GaugeMetricFamily("sparserow_serving_bytes", "Memory of a version's rows and indexes.", labels=labels)
         behind = GaugeMetricFamily(
             "sparserow_serving_sync_behind_seconds", "Since a version last had everything of training.", labels=labels
@@ -56,7 +59,9 @@ class ServingMetrics(Collector):
         )
         for (model, version), served in self._models.book().versions.items():
             named = (model, str(version))
-            held.add_metric(named, sum(table.rows for table in served.loaded.store.stats()))
+            tables = served.loaded.store.stats()
+            held.add_metric(named, sum(table.rows for table in tables))
+            on_ssd.add_metric(named, sum(table.ssd_rows for table in tables))
             used.add_metric(named, served.loaded.store.used_bytes)
             if served.follower is None:
                 continue
@@ -66,4 +71,4 @@ class ServingMetrics(Collector):
             bounds = [*map(str, FRESHNESS_SEC), "+Inf"]
             buckets = list(zip(bounds, itertools.accumulate(map(float, sync.freshness)), strict=True))
             freshness.add_metric(named, buckets, sync.freshness_sum_sec)
-        yield from (held, used, behind, synced, freshness)
+        yield from (held, on_ssd, used, behind, synced, freshness)

@@ -15,6 +15,7 @@ from .follower import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
 from .place import Place
 from .registry import Alias, ModelRegistry
+from .row_memory import RowMemory
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class ModelsOptions:
         wanted: (model, alias or version) pairs.
         place: whose slots.
         follow: live sync; None: versions stay as they were published.
-        memory_budget_bytes: of each version's rows; 0: no budget.
+        memory: for the rows of each version.
         poll_sec: between looks at the aliases.
         grace_sec: how long a version that no alias names is still answered from.
     """
@@ -65,7 +66,7 @@ class ModelsOptions:
     wanted: tuple[tuple[str, str], ...]
     place: Place
     follow: FollowOptions | None = None
-    memory_budget_bytes: int = 0
+    memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     poll_sec: float = 0.5
     grace_sec: float = 30.0
 
@@ -99,6 +100,7 @@ class ServedModels:
         self._options = options
         self._live = live
         self._lock = threading.Lock()
+        self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
         self._book = _Book()  # replaced whole, so that readers need no lock for long
 
     def refresh(self) -> None:
@@ -113,6 +115,7 @@ class ServedModels:
             except SparserowError as error:
                 self._say_problem(model, which, str(error))
         self._give_up_unused()
+        self._options.memory.remove_unused(self._options.place)
 
     def book(self) -> _Book:
         """What is served now; not to be changed."""
@@ -147,7 +150,7 @@ class ServedModels:
 
     def close(self) -> None:
         """Ends live sync."""
-        for served in self.book().versions.values():
+        for served in (*self.book().versions.values(), *self._successors.values()):
             if served.follower is not None:
                 served.follower.close()
 
@@ -160,7 +163,8 @@ class ServedModels:
             self._keep_following(served)
             if self._registry is not None:
                 served.dense_version = newest_number(self._registry.folder(model, version))
-        if self.book().aliases.get((model, which)) == alias:
+        has_moved = self._registry is None and self._follow_new_cluster(model)
+        if self.book().aliases.get((model, which)) == alias and not has_moved:
             return
         versions = self.book().versions
         main = versions[model, alias.version]
@@ -187,12 +191,35 @@ class ServedModels:
                 self._registry,
                 manifest,
                 self._options.place,
-                memory_budget_bytes=self._options.memory_budget_bytes,
+                memory=self._options.memory,
             )
         self._server.set_model(handle_of(model, version), loaded.store, version)
         self._change(lambda book: book.versions.update({(model, version): Served(loaded)}))
         rows = sum(table.rows for table in loaded.store.stats())
         log.info("%s@%d: %d rows in %.1f s", model, version, rows, time.monotonic() - begun)
+
+    def _follow_new_cluster(self, model: str) -> bool:
+        """A version without files goes over to the cluster that came in place of the one that it followed: what it has
+        is answered from until the rows of the new one are complete. Whether they are now."""
+        successor = self._successors.get(model)
+        if successor is None:
+            served = self.book().versions[model, 0]
+            if served.follower is not None and served.follower.is_superseded:
+                assert self._live is not None
+                successor = self._successors[model] = Served(self._live(model))
+                log.info("%s: goes over to cluster %016x", model, successor.loaded.cluster_id)
+        if successor is None:
+            return False
+        self._keep_following(successor)
+        if successor.follower is None or not successor.follower.is_complete:
+            return False
+        former = self.book().versions[model, 0]
+        del self._successors[model]
+        self._server.set_model(handle_of(model, 0), successor.loaded.store, 0)
+        self._change(lambda book: book.versions.update({(model, 0): successor}))
+        if former.follower is not None:
+            former.follower.close()
+        return True
 
     def _keep_following(self, served: Served) -> None:
         """Starts live sync where it should be and is not; a cluster that cannot be reached is tried again."""

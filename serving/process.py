@@ -16,13 +16,14 @@ from ..proto.control import ControlClient, parse_address
 from ..proto.errors import InvalidArgument, NotFound
 from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
-from .loaded_version import LoadedVersion, ServedTable, make_store
+from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
 from .models import ModelsOptions, ServedModels
 from .peers import Peers
 from .place import Place
 from .registry import ModelRegistry, parse_model
+from .row_memory import RowMemory
 from .service import Address, ServingService
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class ServeOptions:
         host: that all of it listens on.
         data_port, http_port: 0 lets the system choose; ``http_port`` None: no HTTP.
         unix_path: of a Unix socket of the data plane; None: none.
-        memory_budget_bytes: of each version's rows; 0: no budget.
+        memory: for the rows of each version.
         io_threads: of the data plane.
         sync_interval_sec: between pages of live sync; changes of one row within it are sent once.
         sync_hold: which changed rows the training shards hold back.
@@ -81,7 +82,7 @@ class ServeOptions:
     data_port: int = 0
     http_port: int | None = None
     unix_path: str | None = None
-    memory_budget_bytes: int = 0
+    memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     io_threads: int = 2
     sync_interval_sec: float = 0.1
     sync_hold: HoldOptions = NO_HOLD
@@ -201,7 +202,7 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...]) 
         wanted=wanted,
         place=place,
         follow=follow,
-        memory_budget_bytes=options.memory_budget_bytes,
+        memory=options.memory,
         poll_sec=options.poll_sec,
         grace_sec=options.grace_sec,
     )
@@ -237,12 +238,13 @@ def _live(model: str, options: ServeOptions) -> LoadedVersion:
     if not schemas:
         raise NotFound(f"namespace {options.namespace!r}: has no tables in the cluster at {options.follow}")
     tables = {schema.name: ServedTable(schema, schema.dtype) for schema in schemas}
+    store = options.memory.make_store(view.slot_count, view.cluster_id, options.place, f"{model}@0")
     return LoadedVersion(
         model=model,
         version=0,
         cluster_id=view.cluster_id,
         namespace=options.namespace,
         tables=tables,
-        store=make_store(tables, view.slot_count, options.memory_budget_bytes),
+        store=with_tables(store, tables),
         slots=np.zeros(view.slot_count, np.uint64),
     )

@@ -101,6 +101,17 @@ void assign_versions(Store& store, std::uint32_t table_id, const py::array& keys
   raise_if_error(without_gil([&] { return store.assign_versions(table_id, wanted, values, held.data()); }));
 }
 
+py::dict row_facts(Store& store, std::uint32_t table_id, std::uint64_t key) {
+  const RowFacts facts = value_or_raise(without_gil([&] { return store.changes().facts(table_id, key); }));
+  py::dict out;
+  out["exists"] = facts.exists;
+  out["is_in_memory"] = facts.is_in_memory;
+  out["version"] = facts.version;
+  out["update_count"] = facts.update_count;
+  out["age_ms"] = facts.age_ms;
+  return out;
+}
+
 py::dict change_stats(Store& store) {
   const ChangeLogStats stats = store.changes().stats();
   py::dict out;
@@ -140,6 +151,7 @@ void bind_changes(py::module_& module) {
       .def("apply_changes", &apply_page, py::arg("page"))
       .def("assign_versions", &assign_versions, py::arg("table_id"), py::arg("keys"), py::arg("versions"),
            py::arg("rows"))
+      .def("row_facts", &row_facts, py::arg("table_id"), py::arg("key"))
       .def("change_stats", &change_stats);
   module.def(
       "slots_of",

@@ -53,6 +53,15 @@ struct SlotChanges {
   std::vector<ChangedKeys> tables{};  // by id; those without changes are left out
 };
 
+// One row as this store holds it.
+struct RowFacts {
+  bool exists = false;
+  bool is_in_memory = false;  // else, where it exists, on the SSD alone
+  std::uint64_t version = 0;
+  std::uint32_t update_count = 0;
+  std::int64_t age_ms = -1;  // since it was last written: from the log, or from the table's stamps; -1: not known
+};
+
 struct ChangeLogStats {
   std::uint64_t cursors = 0;
   std::uint64_t used_bytes = 0;
@@ -97,6 +106,9 @@ class ChangeLog {
 
   // Every key of a slot, by table; tables without are left out.
   Result<std::vector<ChangedKeys>> keys_of(std::uint32_t slot) const;
+
+  // What is known of a row. NotFound: no such table.
+  Result<RowFacts> facts(std::uint32_t table_id, std::uint64_t key) const;
 
   [[nodiscard]] ChangeLogStats stats() const;
 

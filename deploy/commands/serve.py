@@ -45,7 +45,11 @@ def serve(
     ] = None,
     insecure: options.Insecure = False,
     memory_budget: Annotated[
-        str | None, typer.Option(help="Rows of each version, such as 8GiB. Default: no budget.")
+        str | None, typer.Option(help="Rows of each version in memory, such as 8GiB. Default: no budget.")
+    ] = None,
+    ssd_path: Annotated[
+        str | None,
+        typer.Option(help="Folder on an SSD for rows beyond --memory-budget. Default: none; what does not fit fails."),
     ] = None,
     io_threads: Annotated[int, typer.Option(help="Network threads of the data plane.")] = 2,
     sync_interval: Annotated[
@@ -93,6 +97,7 @@ def serve(
     from ...serving.place import Place
     from ...serving.process import ControlPlane, ServeOptions
     from ...serving.process import serve as run_serve
+    from ...serving.row_memory import RowMemory
     from ...serving.service import Address
 
     for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
@@ -118,7 +123,7 @@ def serve(
         data_port=data_port,
         http_port=http_port,
         unix_path=unix_path,
-        memory_budget_bytes=parse_bytes(memory_budget) if memory_budget is not None else 0,
+        memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
         io_threads=io_threads,
         sync_interval_sec=parse_seconds(sync_interval),
         sync_hold=HoldOptions(sync_after_updates, sync_after_move, parse_seconds(sync_hold or "5s")),

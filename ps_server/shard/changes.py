@@ -83,6 +83,11 @@ class ChangesService:
         await asyncio.to_thread(self._engine().store.close_cursor, request.cursor)
         return pb.CloseCursorReply()
 
+    async def GetRow(self, request: pb.GetRowRequest, context: Any) -> pb.GetRowReply:
+        """What is known of one row."""
+        engine = self._checked(request.cluster_id)
+        return pb.GetRowReply(**await asyncio.to_thread(engine.store.row_facts, request.table_id, request.key))
+
     def _checked(self, cluster_id: int) -> ShardEngine:
         engine = self._engine()
         if cluster_id != engine.cluster_id:

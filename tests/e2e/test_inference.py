@@ -239,9 +239,14 @@ def test_predict_query_and_row(
         assert "key 'x' is no integer" in run(capsys, "query", "user", "x", named)[2]
         code, out, _ = run(capsys, "row", "ads/user", key, "--explain", named, coordinator, "--model=ctr@2")
         assert code == 0
-        for part in ("training: ", "serving:  ", "slot: ", "training shard: ", "lineage 1", "model: ctr version 2"):
+        for part in (
+            "training: ", "serving:  ", "slot: ", "training shard: ", "lineage 1", "model: ctr version 2",
+            "tier: memory", "updates: ", "age in training: ",
+        ):  # fmt: skip
             assert part in out
         assert "serving is: the same version" in out
+        code, out, _ = run(capsys, "row", "ads/user", "123456789", "--explain", coordinator)
+        assert "tier: none: the row does not exist" in out
     wrong = run(capsys, "row", "ads/nope", "1", coordinator)[2]
     assert "table 'ads/nope': is not there; namespace 'ads' has: tags, user" in wrong
 

@@ -15,7 +15,7 @@ from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.schema import SGD, TableSchema, Uniform
 from sparserow.serving.follower import NO_HOLD, Follower, FollowOptions, HoldOptions
-from sparserow.serving.loaded_version import LoadedVersion, ServedTable, make_store
+from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables
 from sparserow.serving.place import Place
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
@@ -38,7 +38,7 @@ def side() -> Iterator[TrainingSide]:
 
 def empty_version(side: TrainingSide) -> LoadedVersion:
     tables = {schema.name: ServedTable(schema, "float32") for schema in SCHEMAS}
-    store = make_store(tables, side.slot_count, 0)
+    store = with_tables(_server.Store(slot_count=side.slot_count), tables)
     return LoadedVersion("ctr", 1, side.cluster_id, "ads", tables, store, np.zeros(side.slot_count, np.uint64))
 
 

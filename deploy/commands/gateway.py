@@ -1,0 +1,62 @@
+"""``sparserow gateway``: rows of a training cluster for programs in any language."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+DEFAULT_PORT = 7200
+
+
+def gateway(
+    *,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
+    host: options.Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
+    insecure: options.Insecure = False,
+    log_format: options.LogFormat = "plain",
+    log_level: options.LogLevel = "info",
+) -> None:
+    """Serve Pull and Push of a training cluster's rows over gRPC until SIGTERM or Ctrl-C."""
+    import uvloop
+
+    from ...proto import rows_pb2_grpc as pb_grpc
+    from ...proto.config import LogConfig, validate
+    from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
+    from ...ps_server.control_server import ControlServer
+    from ...ps_server.listen import check_host, check_port_free
+    from ...ps_server.logs import start_log
+    from ...ps_server.stopping import StopRequest
+    from ..gateway import Gateway
+
+    if not 0 <= port <= 65535:
+        raise InvalidArgument(f"--port {port} is not allowed; allowed: [0, 65535]")
+    check_port_free(host, port, option="--port")
+    check_host(host, insecure=insecure)
+    start_log("gateway", validate(LogConfig, {"format": log_format, "level": log_level}))
+    with ControlClient(coordinator) as control:
+        control.cluster()  # says now what is wrong with the address
+
+    async def run() -> None:
+        stop = StopRequest()
+        service = Gateway(coordinator)
+        server = ControlServer(
+            "sparserow.v1.Rows",
+            lambda grpc_server: pb_grpc.add_RowsServicer_to_server(service, grpc_server),
+            host=host,
+            port=port,
+        )
+        await server.start()
+        await server.set_serving(True)
+        print(f"sparserow: gateway ready at gRPC {server.host}:{server.port}", flush=True)
+        try:
+            await stop.wait()
+        finally:
+            await server.stop(5.0)
+            service.close()
+
+    uvloop.run(run())

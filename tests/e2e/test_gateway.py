@@ -1,0 +1,115 @@
+"""Pull and Push over gRPC with nothing but the generated client: what a program in another language does."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import sparserow as sr
+from sparserow.proto import rows_pb2 as pb
+from sparserow.proto import rows_pb2_grpc as pb_grpc
+from sparserow_process import Launcher, Process, free_port
+
+DIM = 4
+KEYS = np.arange(50, dtype=np.uint64)
+
+
+def start(launcher: Launcher, coordinator: str, port: int) -> Process:
+    gateway = launcher.start("gateway", f"--coordinator={coordinator}", f"--port={port}")
+    gateway.wait_for(r"gateway ready at gRPC \S+")
+    return gateway
+
+
+def push(client: str, sequence: int, keys: np.ndarray = KEYS, value: float = 1.0, **other: Any) -> pb.PushRowsRequest:
+    request = {
+        "namespace": "ads",
+        "table": "user",
+        "client": client,
+        "sequence": sequence,
+        "packed_keys": keys.tobytes(),
+        "grads": np.full((len(keys), DIM), value, np.float32).tobytes(),
+    }
+    return pb.PushRowsRequest(**{**request, **other})
+
+
+def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    return raised.value.code(), raised.value.details()
+
+
+def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
+    port = free_port()
+    with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
+        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
+        first = table.pull(KEYS)
+        gateway = start(launcher, cluster.address, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+
+            def pull() -> tuple[np.ndarray, np.ndarray]:
+                asked = pb.PullRowsRequest(namespace="ads", table="user", packed_keys=KEYS.tobytes())
+                reply = stub.Pull(asked, timeout=10)
+                rows = np.frombuffer(reply.rows, np.float32).reshape(len(KEYS), reply.dim)
+                return rows, np.frombuffer(reply.found, np.bool_)
+
+            rows, found = pull()
+            np.testing.assert_array_equal(rows, first)
+            assert not found.any()
+            me = str(uuid.uuid4())
+            assert not stub.Push(push(me, 1), timeout=10).was_applied_before
+            assert stub.Push(push(me, 1), timeout=10).was_applied_before  # as if the reply had been lost
+            rows, found = pull()
+            np.testing.assert_allclose(rows, first - 0.5, atol=1e-6)
+            assert found.all()
+            assert not stub.Push(push(me, 2, lr=0.25), timeout=10).was_applied_before
+            twice = np.concatenate([KEYS, KEYS[:10]])  # a repeated key's gradients are summed
+            stub.Push(push("another", 1, twice), timeout=10)
+            expected = first - 1.25
+            expected[:10] -= 0.5
+            np.testing.assert_allclose(pull()[0], expected, atol=1e-6)
+            np.testing.assert_allclose(table.pull(KEYS), expected, atol=1e-6)
+
+            for call, code, words in (
+                (lambda: stub.Push(push(me, 1)), grpc.StatusCode.FAILED_PRECONDITION, "allowed: 2 again, or 3"),
+                (lambda: stub.Push(push(me, 5)), grpc.StatusCode.FAILED_PRECONDITION, "allowed: 2 again, or 3"),
+                (lambda: stub.Push(push("new", 4)), grpc.StatusCode.FAILED_PRECONDITION, "is not the first"),
+                (lambda: stub.Push(push("", 1)), grpc.StatusCode.INVALID_ARGUMENT, "client: ''"),
+                (lambda: stub.Push(push(me, 3, grads=b"xx")), grpc.StatusCode.INVALID_ARGUMENT, "grads: 2 bytes"),
+                (lambda: stub.Push(push(me, 3, value=np.nan)), grpc.StatusCode.INVALID_ARGUMENT, "is not finite"),
+                (lambda: stub.Push(push(me, 3, table="item")), grpc.StatusCode.NOT_FOUND, "there are: user"),
+                (lambda: stub.Pull(pb.PullRowsRequest(table="user")), grpc.StatusCode.INVALID_ARGUMENT, "namespace"),
+                (
+                    lambda: stub.Pull(pb.PullRowsRequest(namespace="ads", table="user", packed_keys=b"123")),
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "packed_keys are uint64",
+                ),
+            ):
+                told_code, told = refused(call)
+                assert (told_code, words in told) == (code, True), told
+            np.testing.assert_allclose(pull()[0], expected, atol=1e-6)  # nothing of that was applied
+            assert not stub.Push(push(me, 3), timeout=10).was_applied_before  # its number was still free
+
+        gateway.signal(signal.SIGKILL)  # with it goes what it knew: a number of before is refused, not applied twice
+        gateway.end()
+        again = start(launcher, cluster.address, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            before = table.pull(KEYS)
+            _, told = refused(lambda: stub.Push(push(me, 3), timeout=10, wait_for_ready=True))
+            assert "Begin with 1 under another name" in told
+            np.testing.assert_array_equal(table.pull(KEYS), before)
+            stub.Push(push(str(uuid.uuid4()), 1), timeout=10)
+            np.testing.assert_allclose(table.pull(KEYS), before - 0.5, atol=1e-6)
+        again.signal(signal.SIGTERM)
+        assert again.end() == 0
+
+
+def test_a_gateway_without_a_cluster_says_so(launcher: Launcher) -> None:
+    line = launcher.start("gateway", f"--coordinator=127.0.0.1:{free_port()}", "--port=0").error_line()
+    assert "cannot be reached" in line

@@ -1,0 +1,75 @@
+"""A worker's place in its job, for as long as it lives. Without torch: the gateway has one too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from ..cpp_ext import _client
+from ..proto import control_pb2 as pb
+from ..proto.control import ControlClient, WorkerIdentity
+from ..proto.errors import SparserowError
+
+_log = logging.getLogger(__name__)
+
+REPLAY_BYTES = 32 << 20  # of commits that each shard may get again; the newest in any case
+
+_TOUCH_SEC = 5.0
+
+
+class Lease:
+    """Keeps a worker in its job: a daemon thread renews the lease every third of it.
+
+    A coordinator that cannot be reached is tried again; an epoch that is over ends the thread, and the session's
+    next call to a shard is refused as Fenced.
+    """
+
+    def __init__(self, control: ControlClient, identity: WorkerIdentity) -> None:
+        self._control = control
+        self._identity = identity
+        self._native: _client.NativeSession | None = None
+        self._client: _client.Client | None = None
+        self._deadline_sec = 0.0
+        self._restores = 0  # of shards, that the client knows of
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
+        self._thread.start()
+
+    def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
+        """Heartbeats carry this session's step from now on; while they say that a shard is being restored, calls have
+        their deadline anew, and a shard that is back gets what the client holds for it.
+        """
+        self._deadline_sec, self._client = deadline_sec, client
+        self._native = native
+
+    def end(self) -> None:
+        """Stops renewing, leaves the job and closes the connection; a coordinator that is gone is not waited for."""
+        self._ended.set()
+        self._thread.join(timeout=self._identity.lease_sec)
+        try:
+            self._control.deregister_worker(self._identity)
+        except SparserowError as error:
+            _log.warning("leaving the job: %s", error)
+        finally:
+            self._control.close()
+
+    def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
+        client = self._client
+        if client is None:
+            return
+        if reply.restoring or reply.shard_restores != self._restores:
+            client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
+        if reply.shard_restores != self._restores:
+            client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
+            self._restores = reply.shard_restores
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._identity.lease_sec / 3):
+            try:
+                step = None if self._native is None else self._native.step
+                self._attend(self._control.heartbeat_worker(self._identity, step=step))
+            except SparserowError as error:
+                if not error.retryable and error.code == "Fenced":
+                    _log.error("this worker has lost its place in the job: %s", error)
+                    return
+                _log.warning("heartbeat: %s", error)
