@@ -1,0 +1,57 @@
+"""What rows of int8 cost in quality: the test AUC of a model of UCI Adult, served in both forms. Skipped where the file
+is absent (``../shared/data`` beside the checkout, or SPARSEROW_TEST_DATA)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.proto.config import load_config
+from sparserow.proto.job import JobConfig
+from sparserow.worker.build_model import build_model
+from sparserow.worker.data import ReadOptions, fit_features, open_reader
+from sparserow.worker.metrics import auc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
+    data = Path(os.environ.get("SPARSEROW_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not (data / "adult.data").is_file():
+        pytest.skip(f"no {data}/adult.data; set SPARSEROW_TEST_DATA")
+    sets = [f"data.train={data / 'adult.data'}", f"data.test={data / 'adult.test'}"]
+    config = load_config(JobConfig, ROOT / "deploy" / "jobs" / "adult.yaml", sets)
+    features = fit_features(config.data)
+    torch.manual_seed(0)
+    root = str(tmp_path)
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "adult") as session:
+        model = sr.distribute(
+            build_model(config.model, features, sparse=False), session, optimizer=sr.Adagrad(lr=0.02), min_rows=1
+        )
+        dense = torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.01)
+        for batch in open_reader(config.data, "train", features, ReadOptions(batch_size=256)):
+            logits = model(batch.dense, batch.sparse)
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+            session.step(dense)
+            dense.zero_grad()
+        tests = list(open_reader(config.data, "test", features, ReadOptions(batch_size=2048)))
+        example = (tests[0].dense, tests[0].sparse)
+        for name, dtype in (("float", None), ("small", "int8")):
+            sr.publish(session, name, root=root, model=model, example=example, dtype=dtype)
+    found = {}
+    for name in ("float", "small"):
+        with (
+            sr.local_serving(name, root=root) as serving,
+            sr.ServingClient(serving.addresses) as client,
+            sr.ServedModel(client, root) as served,
+        ):
+            logits = np.concatenate([served(batch.dense, batch.sparse).numpy() for batch in tests])
+        found[name] = auc(logits, np.concatenate([batch.labels.numpy() for batch in tests]))
+    print(f"test AUC: float32 {found['float']:.5f}, int8 {found['small']:.5f}")
+    assert found["float"] > 0.9
+    assert abs(found["float"] - found["small"]) <= 0.001
