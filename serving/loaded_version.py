@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -17,10 +20,12 @@ from .manifest import Manifest, ServedDtype
 from .place import Place
 from .registry import ModelRegistry
 from .row_memory import RowMemory
-from .row_parts import read_rows, read_tensors
+from .row_parts import Keys, Rows, read_rows, read_tensors
 
 Progress: TypeAlias = Callable[[int], None]
 _TIERED_ROWS = 4096  # at once into a store that must make room for them
+_ROWS_OF_A_TASK = 32_768
+_MOST_THREADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,23 +100,30 @@ def load_version(
     memory = memory or RowMemory()
     name = f"{manifest.model}@{manifest.version}"
     store = with_tables(memory.make_store(manifest.slot_count, manifest.cluster_id, place, name), tables)
-    step = _TIERED_ROWS if memory.ssd_path is not None else manifest.rows or 1
+    parts = [(table, part) for table in manifest.tables for part in table.parts]
+    threads = 1 if memory.ssd_path is not None else min(_MOST_THREADS, os.cpu_count() or 1)
+    step = _TIERED_ROWS if memory.ssd_path is not None else _ROWS_OF_A_TASK
     done = 0
-    for table in manifest.tables:
-        schema = table.schema
-        for part in table.parts:
-            keys, versions, rows = read_rows(folder, part, table.dtype, schema.dim)
+    with ThreadPoolExecutor(threads, "sparserow-load") as writers, ThreadPoolExecutor(1, "sparserow-read") as reader:
+
+        def read(at: int) -> Future[tuple[Keys, NDArray[np.uint64], Rows]] | None:
+            if at >= len(parts):
+                return None
+            table, part = parts[at]
+            return reader.submit(read_rows, folder, part, table.dtype, table.schema.dim)
+
+        coming = read(0)
+        for at, (table, part) in enumerate(parts):
+            assert coming is not None
+            keys, versions, rows = coming.result()
+            coming = read(at + 1)  # the next part comes while this one is written
+            table_id = table.schema.id
             if place.shards > 1:
-                mine = owned[_server.slots_of(schema.id, np.ascontiguousarray(keys), manifest.slot_count)]
+                mine = owned[_server.slots_of(table_id, np.ascontiguousarray(keys), manifest.slot_count)]
                 keys, versions, rows = keys[mine], versions[mine], rows[mine]
-            for at in range(0, len(keys), step):
-                some = slice(at, at + step)
-                store.assign_versions(
-                    schema.id,
-                    np.ascontiguousarray(keys[some]),
-                    np.ascontiguousarray(versions[some]),
-                    np.ascontiguousarray(rows[some]),
-                )
+            slices = [slice(begin, begin + step) for begin in range(0, len(keys), step)]
+            assign = partial(_assign, store, table_id, keys, versions, rows)
+            list(writers.map(assign, slices))
             done += part.rows
             if progress is not None:
                 progress(done)
@@ -124,6 +136,14 @@ def load_version(
         store=store,
         slots=np.array(slots, dtype=np.uint64),
     )
+
+
+def _assign(
+    store: _server.Store, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: Rows, some: slice
+) -> None:
+    """Rows (n, dim) of one slice; those of a file are not aligned or contiguous always."""
+    wanted, held = np.ascontiguousarray(keys[some]), np.ascontiguousarray(versions[some])
+    store.assign_versions(table_id, wanted, held, np.ascontiguousarray(rows[some]))
 
 
 def _weights_only(table: ServedTable) -> _server.TableSchema:

@@ -1,35 +1,29 @@
 """``bench serving``: lookups in a served model against raw TCP and Redis, loading, swaps, and live sync under load.
 
 A version of ``rows`` rows x 64 float32 is written as files and served by one process. Raw TCP sends as many bytes one
-way and the other. Redis, where ``redis-server`` is installed, holds the same rows as strings of 256 bytes; its replies
-have a known length, so they are received and never decoded, and neither are ours. At saturation both get their
-batches from threads, each with connections and requests of its own.
+way and the other. Redis, where ``redis-server`` is installed, holds the same rows as strings of 256 bytes
+(serving_saturation.py).
 """
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from ...cpp_ext import _client
+from ...cpp_ext import _server
 from ...proto import serving_pb2 as pb
 from ...proto import serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
 from ...proto.schema import SGD, TableSchema
 from ...serving.client import ServingClient
-from ...serving.cluster_view import fetch_view
 from ...serving.loaded_version import load_version
 from ...serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
 from ...serving.models import handle_of
@@ -40,54 +34,52 @@ from ..local_cluster import local_cluster
 from ..local_serving import LocalServing, local_serving
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import raw_tcp
+from .serving_saturation import TABLE_ID, Size, connections_to, saturation
 from .wire import FRAME_BYTES
 
-_TABLE_ID = 77
 _SLOT_COUNT = 16_384
-_REDIS_DEADLINE_SEC = 20.0
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is looked up, and for how long."""
-
-    table_rows: int = 1_000_000
-    keys: int = 1_000
-    dim: int = 64
-    repetitions: int = 2_000
-    saturation_sec: float = 10.0
-    threads: int = 4
-    sync_sec: float = 20.0
 
 
 FULL = Size()
-QUICK = Size(table_rows=20_000, repetitions=100, saturation_sec=0.5, threads=2, sync_sec=2.0)
+QUICK = Size(
+    table_rows=20_000,
+    repetitions=100,
+    saturation_sec=0.5,
+    trial_sec=0.2,
+    batches=(250, 1_000),
+    depths=(1, 2),
+    threads=2,
+    sync_sec=2.0,
+)
 
 
-def run_serving(size: Size) -> Sequence[Figure]:
-    """Latency, saturation, gRPC, loading, int8 rows, swaps, freshness and what live sync costs training."""
+def run_serving(size: Size) -> Iterator[Figure]:
+    """Latency, saturation, gRPC, loading, int8 rows, swaps, freshness and what live sync costs training, each figure as
+    soon as it is known."""
     with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as root:
         rows = np.random.default_rng(1).standard_normal((size.table_rows, size.dim)).astype(np.float32)
         registry = ModelRegistry(root)
         for dtype in ("float32", "int8", "float32"):
             _write_version(registry, rows, dtype)
-        figures = [*_loading(registry, size), *_int8(registry, rows)]
+        yield from _loading(registry, size)
+        yield from _int8(registry, rows)
         registry.point("bench", "live", 1)
         with (
             local_serving("bench", root=root, poll="50ms") as serving,
             ServingClient(serving.addresses, refresh_sec=0.05, connections=size.threads) as client,
         ):
-            figures += _latency(client, serving, size)
-            figures += _saturation(client, serving, rows, size)
-            figures += _swaps(registry, client, size)
-    return [*figures, *_live_sync(size)]
+            yield from _latency(client, serving, size)
+            yield from saturation(client, serving, rows, size)
+            yield from _swaps(registry, client, size)
+    yield from _live_sync(size)
 
 
 def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
     version = registry.next_version("bench")
     folder = registry.folder("bench", version)
     folder.make()
-    keys = np.arange(len(rows), dtype=np.uint64)
+    keys = _in_slot_order(np.arange(len(rows), dtype=np.uint64))
+    rows = rows[keys.astype(np.int64)]
     versions = np.full(len(rows), (1 << 48) + 1, np.uint64)
     part_rows = 1 << 18
     slices = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
@@ -95,11 +87,17 @@ def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: S
         write_rows(folder, f"rows.0.0.{i}.safetensors", dtype, keys[part], versions[part], rows[part])
         for i, part in enumerate(slices)
     )
-    schema = TableSchema("bench", "rows", rows.shape[1], SGD(), id=_TABLE_ID)
+    schema = TableSchema("bench", "rows", rows.shape[1], SGD(), id=TABLE_ID)
     slots = write_tensors(folder, SLOTS, {"version": Tensor("U64", np.full(_SLOT_COUNT, 1 << 48, np.uint64))}, {})
     table = PublishedTable(schema, dtype, parts)
     manifest = Manifest("bench", version, "2026-01-01T00:00:00+00:00", 1, _SLOT_COUNT, "bench", (table,), slots)
     folder.put(MANIFEST, manifest.to_json())
+
+
+def _in_slot_order(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As a scan of a store gives them, which is what ``publish`` writes."""
+    slots = _server.slots_of(TABLE_ID, keys, _SLOT_COUNT)
+    return keys[np.lexsort((slots // 64, slots % 64))]
 
 
 def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
@@ -113,27 +111,39 @@ def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
                 while file.read(16 << 20):
                     pass
 
-    ours, reference = time_in_turns(
+    def forget() -> None:
+        """The files are on the disk and no longer in the page cache."""
+        for path in paths:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def load(_: object) -> None:
+        load_version(registry, manifest, Place())
+
+    cold, cold_read, warm, warm_read = time_in_turns(
         [
-            Contender("load", lambda: None, lambda _: load_version(registry, manifest, Place())),
-            Contender("sequential read", lambda: None, read),
+            Contender("load", forget, load),
+            Contender("sequential read", forget, read),
+            Contender("load, cached", lambda: None, load),
+            Contender("sequential read, cached", lambda: None, read),
         ],
-        repetitions=3,
+        repetitions=size.loads,
         warm_up=1,
     )
-    bytes_read = sum(path.stat().st_size for path in paths)
-    rate, raw = bytes_read / median(ours) / 1e6, bytes_read / median(reference) / 1e6
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
     name = f"load a version of {size.table_rows:,} x {size.dim}"
     return [
-        Figure(f"{name} (files in the page cache)", rate, "MB/s", limit=0.5, ratio=rate / raw),
-        Figure("sequential read of the same files", raw, "MB/s"),
+        Figure(f"{name}, from the disk", megabytes / median(cold), "MB/s", 0.5, median(cold_read) / median(cold)),
+        Figure("sequential read of the same files, from the disk", megabytes / median(cold_read), "MB/s"),
+        Figure(f"{name}, from the page cache", megabytes / median(warm), "MB/s"),
+        Figure("sequential read of the same files, from the page cache", megabytes / median(warm_read), "MB/s"),
     ]
 
 
 def _int8(registry: ModelRegistry, rows: np.ndarray[Any, Any]) -> list[Figure]:
     loaded = load_version(registry, registry.manifest("bench", 2), Place())
     sample = np.arange(min(10_000, len(rows)), dtype=np.uint64)
-    got = loaded.store.pull(_TABLE_ID, sample)[0]
+    got = loaded.store.pull(TABLE_ID, sample)[0]
     error = np.abs(np.asarray(got, np.float32) - rows[: len(sample)]).max() / np.abs(rows[: len(sample)]).max()
     stats = loaded.store.stats()[0]
     return [
@@ -157,14 +167,14 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
             table = pb.TableKeys(table="rows", packed_keys=keys.tobytes())
             stub.Lookup(pb.LookupRequest(model="bench", tables=[table]), timeout=10)
 
-        connection = _connections(serving, 1)[0]
+        connection = connections_to(serving, 1)[0]
         handle = handle_of("bench", client.version)
         ours, reference, full, over_grpc = time_in_turns(
             [
                 Contender(
                     "lookup",
                     fresh_keys,
-                    lambda keys: connection.lookup(handle, [(_TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000),
+                    lambda keys: connection.lookup(handle, [(TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000),
                 ),
                 Contender("raw TCP", lambda: None, lambda _: raw.exchange(request_bytes, reply_bytes)),
                 Contender("ServingClient", fresh_keys, lambda keys: client.lookup("rows", keys)),
@@ -182,127 +192,6 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
         latency_figure(f"{name}: by gRPC p50", median(over_grpc)),
         latency_figure(f"{name}: by gRPC p99", float(np.percentile(over_grpc, 99))),
     ]
-
-
-def _connections(serving: LocalServing, count: int) -> list[_client.LookupClient]:
-    view = fetch_view(serving.addresses, local=False, deadline_sec=5.0)
-    shards = [replicas[0] for replicas in view.endpoints]
-    return [
-        _client.LookupClient(shards=shards, slot_owner=view.slot_owner, route_epoch=view.route_epoch)
-        for _ in range(count)
-    ]
-
-
-def _saturation(client: ServingClient, serving: LocalServing, rows: np.ndarray[Any, Any], size: Size) -> list[Figure]:
-    handle = handle_of("bench", client.version)
-    connections = _connections(serving, size.threads)
-
-    def ours(thread: int) -> Callable[[Any], object]:
-        connection = connections[thread % len(connections)]
-        return lambda keys: connection.lookup(handle, [(_TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000)
-
-    rate, seconds = _saturated(ours, size)
-    name = f"lookups of {size.keys} x {size.dim} by {size.threads} threads"
-    figures = [Figure(f"{name}: p99", float(np.percentile(seconds, 99)) * 1e3, "ms", higher_is_better=False)]
-    if shutil.which("redis-server") is None:
-        return [Figure(f"{name}; redis-server is not installed", rate / 1e6, "M keys/s"), *figures]
-    with _redis(rows) as port:
-        redis_rate, redis_seconds = _saturated(lambda _: _RedisReader(port, size.dim * 4).read, size)
-    return [
-        Figure(name, rate / 1e6, "M keys/s", limit=5.0, ratio=rate / redis_rate),
-        Figure(f"{name}: Redis MGET", redis_rate / 1e6, "M keys/s"),
-        *figures,
-        Figure(f"{name}: Redis MGET p99", float(np.percentile(redis_seconds, 99)) * 1e3, "ms", higher_is_better=False),
-    ]
-
-
-def _saturated(make_call: Callable[[int], Callable[[Any], object]], size: Size) -> tuple[float, list[float]]:
-    """Keys per second of all threads together, and seconds of each call."""
-    seconds: list[float] = []
-    end = time.monotonic() + size.saturation_sec
-
-    def work(thread: int) -> None:
-        random, call, own = np.random.default_rng(thread), make_call(thread), []
-        while time.monotonic() < end:
-            keys = random.integers(0, size.table_rows, size.keys).astype(np.uint64)
-            begin = time.perf_counter()
-            call(keys)
-            own.append(time.perf_counter() - begin)
-        seconds.extend(own)
-
-    begun = time.monotonic()
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(size.threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(seconds) * size.keys / (time.monotonic() - begun), seconds
-
-
-class _RedisReader:
-    """One connection that gets rows of a known length by MGET and throws them away."""
-
-    def __init__(self, port: int, row_bytes: int) -> None:
-        self._peer = socket.create_connection(("127.0.0.1", port))
-        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._row_reply = len(f"${row_bytes}\r\n") + row_bytes + 2
-        self._into = bytearray(1 << 20)
-
-    def read(self, keys: Any) -> None:
-        """MGET of 8-byte keys."""
-        parts = [b"*%d\r\n$4\r\nMGET\r\n" % (len(keys) + 1)]
-        parts += _bulk(keys)
-        self._peer.sendall(b"".join(parts))
-        left = len(b"*%d\r\n" % len(keys)) + self._row_reply * len(keys)
-        while left > 0:
-            count = self._peer.recv_into(self._into, min(left, len(self._into)))
-            if count == 0:
-                raise ConnectionError("redis-server has left")
-            left -= count
-
-
-def _bulk(keys: Any) -> list[bytes]:
-    data = keys.astype("<u8").tobytes()
-    return [b"$8\r\n" + data[at : at + 8] + b"\r\n" for at in range(0, len(data), 8)]
-
-
-@contextmanager
-def _redis(rows: np.ndarray[Any, Any]) -> Iterator[int]:
-    """A Redis server of this run that holds the rows; yields its port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--io-threads", "2"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _REDIS_DEADLINE_SEC
-        while True:
-            try:
-                peer = socket.create_connection(("127.0.0.1", port))
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        with peer:
-            row_bytes = rows.shape[1] * 4
-            for begin in range(0, len(rows), 1000):
-                part = rows[begin : begin + 1000]
-                data = part.tobytes()
-                keys = _bulk(np.arange(begin, begin + len(part), dtype=np.uint64))
-                values = [data[at : at + row_bytes] for at in range(0, len(data), row_bytes)]
-                head = b"$%d\r\n" % row_bytes
-                words = [
-                    b"*3\r\n$3\r\nSET\r\n" + key + head + value + b"\r\n"
-                    for key, value in zip(keys, values, strict=True)
-                ]
-                peer.sendall(b"".join(words))
-                left = len(b"+OK\r\n") * len(part)
-                while left > 0:
-                    left -= len(peer.recv(left))
-        yield port
-    finally:
-        server.terminate()
-        server.wait(_REDIS_DEADLINE_SEC)
 
 
 def _swaps(registry: ModelRegistry, client: ServingClient, size: Size) -> list[Figure]:

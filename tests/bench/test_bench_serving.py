@@ -9,7 +9,15 @@ from sparserow.deploy.cli import main
 
 
 def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
-    small = replace(serving.QUICK, table_rows=5_000, repetitions=50, saturation_sec=0.2, sync_sec=1.0)
+    small = replace(
+        serving.QUICK,
+        table_rows=5_000,
+        repetitions=50,
+        saturation_sec=0.2,
+        trial_sec=0.1,
+        batches=(1000,),
+        sync_sec=1.0,
+    )
     monkeypatch.setattr(serving, "QUICK", small)
     path = tmp_path / "serving.json"
     with pytest.raises(SystemExit) as ended:

@@ -31,7 +31,7 @@ def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "adult") as session:
         model = sr.distribute(
-            build_model(config.model, features, sparse=False), session, optimizer=sr.Adagrad(lr=0.02), min_rows=1
+            build_model(config.model, features.spec, sparse=False), session, optimizer=sr.Adagrad(lr=0.02), min_rows=1
         )
         dense = torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.01)
         for batch in open_reader(config.data, "train", features, ReadOptions(batch_size=256)):
