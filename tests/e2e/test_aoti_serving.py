@@ -24,10 +24,11 @@ class Scorer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tags = nn.EmbeddingBag(500, 4, mode="mean")
-        self.tower = nn.Linear(4, 1)
+        self.first = nn.Embedding(500, 4)
+        self.tower = nn.Linear(8, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        scores: Tensor = self.tower(self.tags(ids)).squeeze(1)
+        scores: Tensor = self.tower(torch.cat([self.tags(ids), self.first(ids[:, 0])], dim=1)).squeeze(1)
         return scores
 
 
@@ -48,13 +49,13 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
     service = build_torch_program(SOURCE, tmp_path / "online_inference", "-DASIO_STANDALONE")
     with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):
-        command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/tags=4"]
+        command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/first=4", "ads/tags=4"]
         lines = "".join(" ".join(map(str, row)) + "\n" for row in ids.tolist())
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected, rtol=1e-5, atol=1e-6)
         for arguments, words in (
-            ([*command[:4], "ctr@9", command[5]], "NotFound"),
+            ([*command[:4], "ctr@9", *command[5:]], "NotFound"),
             ([*command[:5], "ads/tags"], "table 'ads/tags'; allowed: NAMESPACE/TABLE=DIM"),
             (command[:5], "arguments; allowed: PACKAGE HOST:PORT"),
         ):
