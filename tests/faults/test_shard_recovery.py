@@ -62,7 +62,7 @@ def steps_by_row(session, model) -> np.ndarray:
 @pytest.mark.parametrize("holds_all", [True, False])
 def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, staleness, holds_all):
     if not holds_all:
-        monkeypatch.setattr("sparserow.worker.connect._REPLAY_BYTES", 1)  # then the newest commit alone
+        monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # then the newest commit alone
     with (
         sr.local_cluster(shards=2, slot_count=64, worker_lease=3.0) as cluster,
         sr.connect(cluster.address, "held", staleness=staleness) as session,
