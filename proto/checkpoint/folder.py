@@ -25,6 +25,8 @@ Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
 _TRIES = 4  # of a remote call
 _FIRST_PAUSE_SEC = 0.2
+_STORES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "pyarrow")
+_WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs"})
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError)
 
 
@@ -43,6 +45,10 @@ def typed(url: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(f"{url}: {error.strerror}; make room and try again") from error
         raise FailedPrecondition(f"{url}: {error.strerror or error}") from error
+    except Exception as error:  # a package of an object store has errors of its own
+        if type(error).__module__.partition(".")[0] not in _STORES:
+            raise
+        raise FailedPrecondition(f"{url}: {error}") from error
 
 
 def file_system_of(url: str) -> tuple[Any, str]:
@@ -80,6 +86,9 @@ class Folder:
         Raises:
             FailedPrecondition, ResourceExhausted: it cannot be made.
         """
+        named = self._file_system.protocol
+        if _WITHOUT_FOLDERS.intersection([named] if isinstance(named, str) else named):
+            return  # a bucket is not made in passing
         with typed(self.url):
             self._file_system.makedirs(self._path, exist_ok=True)
 
@@ -175,6 +184,25 @@ class Folder:
             for path in (f"{self._path}/manifest.json", self._path):
                 with suppress(FileNotFoundError):
                     self._again(partial(self._file_system.rm, path, recursive=path == self._path))
+
+    def abort_uploads(self, begins: str) -> None:
+        """Ends what killed writers have begun to send to an object store: nobody sees it, and it costs room.
+
+        Args:
+            begins: of names that lie directly in this folder, or in folders in it.
+
+        Raises:
+            FailedPrecondition: the store refuses.
+        """
+        listed = getattr(self._file_system, "list_multipart_uploads", None)
+        if listed is None:
+            return
+        bucket, _, inside = self._path.partition("/")
+        prefix = f"{inside}/{begins}" if inside else begins
+        with typed(self.url):
+            for upload in self._again(lambda: listed(bucket)):
+                if upload["Key"].startswith(prefix):
+                    self._again(partial(self._file_system.abort_mpu, bucket, upload["Key"], upload["UploadId"]))
 
     def _again(self, call: Any) -> Any:
         """A remote call is tried some times: object stores refuse a request now and then."""

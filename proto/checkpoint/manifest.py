@@ -262,6 +262,7 @@ def begin_folder(folder: Folder) -> str:
         FailedPrecondition, ResourceExhausted: it cannot be made.
     """
     folder.make()
+    folder.abort_uploads("save-")
     last = 0
     for name in folder.names():
         number = number_of(name)
