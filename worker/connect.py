@@ -69,12 +69,21 @@ def connect(
         control.close()
         raise
     try:
-        client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
+        cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
         lease.follow(native, client, deadline_sec)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
-        return Session(native, control, placement, on_close=lease.end, reached=reached, ranks=ranks, identity=identity)
+        return Session(
+            native,
+            control,
+            placement,
+            on_close=lease.end,
+            reached=reached,
+            ranks=ranks,
+            identity=identity,
+            cluster_id=cluster_id,
+        )
     except BaseException:
         lease.end()
         raise
@@ -124,7 +133,7 @@ def _placement(
 
 def _native_session(
     control: ControlClient, identity: WorkerIdentity, placement: Placement, wire_dtype: Dtype, deadline_sec: float
-) -> tuple[_client.Client, _client.NativeSession]:
+) -> tuple[int, _client.Client, _client.NativeSession]:
     view = control.cluster()
     client = _client.Client(
         shards=[(shard.host, shard.port) for shard in view.shards],
@@ -147,4 +156,4 @@ def _native_session(
         deadline_ms=round(deadline_sec * 1000),
         **cache_arguments(placement.cache),
     )
-    return client, native
+    return view.cluster_id, client, native

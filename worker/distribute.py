@@ -64,7 +64,7 @@ def distribute(
     session.place_cache(model)
     made = create_on_first_rank(session, swaps)
     for swap, schema in zip(swaps, made, strict=True):
-        twin = twin_of(swap.layer, schema)
+        twin = twin_of(swap.layer, schema, session.origins)
         session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twin.anchor)
         for path in swap.paths:
             model.set_submodule(path, twin)

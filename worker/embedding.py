@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..proto.errors import FailedPrecondition
 from . import ops
+from .table_handle import TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
 
@@ -33,10 +34,18 @@ class _Twin(nn.Module):
         anchor: (1,) float32 that requires grad and makes autograd record lookups; a plain attribute, so that
             neither ``parameters()``, ``state_dict()`` nor DDP see it.
         dtype: of the output: the replaced layer's weight's, or that of a later ``.to()``.
+        origins: ids of the clusters whose rows the table holds, its own first (``Session.origins``, which grows).
     """
 
     def __init__(
-        self, binding: str, *, num_embeddings: int, embedding_dim: int, padding_idx: int | None, dtype: torch.dtype
+        self,
+        binding: str,
+        *,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype,
+        origins: list[str],
     ) -> None:
         super().__init__()
         self.binding = binding
@@ -44,6 +53,7 @@ class _Twin(nn.Module):
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
         self.dtype = dtype
+        self.origins = origins
         self.anchor = torch.zeros(1, requires_grad=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -53,6 +63,22 @@ class _Twin(nn.Module):
                 "use session.table(name).pull(keys), or keep the layer local with min_rows"
             )
         return super().__getattr__(name)
+
+    def get_extra_state(self) -> Tensor:
+        """(n) uint8: the table's handle, which is what a ``state_dict`` holds in place of rows."""
+        return self._handle().to_tensor()
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that the handle of a ``state_dict`` is of this table; rows come back by ``restore``.
+
+        Raises:
+            FailedPrecondition: it is of another table, or of a cluster whose rows are not here.
+            DataLoss: it is no handle.
+        """
+        self._handle().check(TableHandle.of_tensor(state, self.binding), self.origins)
+
+    def _handle(self) -> TableHandle:
+        return TableHandle(self.binding, self.embedding_dim, self.origins[0])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Twin:
         """``.to()``, ``.double()`` and their like: the output follows the dtype; there is no row to move."""
@@ -106,6 +132,7 @@ class DistributedEmbeddingBag(_Twin):
         dtype: torch.dtype,
         mode: str,
         include_last_offset: bool,
+        origins: list[str],
     ) -> None:
         super().__init__(
             binding,
@@ -113,6 +140,7 @@ class DistributedEmbeddingBag(_Twin):
             embedding_dim=embedding_dim,
             padding_idx=padding_idx,
             dtype=dtype,
+            origins=origins,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset

@@ -107,7 +107,7 @@ def lift_embeddings(
     session.place_cache(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
-        twins = [twin_of(_layer_of(lifted, lookup), schema) for lookup in lookups]
+        twins = [twin_of(_layer_of(lifted, lookup), schema, session.origins) for lookup in lookups]
         session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twins[0].anchor)
         for number, (lookup, twin) in enumerate(zip(lookups, twins, strict=True)):
             twin.anchor = twins[0].anchor

@@ -96,7 +96,7 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
     return None if weight.dtype in _WEIGHT_DTYPES else str(weight.dtype)
 
 
-def twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | DistributedEmbeddingBag:
+def twin_of(layer: Layer, schema: TableSchema, origins: list[str]) -> DistributedEmbedding | DistributedEmbeddingBag:
     twin: DistributedEmbedding | DistributedEmbeddingBag
     if isinstance(layer, nn.EmbeddingBag):
         assert layer.mode in BAG_MODES
@@ -108,6 +108,7 @@ def twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | Distrib
             dtype=layer.weight.dtype,
             mode=layer.mode,
             include_last_offset=bool(layer.include_last_offset),
+            origins=origins,
         )
     else:
         twin = DistributedEmbedding(
@@ -116,6 +117,7 @@ def twin_of(layer: Layer, schema: TableSchema) -> DistributedEmbedding | Distrib
             embedding_dim=layer.embedding_dim,
             padding_idx=layer.padding_idx,
             dtype=layer.weight.dtype,
+            origins=origins,
         )
     return twin.train(layer.training)
 

@@ -131,6 +131,7 @@ class Session(Joinable):
         reached: Callable[[], int] | None = None,
         ranks: Callable[[], Sequence[int]] | None = None,
         identity: WorkerIdentity | None = None,
+        cluster_id: int | None = None,
     ) -> None:
         super().__init__()
         self._process = os.getpid()
@@ -138,6 +139,8 @@ class Session(Joinable):
         self.catalog = catalog
         self.placement = placement
         self.identity = identity  # None: its shards are in this process
+        # Ids of the clusters whose rows the tables hold: its own, and those of restored checkpoints. Layers share it.
+        self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._reached = reached

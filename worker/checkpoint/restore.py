@@ -15,6 +15,7 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import FailedPrecondition, NotFound
 from ..session import Session
+from ..table_handle import renamed
 from .random_state import set_random_state
 from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
 from .state_tree import decode_tree
@@ -105,8 +106,9 @@ def restore(
     states = _States(Folder(url) / manifest.name, manifest)
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
+    session.origins.append(f"{manifest.cluster_id:016x}")
     for what, target, tree, loads in (
-        ("model", model, first, lambda state: bare(model).load_state_dict(state)),  # type: ignore[arg-type]
+        ("model", model, first, lambda state: bare(model).load_state_dict(renamed(state, full))),  # type: ignore[arg-type]
         ("optimizer", optimizer, first, lambda state: optimizer.load_state_dict(state)),  # type: ignore[union-attr]
         ("scaler", scaler, mine or first, lambda state: scaler.load_state_dict(state)),  # type: ignore[union-attr]
         ("schedulers", scheduler, mine or first, lambda state: _load_several(scheduler, state, where)),

@@ -1,0 +1,110 @@
+"""A distributed model's ``state_dict``: small handles in place of rows, kept by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+import torch.distributed.checkpoint as dcp
+from sparserow.proto.errors import DataLoss, FailedPrecondition
+from torch import nn
+
+ROWS = 100_000
+
+
+class Model(nn.Module):
+    def __init__(self, name: str = "user") -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Embedding(ROWS, 16))
+        self.bag = nn.EmbeddingBag(ROWS, 8, mode="sum")
+        self.head = nn.Linear(24, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = getattr(self, self.name)(ids[:, 0])
+        return self.head(torch.cat([rows, self.bag(ids)], dim=1)).squeeze(-1)
+
+
+def made(session, name: str = "user"):
+    with sr.deferred(min_rows=1000):
+        model = Model(name)
+    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=1000)
+
+
+def step(session, model, dense) -> None:
+    model(torch.arange(64).reshape(32, 2)).sum().backward()
+    session.step(dense)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with sr.local_cluster(shards=2, slot_count=64) as running:
+        yield running
+
+
+def test_it_holds_handles_and_no_rows(cluster):
+    with sr.connect(cluster.address, "small", rank=0, world_size=1) as session:
+        state = made(session).state_dict()
+    assert set(state) == {"user._extra_state", "bag._extra_state", "head.weight", "head.bias"}
+    assert sum(value.numel() * value.element_size() for value in state.values()) < 1000
+    assert b'"table": "small/user"' in bytes(state["user._extra_state"].tolist())
+
+
+def test_distributed_checkpoint_keeps_it(cluster, tmp_path):
+    """The dense side by DCP, the rows by ``sr.save``: both come back to another cluster."""
+    ids = torch.arange(40).reshape(20, 2)
+    with sr.connect(cluster.address, "dcp", rank=0, world_size=1) as session:
+        model = made(session)
+        dense = torch.optim.Adam(model.parameters(), lr=0.1)
+        step(session, model, dense)
+        dcp.save({"model": model.state_dict()}, checkpoint_id=str(tmp_path / "dense"), no_dist=True)
+        sr.save(session, str(tmp_path / "rows"))
+        expected = model.eval()(ids)
+    with (
+        sr.local_cluster(shards=1, slot_count=64) as other,
+        sr.connect(other.address, "dcp", rank=0, world_size=1) as session,
+    ):
+        again = made(session)
+        state = {"model": again.state_dict()}
+        dcp.load(state, checkpoint_id=str(tmp_path / "dense"), no_dist=True)
+        with pytest.raises(FailedPrecondition, match=r"dcp/user on cluster [0-9a-f]{16}, whose rows are not on this"):
+            again.load_state_dict(state["model"])
+        sr.restore(session, str(tmp_path / "rows"))
+        again.load_state_dict(state["model"])
+        torch.testing.assert_close(again.eval()(ids), expected, rtol=0, atol=0)
+        copied = copy.deepcopy(again)
+        copied.load_state_dict(state["model"])
+
+
+def test_a_handle_of_another_table_is_refused(cluster, tmp_path):
+    with sr.connect(cluster.address, "other", rank=0, world_size=1) as session:
+        state = made(session).state_dict()
+        table = session.table("user")
+        table.assign(np.arange(5, dtype=np.uint64), np.ones((5, 16), np.float32))
+        sr.save(session, str(tmp_path), model=None)
+    with sr.connect(cluster.address, "third", rank=0, world_size=1) as session:
+        model = made(session)
+        with pytest.raises(
+            FailedPrecondition,
+            match="the layer's table is third/user of dim 16, the state is of other/user of dim 16",
+        ):
+            model.load_state_dict(state)
+        with pytest.raises(DataLoss, match="third/user: is no handle of a table"):
+            model.load_state_dict({**model.state_dict(), "user._extra_state": torch.zeros(3, dtype=torch.uint8)})
+        model.load_state_dict(model.state_dict())
+
+
+def test_a_renamed_table_is_known_by_its_present_name(cluster, tmp_path):
+    with sr.connect(cluster.address, "renamed", rank=0, world_size=1) as session:
+        model = made(session)
+        step(session, model, None)
+        expected = model.eval()(torch.arange(40).reshape(20, 2))
+        sr.save(session, str(tmp_path), model=model)
+    with sr.connect(cluster.address, "renamed", rank=0, world_size=1) as session:
+        again = made(session, name="person")
+        sr.restore(session, str(tmp_path), model=again, renames={"user": "person"})
+        ids = torch.arange(40).reshape(20, 2)
+        torch.testing.assert_close(again.eval()(ids), expected, rtol=0, atol=0)
