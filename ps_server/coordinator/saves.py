@@ -249,8 +249,9 @@ class Saves:
             log.warning("%s: older checkpoints are not removed: %s", save.folder.url, error)
 
     async def _gather(self, save: Save) -> None:
-        """Waits until every worker that is in the job has entered."""
+        """Waits until every worker that is in the job has entered; one that leaves without it fails the save."""
         loop = asyncio.get_running_loop()
+        expected: set[Caller] = set()
         deadline = loop.time() + _GATHER_DEADLINE_SEC
         while True:
             if save.problem is not None:
@@ -259,6 +260,11 @@ class Saves:
                 (save.job_id, member.ticket.worker_id, member.ticket.epoch)
                 for member in self._members(save.job_id).values()
             }
+            expected |= members
+            gone = expected - members - save.entered.keys()
+            if members and gone:
+                ids = ", ".join(str(worker) for _, worker, _ in sorted(gone))
+                raise Unavailable(f"workers {ids} left the job before they saved; save again")
             if save.job_id and not members:
                 raise FailedPrecondition("all workers of the job have left before the checkpoint was made")
             if members <= save.entered.keys() and save.entered:
