@@ -321,7 +321,7 @@ def _export(source: ProgramSource) -> bytes:
     try:
         with torch.no_grad():
             program = torch.export.export(source.model, source.example, dynamic_shapes=shapes)
-            merged = merge_lookups(program, check=source.example)
+            merged = merge_lookups(program)  # not compared: rows may change while others train
             if count_merged(merged):
                 program = torch.export.export(merged, source.example, dynamic_shapes=shapes)
     except Exception as error:  # torch.export has errors of many kinds

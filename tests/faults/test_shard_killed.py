@@ -1,5 +1,6 @@
-"""A training shard is killed while serving follows it. Serving goes on answering; when a cluster with a restored
-checkpoint stands in the place of the dead one, serving goes back with it and follows on, without a restart."""
+"""Training dies while serving follows it. A shard that is killed comes back with the rows of a checkpoint, and serving
+goes back with it. When the whole cluster is killed serving goes on answering; when another one with a restored
+checkpoint stands in its place, serving follows that. No serving process is restarted."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import grpc
 import numpy as np
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
+from sparserow.proto.control import ControlClient
 from sparserow_process import free_port, wait_until
 
 DIM = 4
@@ -22,6 +24,16 @@ ALL = np.arange(1200, dtype=np.uint64)
 
 def make_table(session: sr.Session) -> sr.TableRows:
     return session.create_table("user", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Uniform(-1, 1), seed=5)
+
+
+def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
+    def pid() -> int:
+        with ControlClient(cluster.address) as control:
+            return control.status().shards[index].pid
+
+    before = pid()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: pid() != before, "another process of the shard")
 
 
 def equals(client: sr.ServingClient, table: sr.TableRows) -> bool:
@@ -88,7 +100,14 @@ def test_serving_goes_over_to_the_restored_cluster(tmp_path: Path) -> None:
                 wait_until(lambda client=client: equals(client, table), "live sync before the fault")
             lookups = [Lookups(client) for client in clients]
             stack.callback(lambda: [each.end() for each in lookups])
-            os.kill(cluster.shard_pids[1], signal.SIGKILL)
+            kill_shard(cluster, 1)  # it comes back alone, with the rows of the checkpoint and another lineage
+            for client in clients:
+                wait_until(lambda client=client: equals(client, table), "the rows of the shard that came back")
+            table.push(KEYS[200:], rng.standard_normal((400, DIM)).astype(np.float32))
+            table.delete(KEYS[300:350])
+            for client in clients:
+                wait_until(lambda client=client: equals(client, table), "live sync after that")
+            os.kill(cluster.pid, signal.SIGKILL)  # and now all of it
             wait_until(lambda: problems(live.addresses[0]), "the loss to be noticed")
         for each in lookups:
             asked = each.count
