@@ -55,7 +55,9 @@ class DensePublisher:
         self._model = model
         self._every_sec = every_sec
         self._folder = registry.folder(name, self.version)
-        self._shapes = {key: (tuple(value.shape), value.dtype) for key, value in program.state_dict.items()}
+        names = (*program.graph_signature.parameters, *program.graph_signature.buffers)
+        held = {name: program.state_dict[name] for name in names if name in program.state_dict}
+        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in held.items()}
         self._weights()
         self._published_at = time.monotonic()
 
