@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         XavierNormal,
         XavierUniform,
     )
+    from .proto.security import Security, use_security
     from .serving.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
@@ -94,6 +95,7 @@ _HOMES = {
         "XavierNormal",
         "XavierUniform",
     ),
+    "proto.security": ("Security", "use_security"),
     "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
     "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),
@@ -141,6 +143,8 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "DensePublisher",
     "LookupCache",
     "Prediction",
+    "Security",
+    "use_security",
     "ServedModel",
     "LocalCluster",
     "local_cluster",

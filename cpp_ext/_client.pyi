@@ -62,6 +62,8 @@ class Client:
         connect_timeout_ms: of this call, and of each later attempt.
         replay_bytes: of commits that are kept for each shard, to be sent again to a process that takes its place; the
             newest one in any case. 0: none.
+        tls: (authorities, own certificate or "", its key or "") in PEM; None: plain TCP.
+        token: shown to the shards; "": none.
 
     Raises:
         Unavailable: a shard cannot be reached (names it).
@@ -84,6 +86,8 @@ class Client:
         frame_crc: bool = False,
         connect_timeout_ms: int = 5000,
         replay_bytes: int = 0,
+        tls: tuple[str, str, str] | None = None,
+        token: str = "",
     ) -> None: ...
     @property
     def shards(self) -> ClientShards:
@@ -403,6 +407,8 @@ class LookupClient:
         route_epoch: of ``slot_owner``.
         cluster_id: 0 accepts any.
         connect_timeout_ms: of each attempt to connect.
+        tls: (authorities, own certificate or "", its key or "") in PEM; None: plain TCP.
+        token: shown to the shards; "": none.
 
     Raises:
         InvalidArgument: an argument is out of its range.
@@ -416,6 +422,8 @@ class LookupClient:
         route_epoch: int,
         cluster_id: int = 0,
         connect_timeout_ms: int = 5000,
+        tls: tuple[str, str, str] | None = None,
+        token: str = "",
     ) -> None: ...
     def shards(self, model: int) -> LookupShards:
         """For a session whose ops read the model of this handle."""

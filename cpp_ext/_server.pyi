@@ -22,6 +22,32 @@ def slot_of(hash: int, slot_count: int = 16384) -> int:  # noqa: A002
 def slots_of(table_id: int, keys: NDArray[np.uint64], slot_count: int) -> NDArray[np.uint32]:
     """The slot of each key (n) of a table. Raises InvalidArgument as ``slot_of``."""
 
+def make_authority(name: str, valid_sec: int) -> tuple[str, str]:
+    """A certificate that signs itself and may sign others, and its key, in PEM."""
+
+def sign_certificate(
+    authority: tuple[str, str], name: str, names: str, *, begins_sec: int = -60, valid_sec: int
+) -> tuple[str, str]:
+    """A certificate and its key in PEM, for servers and clients.
+
+    Args:
+        authority: its certificate and key.
+        name: of the subject.
+        names: such as ``DNS:ps-0.ps,IP:10.0.0.1``.
+        begins_sec: when it becomes valid, after now.
+        valid_sec: for how long from then on.
+
+    Raises:
+        InvalidArgument: says what is at fault.
+    """
+
+def certificate_facts(certificate: str) -> tuple[str, str, str]:
+    """When the first certificate of a text begins and ends, and its subject.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+
 def routes_to_canary(routing_key: int, share: float) -> bool:
     """Whether a routing key, which is not 0, belongs to the share [0, 1] of keys that a canary answers."""
 
@@ -473,6 +499,10 @@ class Server:
         hello_timeout_ms: for the first frame of a connection.
         stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
         unix_path: of a Unix socket to listen on as well; "": none.
+        max_client_connections: from one address; 0: as many as there may be.
+        tls: (authorities for clients or "", certificate, key) in PEM; None: plain TCP. A Unix socket is always plain.
+        grants: (SHA-256 of a token, role, namespaces or []) of each token taken; None: whoever reaches the server may
+            do everything.
 
     Raises:
         Unavailable: the port is taken (names host:port).
@@ -496,7 +526,24 @@ class Server:
         hello_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
         unix_path: str = "",
+        max_client_connections: int = 0,
+        tls: tuple[str, str, str] | None = None,
+        grants: Sequence[tuple[bytes, str, Sequence[str]]] | None = None,
     ) -> None: ...
+    def set_tls(self, tls: tuple[str, str, str] | None) -> None:
+        """Of connections made from now on.
+
+        Raises:
+            InvalidArgument: a text is no certificate or key (says which).
+        """
+
+    def set_grants(self, grants: Sequence[tuple[bytes, str, Sequence[str]]] | None) -> None:
+        """From the next request on, of connections that are open too.
+
+        Raises:
+            InvalidArgument: a grant is not of that form.
+        """
+
     @property
     def port(self) -> int: ...
     def set_route(self, route_epoch: int, slot_owner: NDArray[np.uint16]) -> None:

@@ -22,7 +22,7 @@ from ..proto.errors import SparserowError
 COMMANDS: tuple[str, ...] = (
     *("demo", "train", "up", "status", "table", "checkpoint", "inspect"),
     *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
-    *("bench", "coordinator", "ps", "gateway"),
+    *("bench", "security", "coordinator", "ps", "gateway"),
 )
 
 
@@ -59,12 +59,22 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    security: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPARSEROW_SECURITY", help="File that names certificates and tokens, of clients and servers alike."
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Sparserow: a parameter server for sparse recommendation models, native to PyTorch."""
     del debug, version  # --debug is read by main(), which also sees errors of the parsing itself
+    if security is not None:
+        from ..proto.security import use_security
+
+        use_security(security)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,6 +20,7 @@ from ..proto.errors import DeadlineExceeded, Unavailable
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
 from ..ps_server.stopping import StopRequest
+from .security_files import security_arguments
 
 READY_DEADLINE_SEC = 60.0
 _DRAIN_SEC = 10.0
@@ -208,6 +209,7 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int, port:
         sys.executable,
         "-m",
         f"{__package__}.cli",
+        *security_arguments(),
         "ps",
         f"--coordinator={coordinator}",
         f"--shard={index}",

@@ -84,6 +84,7 @@ class _Namespace:
             worker_id=identity.worker_id,
             worker_epoch=identity.epoch,
             replay_bytes=REPLAY_BYTES,
+            **self._control.security.native_client(),
         )
         self._native = _client.NativeSession(
             self._client.shards,

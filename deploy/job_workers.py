@@ -22,6 +22,7 @@ from typing import Any
 
 from ..proto.errors import Internal, SparserowError, Unavailable, error_of
 from ..proto.job import JobConfig
+from ..proto.security import process_security
 from ..worker.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
@@ -69,6 +70,7 @@ def run_job_workers(
     Raises:
         SparserowError: of the worker that failed.
     """
+    security = process_security().path
     with tempfile.TemporaryDirectory(prefix="sparserow-job-") as folder, _started(workers) as team:
         for worker in team:
             order = {
@@ -79,6 +81,7 @@ def run_job_workers(
                 "coordinator": coordinator,
                 "trace_file": None if trace_file is None else str(trace_file),
                 "resume": resume,
+                "security": None if security is None else str(security.resolve()),
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")

@@ -15,6 +15,7 @@ from typing import Any
 from ..proto.config import ClusterConfig, LogConfig, validate
 from ..proto.control import ShardAddress
 from ..proto.errors import DeadlineExceeded, Unavailable, error_of
+from .security_files import security_arguments
 
 _STOP_DEADLINE_SEC = 30.0
 
@@ -185,6 +186,7 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
         sys.executable,
         "-m",
         f"{__package__}.cli",
+        *security_arguments(),
         "up",
         f"--shards={config.shards}",
         f"--port={config.port}",

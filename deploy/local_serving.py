@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..proto.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from .security_files import security_arguments
 
 _STOP_DEADLINE_SEC = 30.0
 _READY = re.compile(r"ready at gRPC (\S+:\d+), data plane (\S+:\d+)")
@@ -84,7 +85,7 @@ def local_serving(
 
 
 def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"{__package__}.cli", "serve", "--port=0", *arguments]
+    command = [sys.executable, "-m", f"{__package__}.cli", *security_arguments(), "serve", "--port=0", *arguments]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

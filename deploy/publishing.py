@@ -23,8 +23,9 @@ from ..proto.checkpoint.manifest import FileFacts
 from ..proto.checkpoint.tensor_file import Tensor
 from ..proto.control import ClusterView, ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
+from ..proto.security import open_channel
 from ..serving.manifest import (
     MANIFEST,
     PROGRAM,
@@ -169,6 +170,7 @@ def publish_from(
             slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
             route_epoch=view.route_epoch,
             cluster_id=view.cluster_id,
+            **control.security.native_client(),
         )
         writer = _RowWriter(folder, client, len(view.shards), progress)
         tables = tuple(
@@ -262,7 +264,7 @@ def _slot_versions(control: ControlClient, view: ClusterView, cursor: str) -> ND
     versions = np.zeros(view.slot_count, np.uint64)
     for shard in view.shards:
         address = f"{addresses[shard.index].host}:{addresses[shard.index].port}"
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with open_channel(address, control.security) as channel:
             request = pb.GetVersionsRequest(cluster_id=view.cluster_id, cursor=cursor, idle_sec=_CURSOR_IDLE_SEC)
             stub: Any = pb_grpc.ChangesStub(channel)
             try:

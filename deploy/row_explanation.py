@@ -13,7 +13,8 @@ from ..proto import changes_pb2 as pb
 from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import InvalidArgument, NotFound
-from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ..proto.grpc_status import error_of_status
+from ..proto.security import open_channel, process_security
 from ..serving.client import ServingClient
 
 _CALL_DEADLINE_SEC = 10.0
@@ -57,6 +58,7 @@ def explain_row(
         slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
         route_epoch=view.route_epoch,
         cluster_id=view.cluster_id,
+        **process_security().native_client(),
     )
     keys = np.array([key], np.uint64)
     rows, versions, found = client.pull(schema.id, keys, dim=schema.dim, versions=True, found=True)
@@ -93,7 +95,7 @@ def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int
     with ControlClient(coordinator) as control:
         entry = next(entry for entry in control.status().shards if entry.shard == shard)
     address = f"{entry.control.host}:{entry.control.port}"
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with open_channel(address) as channel:
         stub: Any = pb_grpc.ChangesStub(channel)
         try:
             row = stub.GetRow(

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 
 from ..cpp_ext import _client
@@ -15,6 +14,7 @@ from ..proto import serving_pb2 as pb
 from ..proto import serving_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, Unavailable
+from ..proto.security import open_channel, process_security
 from ..serving.client import ServingClient
 from .local_serving import LocalServing, local_serving
 from .publishing import Publication, publish_from
@@ -154,6 +154,7 @@ class ServingDemo:
             shards=[(shard.host, shard.port) for shard in view.shards],
             slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
             route_epoch=view.route_epoch,
+            **process_security().native_client(),
         )
         pages = []
         for schema in schemas:
@@ -168,7 +169,7 @@ class ServingDemo:
 def _describe(serving: LocalServing) -> list[pb.DescribeReply]:
     replies = []
     for address in serving.addresses:
-        with grpc.insecure_channel(address) as channel:
+        with open_channel(address) as channel:
             replies.append(pb_grpc.ServingStub(channel).Describe(pb.DescribeRequest(), timeout=10))
     return replies
 

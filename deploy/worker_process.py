@@ -20,6 +20,7 @@ from typing import Any
 from ..proto.config import validate
 from ..proto.errors import Internal, SparserowError
 from ..proto.job import JobConfig
+from ..proto.security import use_security
 
 
 def main() -> None:
@@ -51,6 +52,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
     from .training_run import run_worker
 
     try:
+        use_security(order["security"])
         job = validate(JobConfig, order["job"])
         rank, world = order["rank"], order["world"]
         with (

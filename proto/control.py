@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from . import control_pb2 as pb
 from . import control_pb2_grpc as pb_grpc
 from .errors import InvalidArgument
-from .grpc_status import CHANNEL_OPTIONS, error_of_status
+from .grpc_status import error_of_status
 from .route import owners_of_runs
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
+from .security import Security, open_channel, process_security
 
 GradScaleName = Literal["mean", "sum"]
 GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum
@@ -92,15 +93,17 @@ class ControlClient:
     Args:
         address: ``HOST:PORT``.
         deadline_sec: of every call that does not name its own.
+        security: None: the process's.
     """
 
-    def __init__(self, address: str, *, deadline_sec: float = 10.0) -> None:
+    def __init__(self, address: str, *, deadline_sec: float = 10.0, security: Security | None = None) -> None:
         parse_address(address)
         if not deadline_sec > 0:
             raise InvalidArgument(f"ControlClient.deadline_sec: {deadline_sec!r} is not allowed; allowed: > 0")
         self.address = address
         self._deadline_sec = deadline_sec
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._security = security
+        self._channel = open_channel(address, security)
         self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
 
     def __enter__(self) -> ControlClient:
@@ -108,6 +111,11 @@ class ControlClient:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def security(self) -> Security:
+        """What is shown to the coordinator, and to be shown to its shards."""
+        return process_security() if self._security is None else self._security
 
     def close(self) -> None:
         """Closes the connection; a later call fails."""

@@ -16,13 +16,15 @@ from grpc_reflection.v1alpha import reflection
 
 from ..proto.errors import Internal, SparserowError, Unavailable
 from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
+from ..proto.security import process_security
+from .access import check_call, server_credentials
 from .listen import check_port_free
 
 log = logging.getLogger(__name__)
 
 
-class _ErrorStatus(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns what a method of ours raises into a status."""
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls that their token does not allow, and turns what a method of ours raises into a status."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
@@ -31,21 +33,24 @@ class _ErrorStatus(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefixes):
+        method = handler_call_details.method
+        if handler is None or not method.startswith(self._prefixes):
             return handler
 
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
+                check_call(process_security(), method, request, context.invocation_metadata())
                 return await handler.unary_unary(request, context)
             except Exception as error:
-                return await _abort(context, handler_call_details.method, error)
+                return await _abort(context, method, error)
 
         async def answer_many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
+                check_call(process_security(), method, request, context.invocation_metadata())
                 async for reply in handler.unary_stream(request, context):
                     yield reply
             except Exception as error:
-                await _abort(context, handler_call_details.method, error)
+                await _abort(context, method, error)
 
         coders = {
             "request_deserializer": handler.request_deserializer,
@@ -65,7 +70,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 
 
 class ControlServer:
-    """One listening gRPC server.
+    """One listening gRPC server, with the process's certificate and tokens (proto/security.py).
 
     Args:
         service: full name, such as ``sparserow.v1.Coordinator``; health speaks of it.
@@ -79,14 +84,20 @@ class ControlServer:
     ) -> None:
         check_port_free(host, port)
         self._service = service
-        self._server = grpc.aio.server(interceptors=(_ErrorStatus((service, *beside)),), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(_Gate((service, *beside)),), options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_service(self._server)
         names = (service, *beside, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            self.port: int = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            credentials = server_credentials()
+            self.port: int = (
+                self._server.add_insecure_port(at)
+                if credentials is None
+                else self._server.add_secure_port(at, credentials)
+            )
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
         self.host = host

@@ -6,21 +6,24 @@ import ipaddress
 import socket
 
 from ..proto.errors import InvalidArgument, Unavailable
+from ..proto.security import process_security
 
 
 def check_host(host: str, *, insecure: bool) -> None:
-    """Refuses an address that others can reach, unless the operator accepts it: there is no TLS yet.
+    """Refuses an address that others can reach, unless TLS and tokens protect it, or the operator accepts it as it is.
 
     Raises:
-        InvalidArgument: ``host`` cannot be resolved, or is not loopback and ``insecure`` is not set.
+        InvalidArgument: ``host`` cannot be resolved, or is not loopback and neither protected nor accepted.
     """
+    if insecure or process_security().protects_listeners:
+        return
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise InvalidArgument(f"--host {host}: cannot be resolved: {error.strerror}") from None
-    if not insecure and not all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found):
+    if not all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found):
         raise InvalidArgument(
-            f"--host {host}: is reachable from other machines, and TLS is not there yet; "
+            f"--host {host}: is reachable from other machines; give certificates and tokens with --security, "
             "listen on 127.0.0.1, or accept unprotected connections with --insecure"
         )
 

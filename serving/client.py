@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from ..proto.errors import (
     SparserowError,
     error_of,
 )
+from ..proto.security import Security, loaded_security
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses
 from .lookup import routing_hash
@@ -74,6 +76,7 @@ class ServingClient:
         local: use a Unix socket where a process has one; they must run on this machine.
         refresh_sec: between looks at what is served, by a thread.
         deadline_sec: within which the processes must say what they serve.
+        security: certificates and token, or the path of their file; None: the process's own.
 
     Raises:
         Unavailable: no process answers for some shard.
@@ -91,6 +94,7 @@ class ServingClient:
         local: bool = False,
         refresh_sec: float = 1.0,
         deadline_sec: float = 5.0,
+        security: Security | str | Path | None = None,
     ) -> None:
         options = FleetOptions(
             split_addresses(addresses),
@@ -99,6 +103,7 @@ class ServingClient:
             local=local,
             refresh_sec=refresh_sec,
             deadline_sec=deadline_sec,
+            security=None if security is None else loaded_security(security),
         )
         self._lock = threading.Lock()
         self._version: int | None = None

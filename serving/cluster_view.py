@@ -14,7 +14,8 @@ from ..proto import serving_pb2 as pb
 from ..proto import serving_pb2_grpc as pb_grpc
 from ..proto.control import parse_address
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
-from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ..proto.grpc_status import error_of_status
+from ..proto.security import Security, open_channel
 from .place import Place
 
 
@@ -69,19 +70,22 @@ class ServingView:
         return ", ".join(f"{model}@{alias}" for model, alias in sorted(self.aliases)) or "nothing"
 
 
-def fetch_view(addresses: Sequence[str], *, local: bool, deadline_sec: float) -> ServingView:
+def fetch_view(
+    addresses: Sequence[str], *, local: bool, deadline_sec: float, security: Security | None = None
+) -> ServingView:
     """Asks every address what it serves; those that do not answer are left out.
 
     Args:
         addresses: ``HOST:PORT`` of gRPC of each process.
         local: prefer Unix sockets where a process of this machine has one.
         deadline_sec: of each question; they are asked at once.
+        security: None: the process's.
 
     Raises:
         Unavailable: for some shard nobody answers (names it, or why nobody at all did).
         FailedPrecondition: the processes do not belong together.
     """
-    replies, failure = _ask(addresses, deadline_sec)
+    replies, failure = _ask(addresses, deadline_sec, security)
     if not replies:
         raise failure or InvalidArgument("ServingClient: addresses: is empty; allowed: HOST:PORT, ...")
     ready = [reply for reply in replies if reply.versions]
@@ -112,8 +116,10 @@ def fetch_view(addresses: Sequence[str], *, local: bool, deadline_sec: float) ->
     )
 
 
-def _ask(addresses: Sequence[str], deadline_sec: float) -> tuple[list[pb.DescribeReply], SparserowError | None]:
-    channels = [grpc.insecure_channel(_checked(address), options=CHANNEL_OPTIONS) for address in addresses]
+def _ask(
+    addresses: Sequence[str], deadline_sec: float, security: Security | None
+) -> tuple[list[pb.DescribeReply], SparserowError | None]:
+    channels = [open_channel(_checked(address), security) for address in addresses]
     try:
         stubs: list[Any] = [pb_grpc.ServingStub(channel) for channel in channels]
         calls = [stub.Describe.future(pb.DescribeRequest(), timeout=deadline_sec) for stub in stubs]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _client
 from ..proto.errors import DeadlineExceeded, InvalidArgument, SparserowError
+from ..proto.security import Security, loaded_security
 from .cluster_view import ServingView, fetch_view
 
 _HEDGE_THREADS = 32
@@ -31,6 +32,7 @@ class FleetOptions:
         local: use a Unix socket where a process has one.
         refresh_sec: between looks at what is served.
         deadline_sec: within which the processes must say it.
+        security: certificates and token; None: the process's own.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -42,6 +44,7 @@ class FleetOptions:
     local: bool = False
     refresh_sec: float = 1.0
     deadline_sec: float = 5.0
+    security: Security | None = None
 
     def __post_init__(self) -> None:
         hedge_ms = self.hedge_ms
@@ -160,17 +163,21 @@ class Fleet:
 
     def _fetch(self) -> ServingView:
         options = self._options
-        return fetch_view(options.addresses, local=options.local, deadline_sec=options.deadline_sec)
+        return fetch_view(
+            options.addresses, local=options.local, deadline_sec=options.deadline_sec, security=options.security
+        )
 
     def _connect(self, view: ServingView) -> list[list[_client.LookupClient]]:
         """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
         most = max(len(replicas) for replicas in view.endpoints)
+        shown = loaded_security(self._options.security).native_client()
         return [
             [
                 _client.LookupClient(
                     shards=[replicas[rank % len(replicas)] for replicas in view.endpoints],
                     slot_owner=view.slot_owner,
                     route_epoch=view.route_epoch,
+                    **shown,
                 )
                 for _ in range(self._options.connections)
             ]

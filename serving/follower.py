@@ -25,6 +25,7 @@ from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
 from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ..proto.security import open_channel
 from .loaded_version import LoadedVersion
 
 log = logging.getLogger(__name__)
@@ -253,7 +254,7 @@ class _ShardStream:
             raise Unavailable(f"shard {shard} has not registered")
         address = f"{control_of[shard].host}:{control_of[shard].port}"
         self._peer = f"shard {shard} at {address}"
-        self._channel = grpc.insecure_channel(address, options=_MESSAGE_OPTIONS)
+        self._channel = open_channel(address, options=_MESSAGE_OPTIONS)
         self._stub: Any = pb_grpc.ChangesStub(self._channel)
         self._begin = 0
         self._acked: tuple[bytes, bytes] = (b"", b"")

@@ -3,6 +3,8 @@
 GET  /v1/health   200 when this process is ready, else 503
 GET  /v1/models   versions and aliases
 POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
+
+Where tokens are asked for: ``Authorization: Bearer TOKEN``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..proto.errors import InvalidArgument, SparserowError
+from ..proto.security import bearer_token, process_security, server_context
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels
 
@@ -33,17 +36,16 @@ class HttpFront:
     """
 
     def __init__(self, host: str, port: int, lookup: LocalLookup, models: ServedModels) -> None:
-        routes: dict[tuple[str, str], Callable[[Any], tuple[int, Any]]] = {
-            ("GET", "/v1/health"): lambda _: _health(models),
-            ("GET", "/v1/models"): lambda _: (200, _models(models)),
-            ("POST", "/v1/lookup"): lambda body: (200, _lookup(lookup, body)),
+        routes: dict[tuple[str, str], Callable[[Any, str], tuple[int, Any]]] = {
+            ("GET", "/v1/health"): lambda _, __: _health(models),
+            ("GET", "/v1/models"): lambda _, token: (200, _models(models, token)),
+            ("POST", "/v1/lookup"): lambda body, token: (200, _lookup(lookup, body, token)),
         }
 
         class Handler(_Handler):
             served = routes
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _HttpServer((host, port), Handler)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="sparserow-http", daemon=True)
         self._thread.start()
@@ -55,8 +57,24 @@ class HttpFront:
         self._thread.join(5.0)
 
 
+class _HttpServer(ThreadingHTTPServer):
+    """With the process's certificate, where it has one; the handshake is the connection's own thread's."""
+
+    daemon_threads = True
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(_SOCKET_SEC)
+        context = server_context(process_security())
+        if context is not None:
+            try:
+                request = context.wrap_socket(request, server_side=True)
+            except OSError:  # no TLS, or not the client's certificate that is wanted
+                return
+        super().finish_request(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
-    served: dict[tuple[str, str], Callable[[Any], tuple[int, Any]]]
+    served: dict[tuple[str, str], Callable[[Any, str], tuple[int, Any]]]
     protocol_version = "HTTP/1.1"
     timeout = _SOCKET_SEC
 
@@ -87,7 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": f"{method} {self.path}: is not served; served: {known}"})
             return
         try:
-            status, reply = route(body)
+            token = bearer_token([("authorization", self.headers.get("Authorization", ""))])
+            status, reply = route(body, token)
         except SparserowError as error:
             status, reply = _STATUS.get(error.code, 500), {"error": str(error), "code": error.code}
         self._send(status, reply)
@@ -113,7 +132,8 @@ def _health(models: ServedModels) -> tuple[int, Any]:
     return (200 if ready else 503), {"ready": ready, "problems": problems}
 
 
-def _models(models: ServedModels) -> Any:
+def _models(models: ServedModels, token: str) -> Any:
+    process_security().grant_of(token)
     book = models.book()
     return {
         "versions": [
@@ -127,7 +147,7 @@ def _models(models: ServedModels) -> Any:
     }
 
 
-def _lookup(lookup: LocalLookup, body: Any) -> Any:
+def _lookup(lookup: LocalLookup, body: Any, token: str) -> Any:
     if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
         raise InvalidArgument('the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}')
     unknown = sorted(set(body) - _KNOWN)
@@ -140,7 +160,7 @@ def _lookup(lookup: LocalLookup, body: Any) -> Any:
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 1 <= deadline_ms <= 600_000:
         raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: [1, 600000]")
     keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
-    answer = lookup.lookup(model, keys, routing_key, deadline_sec=deadline_ms / 1000)
+    answer = lookup.lookup(model, keys, routing_key, token=token, deadline_sec=deadline_ms / 1000)
     return {
         "version": answer.version,
         "dense_version": answer.dense_version,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
+from ..proto.security import check_namespace, process_security
 from .loaded_version import LoadedVersion
 from .models import Served, ServedModels, handle_of
 from .peers import FoundRows, Peers
@@ -97,12 +98,14 @@ class LocalLookup:
         tables: dict[str, NDArray[np.uint64]],
         routing_key: str = "",
         *,
+        token: str = "",
         deadline_sec: float = DEADLINE_SEC,
     ) -> Answer:
         """Rows of ``model`` (``NAME[@ALIAS|@VERSION]``), all of one version. What peers do not answer within the
         deadline is zeros, with ``answered`` False.
 
         Raises:
+            FailedPrecondition: ``token`` is none that this process takes, or does not reach the model's namespace.
             NotFound: the model, alias or table is not served (says what is).
             InvalidArgument: the model's name is not of that form.
         """
@@ -110,6 +113,7 @@ class LocalLookup:
         name, which = parse_model(model)
         version, served = self._chosen(name, which, routing_hash(routing_key))
         loaded = served.loaded
+        check_namespace(process_security().grant_of(token), loaded.namespace)
         unknown = next((table for table in tables if table not in loaded.tables), None)
         if unknown is not None:
             raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
+from ..proto.security import bearer_token
 from .follower import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import Served, ServedModels
@@ -55,6 +56,7 @@ class ServingService:
             request.model,
             tables,
             request.routing_key,
+            token=bearer_token(context.invocation_metadata()),
             deadline_sec=_deadline_sec(request.deadline_ms, context.time_remaining()),
         )
         return pb.LookupReply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..cpp_ext import _client
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import InvalidArgument
 from ..proto.schema import DTYPES, Dtype
+from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .lease import REPLAY_BYTES, Lease
 from .session import NonFinitePolicy, Placement, Session
@@ -30,6 +32,7 @@ def connect(
     world_size: int | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
     cache: RowCache | None = None,
+    security: Security | str | Path | None = None,
 ) -> Session:
     """Joins a job on a cluster; every rank calls it, and it returns when all have come.
 
@@ -44,6 +47,7 @@ def connect(
         rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: keeps rows here for later steps; None: none.
+        security: certificates and token, or the path of their file (docs/security.md); None: the process's own.
 
     Raises:
         Unavailable: the coordinator or a shard cannot be reached, or the cluster is not complete yet.
@@ -54,7 +58,8 @@ def connect(
     _check(staleness, wire_dtype, deadline_sec, on_nonfinite)
     check_cache(cache, staleness)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
-    control = ControlClient(address, deadline_sec=deadline_sec)
+    shown = None if security is None else loaded_security(security)
+    control = ControlClient(address, deadline_sec=deadline_sec, security=shown)
     try:
         identity = control.register_worker(
             namespace=namespace,
@@ -146,6 +151,7 @@ def _native_session(
         worker_epoch=identity.epoch,
         wire_dtype=wire_dtype,
         replay_bytes=0 if placement.staleness == 0 else REPLAY_BYTES,
+        **control.security.native_client(),
     )
     native = _client.NativeSession(
         client.shards,

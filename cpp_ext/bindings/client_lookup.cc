@@ -17,6 +17,7 @@
 #include "rpc/partition.h"
 #include "session/cached_lookups.h"
 #include "shared_errors.h"
+#include "shared_tls.h"
 
 namespace py = pybind11;
 
@@ -149,7 +150,8 @@ class LookupClient {
 
 std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
                                                  const py::array& slot_owner, std::uint32_t route_epoch,
-                                                 std::uint64_t cluster_id, std::uint32_t connect_timeout_ms) {
+                                                 std::uint64_t cluster_id, std::uint32_t connect_timeout_ms,
+                                                 const TlsTuple& tls, std::string token) {
   using Owners = py::array_t<std::uint16_t, py::array::c_style>;
   if (!py::isinstance<Owners>(slot_owner) || slot_owner.ndim() != 1) {
     raise_if_error({Code::kInvalidArgument, "slot_owner: allowed: a one-dimensional contiguous uint16 array"});
@@ -162,6 +164,8 @@ std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std
   options.cluster_id = cluster_id;
   options.connect_timeout_ms = connect_timeout_ms;
   options.is_lazy = true;
+  options.tls = tls_of<rpc::TlsContext::for_client>(tls);
+  options.token = std::move(token);
   return std::make_unique<LookupClient>(std::move(options));
 }
 
@@ -189,7 +193,8 @@ void bind_lookup(py::module_& module) {
       });
   py::class_<LookupClient>(module, "LookupClient")
       .def(py::init(&make_lookup_client), py::kw_only(), py::arg("shards"), py::arg("slot_owner"),
-           py::arg("route_epoch"), py::arg("cluster_id") = 0, py::arg("connect_timeout_ms") = 5'000)
+           py::arg("route_epoch"), py::arg("cluster_id") = 0, py::arg("connect_timeout_ms") = 5'000,
+           py::arg("tls") = TlsTuple(), py::arg("token") = "")
       .def("shards", &LookupClient::shards, py::arg("model"))
       .def("lookup", &LookupClient::lookup, py::arg("model"), py::arg("tables"), py::kw_only(), py::arg("deadline_ms"),
            py::arg("routing_key") = 0);

@@ -3,20 +3,27 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "rpc/certificates.h"
 #include "rpc/server.h"
 #include "shared_errors.h"
+#include "shared_tls.h"
 
 namespace py = pybind11;
 
 namespace sparserow::bindings {
 namespace {
+
+constexpr std::array<std::string_view, 3> kRoles{"serve-read", "train", "admin"};  // in the order of rpc::Role
 
 using Slots = py::array_t<std::uint16_t, py::array::c_style>;
 
@@ -35,6 +42,27 @@ void set_route(rpc::Server& server, std::uint32_t route_epoch, const py::array& 
   const std::span owners(static_cast<const std::uint16_t*>(slot_owner.data()),
                          static_cast<std::size_t>(slot_owner.size()));
   raise_if_error(server.set_route(route_epoch, owners));
+}
+
+// SHA-256 of a token (32 bytes), role, namespaces.
+using GrantTuple = std::tuple<py::bytes, std::string, std::vector<std::string>>;
+
+std::optional<std::vector<rpc::Grant>> grants_of(const std::optional<std::vector<GrantTuple>>& tuples) {
+  if (!tuples) return std::nullopt;
+  std::vector<rpc::Grant> grants;
+  for (const auto& [digest, role, namespaces] : *tuples) {
+    rpc::Grant& grant = grants.emplace_back();
+    const auto bytes = static_cast<std::string_view>(digest);
+    const auto known = std::find(std::begin(kRoles), std::end(kRoles), role);
+    if (bytes.size() != grant.digest.size() || known == std::end(kRoles)) {
+      raise_error({Code::kInvalidArgument,
+                   "grants: allowed: 32 bytes of SHA-256, one of serve-read, train, admin, and namespaces"});
+    }
+    std::memcpy(grant.digest.data(), bytes.data(), bytes.size());
+    grant.role = static_cast<rpc::Role>(known - std::begin(kRoles));
+    grant.namespaces = namespaces;
+  }
+  return grants;
 }
 
 using MemberTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
@@ -109,6 +137,7 @@ py::dict stats(const rpc::Server& server) {
   out["connections_total"] = stats.connections_total;
   out["frames_received"] = stats.frames_received;
   out["frames_refused"] = stats.frames_refused;
+  out["access_refused"] = stats.access_refused;
   out["bytes_received"] = stats.bytes_received;
   out["bytes_sent"] = stats.bytes_sent;
   out["rows_pulled"] = stats.rows_pulled;
@@ -142,6 +171,31 @@ py::dict stats(const rpc::Server& server) {
 }  // namespace
 
 void bind_shard(py::module_& module) {
+  module.def(
+      "certificate_facts",
+      [](const std::string& certificate) {
+        const auto facts = value_or_raise(rpc::facts_of(certificate));
+        return py::make_tuple(facts.begins, facts.ends, facts.subject);
+      },
+      py::arg("certificate"));
+  module.def(
+      "make_authority",
+      [](const std::string& name, std::int64_t valid_sec) {
+        const auto pair = value_or_raise(rpc::make_authority(name, std::chrono::seconds(valid_sec)));
+        return py::make_tuple(pair.certificate, pair.key);
+      },
+      py::arg("name"), py::arg("valid_sec"));
+  module.def(
+      "sign_certificate",
+      [](const std::pair<std::string, std::string>& authority, const std::string& name, const std::string& names,
+         std::int64_t begins_sec, std::int64_t valid_sec) {
+        const auto pair =
+            value_or_raise(rpc::sign_certificate({authority.first, authority.second}, name, names,
+                                                 std::chrono::seconds(begins_sec), std::chrono::seconds(valid_sec)));
+        return py::make_tuple(pair.certificate, pair.key);
+      },
+      py::arg("authority"), py::arg("name"), py::arg("names"), py::kw_only(), py::arg("begins_sec") = -60,
+      py::arg("valid_sec"));
   const rpc::ServerOptions defaults;
   module.def("routes_to_canary", &rpc::routes_to_canary, py::arg("routing_key"), py::arg("share"));
   module.attr("STALENESS_BOUNDS") = py::cast(rpc::StalenessHistogram::kBounds);
@@ -150,7 +204,8 @@ void bind_shard(py::module_& module) {
                        std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,
                        std::uint64_t kept_budget_bytes, std::uint32_t max_connections, std::uint64_t cluster_id,
                        std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
-                       std::uint32_t stall_timeout_ms, std::string unix_path) {
+                       std::uint32_t stall_timeout_ms, std::string unix_path, std::uint32_t max_client_connections,
+                       const TlsTuple& tls, const std::optional<std::vector<GrantTuple>>& grants) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
                                              .unix_path = std::move(unix_path),
@@ -159,6 +214,9 @@ void bind_shard(py::module_& module) {
                                              .inflight_budget_bytes = inflight_budget_bytes,
                                              .kept_budget_bytes = kept_budget_bytes,
                                              .max_connections = max_connections,
+                                             .max_client_connections = max_client_connections,
+                                             .tls = tls_of<rpc::TlsContext::for_server>(tls),
+                                             .grants = grants_of(grants),
                                              .cluster_id = cluster_id,
                                              .shard_index = shard_index,
                                              .default_deadline_ms = default_deadline_ms,
@@ -172,7 +230,19 @@ void bind_shard(py::module_& module) {
            py::arg("max_connections") = defaults.max_connections, py::arg("cluster_id") = defaults.cluster_id,
            py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,
            py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
-           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "")
+           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "",
+           py::arg("max_client_connections") = 0, py::arg("tls") = TlsTuple(),
+           py::arg("grants") = std::optional<std::vector<GrantTuple>>())
+      .def(
+          "set_tls",
+          [](rpc::Server& server, const TlsTuple& tls) { server.set_tls(tls_of<rpc::TlsContext::for_server>(tls)); },
+          py::arg("tls"))
+      .def(
+          "set_grants",
+          [](rpc::Server& server, const std::optional<std::vector<GrantTuple>>& grants) {
+            server.access().set(grants_of(grants));
+          },
+          py::arg("grants"))
       .def_property_readonly("port", &rpc::Server::port)
       .def("set_route", &set_route, py::arg("route_epoch"), py::arg("slot_owner"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),

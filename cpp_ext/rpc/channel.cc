@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "util/hash.h"
 
@@ -153,6 +154,7 @@ void Channel::ask_again(Request& request) {
 void Channel::break_off(const std::string& reason) {
   if (state_ == State::kReady) ++stats_.reconnects;
   stream_.reset();
+  write_waits_for_read_ = read_waits_for_write_ = false;
   state_ = State::kDown;
   failed_ = false;
   last_error_ = reason;
@@ -180,6 +182,9 @@ void Channel::dial(Clock::time_point now) {
     return;
   }
   stream_ = std::move(stream).value();
+  if (options_.tls && !endpoint.host.starts_with("unix:")) {
+    stream_ = options_.tls->connect(std::move(stream_), endpoint.host);
+  }
   state_ = State::kConnecting;
 }
 
@@ -196,7 +201,8 @@ void Channel::greet() {
   header.type = static_cast<std::uint16_t>(FrameType::kHello);
   header.namespace_id = options_.namespace_id;
   header.flags = options_.frame_crc ? kFrameHasCrc : 0;
-  hello_ = small_frame(header, SectionKind::kHello, bytes_of(hello), {});
+  hello.token_bytes = static_cast<std::uint32_t>(options_.token.size());
+  hello_ = small_frame(header, SectionKind::kHello, bytes_of(hello), std::as_bytes(std::span(options_.token)));
   hello_sent_ = 0;
   state_ = State::kGreeting;
   flush();
@@ -209,10 +215,12 @@ void Channel::tick(Clock::time_point now) {
     break_off(state_ == State::kConnecting ? "connecting timed out" : "no answer to HELLO");
   }
   if ((state_ == State::kReady || state_ == State::kReplaying) && refused_for_now_ && now >= paused_until_) flush();
+  if (stream_ && stream_->has_buffered()) receive();  // poll would not tell
 }
 
 bool Channel::wants_write() const noexcept {
-  if (state_ == State::kConnecting) return true;
+  if (state_ == State::kConnecting || read_waits_for_write_) return true;
+  if (write_waits_for_read_) return false;
   if (state_ == State::kGreeting) return hello_sent_ < hello_.size();
   if (Clock::now() < paused_until_) return false;
   return state_ == State::kReplaying ? replay_sent_ < replay_.size() : state_ == State::kReady && !queue_.empty();
@@ -227,6 +235,7 @@ pollfd Channel::interest() const noexcept {
 
 Channel::Clock::time_point Channel::wake_at() const noexcept {
   if (state_ == State::kDown) return queue_.empty() ? Clock::time_point::max() : retry_at_;
+  if (stream_ && stream_->has_buffered()) return Clock::time_point::min();
   if (state_ == State::kReplaying) return refused_for_now_ ? paused_until_ : Clock::time_point::max();
   if (state_ != State::kReady) return attempt_until_;
   return refused_for_now_ && !queue_.empty() ? paused_until_ : Clock::time_point::max();
@@ -242,8 +251,24 @@ void Channel::on_events(short events) {
     greet();
     return;
   }
-  if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) receive();
-  if (stream_ && (events & POLLOUT) != 0) flush();
+  const bool is_readable = (events & (POLLIN | POLLHUP | POLLERR)) != 0;
+  const bool reads_again = std::exchange(read_waits_for_write_, false) && (events & POLLOUT) != 0;
+  const bool writes_again = std::exchange(write_waits_for_read_, false) && is_readable;
+  if (is_readable || reads_again) receive();
+  if (stream_ && ((events & POLLOUT) != 0 || writes_again)) flush();
+}
+
+std::string Channel::closed_reason() const {
+  if (state_ == State::kReady || options_.tls) return "connection closed by the shard";
+  return "connection closed by the shard before it answered HELLO; does it want TLS?";
+}
+
+void Channel::stopped(const Transfer& transfer) {
+  if (transfer.ended()) {
+    failed_ = true;
+    last_error_ = stream_->why(transfer);
+  }
+  write_waits_for_read_ = transfer.want == Transfer::Want::kRead;
 }
 
 // ---- Sending.
@@ -281,11 +306,10 @@ bool Channel::send_front(Request& request) {
     }
     if (wanted == 0) return true;
     const Transfer moved = stream_->try_write(std::span(pieces.data(), count));
-    if (moved.ended()) {
-      failed_ = true;
-      last_error_ = std::strerror(moved.error);
+    if (moved.bytes == 0) {
+      stopped(moved);
+      return false;
     }
-    if (moved.bytes == 0) return false;
     stats_.bytes_sent += moved.bytes;
     std::size_t left = moved.bytes;
     if (!request.header_sent) {
@@ -313,10 +337,7 @@ void Channel::flush() {
     const iovec piece{hello_.data() + hello_sent_, hello_.size() - hello_sent_};
     const Transfer moved = stream_->try_write(std::span(&piece, 1));
     hello_sent_ += moved.bytes;
-    if (moved.ended()) {
-      failed_ = true;
-      last_error_ = std::strerror(moved.error);
-    }
+    if (moved.bytes == 0) stopped(moved);
   }
   if (state_ == State::kReplaying) send_replay();
   if (state_ != State::kReady || (refused_for_now_ && Clock::now() < paused_until_)) return;

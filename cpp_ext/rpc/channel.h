@@ -130,6 +130,9 @@ class Channel {
   // How long to wait after `attempts_` failures in a row.
   [[nodiscard]] Clock::duration backoff() const noexcept;
   [[nodiscard]] bool wants_write() const noexcept;
+  [[nodiscard]] std::string closed_reason() const;
+  // Takes a transfer of 0 bytes: what the socket must be waited for, or that it ended.
+  void stopped(const Transfer& transfer);
 
   void note_incarnation(std::uint32_t incarnation);
   void begin_replay();
@@ -164,6 +167,9 @@ class Channel {
   std::unique_ptr<Stream> stream_;
   bool failed_ = false;  // the stream broke; the leader will close it
   bool was_ready_ = false;
+  // TLS may have to read before it can write on, and the other way round.
+  bool write_waits_for_read_ = false;
+  bool read_waits_for_write_ = false;
   std::string last_error_ = "not connected yet";
   std::uint32_t attempts_ = 0;
   Clock::time_point retry_at_{};

@@ -56,11 +56,10 @@ void Channel::send_replay() {
   while (replay_sent_ < replay_.size()) {
     const iovec piece{replay_.data() + replay_sent_, replay_.size() - replay_sent_};
     const Transfer moved = stream_->try_write(std::span(&piece, 1));
-    if (moved.ended()) {
-      failed_ = true;
-      last_error_ = std::strerror(moved.error);
+    if (moved.bytes == 0) {
+      stopped(moved);
+      return;
     }
-    if (moved.bytes == 0) return;
     replay_sent_ += moved.bytes;
     stats_.bytes_sent += moved.bytes;
   }

@@ -50,10 +50,13 @@ void Channel::receive() {
     into[count++] = {staging_.data() + staged_end_, staging_.size() - staged_end_};
     const Transfer moved = stream_->try_read(std::span(into.data(), count));
     if (moved.ended()) {
-      break_off(moved.error == 0 ? "connection closed by the shard" : std::strerror(moved.error));
+      break_off(moved.error == 0 ? closed_reason() : stream_->why(moved));
       return;
     }
-    if (moved.bytes == 0) return;
+    if (moved.bytes == 0) {
+      read_waits_for_write_ = moved.want == Transfer::Want::kWrite;
+      return;
+    }
     stats_.bytes_received += moved.bytes;
     std::size_t staged = moved.bytes;
     if (direct) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rpc/shards.h"
+#include "rpc/tls.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {
@@ -37,6 +38,8 @@ struct ClientOptions {
   Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
   bool frame_crc = false;                    // checksum every frame, both ways
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
+  std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
+  std::string token;                         // shown in HELLO; empty: none
   // For who can go on when a shard ends and comes back from a checkpoint: bytes of commits that are kept for each shard
   // to be sent again, the newest one in any case; 0: none.
   std::uint64_t replay_bytes = 0;

@@ -318,6 +318,12 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
   return Status::ok();
 }
 
+std::optional<std::string> CommitLog::job_name(std::uint32_t job_id) const {
+  const Lock lock(mutex_);
+  const auto found = jobs_.find(job_id);
+  return found == jobs_.end() ? std::nullopt : std::optional(found->second->name);
+}
+
 CommitLogStats CommitLog::stats() const {
   const Lock lock(mutex_);
   CommitLogStats stats = stats_;

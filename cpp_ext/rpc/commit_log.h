@@ -157,6 +157,8 @@ class CommitLog {
 
   // Commits are counted here; other writes to the store are to be added.
   [[nodiscard]] WriteCounts& writes() noexcept { return writes_; }
+  // "namespace/job"; nullopt for a job that this shard does not know.
+  [[nodiscard]] std::optional<std::string> job_name(std::uint32_t job_id) const;
   [[nodiscard]] CommitLogStats stats() const;
   // For a pull of `step` that reads now: step - 1 minus the step up to which all commits are applied. 0 for a job
   // that is gone.

@@ -40,12 +40,13 @@ class ActiveRequest {
 
 }  // namespace
 
-Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream)
+Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::string peer)
     : core_(core),
       stream_(std::move(stream)),
       strand_(asio::make_strand(core.io)),
       readiness_(strand_, stream_->fd()),
       budget_timer_(strand_),
+      peer_(std::move(peer)),
       staging_(kStagingBytes),
       moved_at_ms_(now_ms()) {
   ++core_.counters.connections_open;
@@ -129,9 +130,10 @@ Connection::Task<bool> Connection::greet() {
 }
 
 Status Connection::check_hello(const FrameHeader& header, std::span<const std::byte> body,
-                               std::vector<std::byte>& reply) const {
+                               std::vector<std::byte>& reply) {
   SectionReader sections(body, header.section_count);
   std::optional<HelloPayload> hello;
+  std::string_view token;
   while (true) {
     auto section = sections.next();
     if (!section.is_ok()) return section.status();
@@ -142,8 +144,13 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     auto parsed = parse_hello(section.value()->payload);
     if (!parsed.is_ok()) return parsed.status();
     hello = parsed.value();
+    const auto after = section.value()->payload.subspan(sizeof(HelloPayload));
+    token = {reinterpret_cast<const char*>(after.data()), after.size()};
   }
   if (!hello) return Status(Code::kInvalidArgument, "HELLO: the section is missing");
+  // First of all: who may not come in learns nothing of this shard.
+  grant_.digest = digest_of(token);
+  SR_RETURN_IF_ERROR(check_access(header));
   if (hello->protocol_min > kProtocolVersion || hello->protocol_max < kProtocolMin) {
     return Status(Code::kFailedPrecondition, "protocol: the client speaks " + std::to_string(hello->protocol_min) +
                                                  " to " + std::to_string(hello->protocol_max) + ", this shard " +
@@ -169,6 +176,27 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   mine.incarnation = (hello->features & kFeatureIncarnation) != 0 ? core_.incarnation : 0;
   reply = small_frame(reply_to(header, FrameType::kHelloAck), SectionKind::kHello, bytes_of(mine), {});
   return Status::ok();
+}
+
+Status Connection::check_access(const FrameHeader& header) {
+  const std::uint64_t generation = core_.access.generation();
+  if (generation != grant_generation_ || header.type == static_cast<std::uint16_t>(FrameType::kHello)) {
+    auto grant = core_.access.find(grant_.digest);
+    if (!grant.is_ok()) {
+      ++core_.counters.access_refused;
+      return grant.status();
+    }
+    grant_ = std::move(grant).value();
+    grant_generation_ = generation;
+  }
+  if (header.type == static_cast<std::uint16_t>(FrameType::kHello)) return Status::ok();
+  Status status = grant_.allows(header);
+  if (status.is_ok() && !grant_.namespaces.empty() && header.job_id != 0) {
+    const auto job = core_.commits.job_name(header.job_id);
+    if (job) status = grant_.allows_table(*job);
+  }
+  if (!status.is_ok()) ++core_.counters.access_refused;
+  return status;
 }
 
 // One request: read, served, answered. False ends the connection.

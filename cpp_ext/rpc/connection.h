@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "rpc/access.h"
 #include "rpc/event_loop.h"
 #include "rpc/frame.h"
 #include "rpc/row_chunks.h"
@@ -36,8 +37,10 @@ struct PullRequest {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(ServerCore& core, std::unique_ptr<Stream> stream);
+  // peer: the address that it comes from, of which the server counts connections.
+  Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::string peer);
   ~Connection();
+  [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
 
   // Serves until the peer leaves, breaks the grammar or close() is called.
   void start();
@@ -80,9 +83,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<void> take_turn();
   void end_turn();
 
-  Status check_hello(const FrameHeader& header, std::span<const std::byte> body, std::vector<std::byte>& reply) const;
+  Status check_hello(const FrameHeader& header, std::span<const std::byte> body, std::vector<std::byte>& reply);
+  // Whether the token that HELLO showed is still known, and allows this request.
+  Status check_access(const FrameHeader& header);
   Status check_request(const FrameHeader& header) const;
-  static Status check_table(const Store& store, const TableDescriptor& descriptor);
+  Status check_table(const Store& store, const TableDescriptor& descriptor) const;
   Status check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
   Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
@@ -124,6 +129,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::strand<asio::io_context::executor_type> strand_;
   asio::posix::stream_descriptor readiness_;  // waits on the stream's fd; does not own it
   asio::steady_timer budget_timer_;
+  const std::string peer_;
+  Grant grant_;
+  std::uint64_t grant_generation_ = 0;  // of the access list, when grant_ was taken from it
   std::vector<std::byte> staging_;
   std::size_t staged_begin_ = 0;
   std::size_t staged_end_ = 0;

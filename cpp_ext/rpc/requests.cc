@@ -76,11 +76,12 @@ Status Connection::check_request(const FrameHeader& header) const {
   return Status::ok();
 }
 
-Status Connection::check_table(const Store& store, const TableDescriptor& descriptor) {
+Status Connection::check_table(const Store& store, const TableDescriptor& descriptor) const {
   const auto schema = store.schema(descriptor.table_id);
   if (!schema) {
     return no_table(descriptor.table_id);
   }
+  SR_RETURN_IF_ERROR(grant_.allows_table(schema->name));
   if (descriptor.schema_version != schema->version) {
     return Status(Code::kInvalidArgument, "table '" + schema->name + "': the request has schema version " +
                                               std::to_string(descriptor.schema_version) + ", the table " +
@@ -125,6 +126,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
                       true,
                       {}};
   }
+  if (Status status = check_access(header); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
   if (Status status = check_request(header); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
   if (Clock::now() >= deadline) {
     co_return Outcome{
@@ -580,7 +582,9 @@ Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Bo
     for (const TableView& view : views) {
       SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
       if (!view.known.empty()) return Status(Code::kInvalidArgument, "DELETE: takes no known versions");
-      if (!core_.store->schema(view.descriptor.table_id)) return no_table(view.descriptor.table_id);
+      const auto schema = core_.store->schema(view.descriptor.table_id);
+      if (!schema) return no_table(view.descriptor.table_id);
+      SR_RETURN_IF_ERROR(grant_.allows_table(schema->name));
     }
     std::uint64_t rows = 0;
     for (const TableView& view : views) {
@@ -610,9 +614,8 @@ Connection::Outcome Connection::serve_scan(const FrameHeader& header, const Body
   }
   if (!scan) return {Status(Code::kInvalidArgument, "SCAN: the section is missing"), true, {}};
   const auto schema = core_.store->schema(scan->table_id);
-  if (!schema) {
-    return {no_table(scan->table_id), false, {}};
-  }
+  if (!schema) return {no_table(scan->table_id), false, {}};
+  if (Status status = grant_.allows_table(schema->name); !status.is_ok()) return {std::move(status), false, {}};
   if (scan->max_rows == 0) {
     return {Status(Code::kInvalidArgument, "scan.max_rows: 0 is not allowed; allowed: >= 1"), false, {}};
   }

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <list>
 #include <thread>
@@ -71,6 +72,7 @@ class Server::Impl {
   asio::awaitable<void> accept_loop(asio::posix::stream_descriptor& listener);
   asio::awaitable<void> tick_loop();
   void admit(int fd);
+  Status check_room(const std::string& peer);
   std::vector<std::shared_ptr<Connection>> connections();
 
   ServerCore core_;
@@ -104,22 +106,36 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
 }
 
 void Server::Impl::admit(int fd) {
+  std::string peer = peer_address(fd);
   auto stream = make_socket_stream(fd);
-  if (core_.counters.connections_open >= core_.options.max_connections) {
-    FrameHeader header;
-    const auto refusal = error_frame(
-        header, Status(Code::kResourceExhausted,
-                       "the shard has its " + std::to_string(core_.options.max_connections) + " connections already"));
+  const auto tls = peer.empty() ? nullptr : core_.tls();
+  if (Status status = check_room(peer); !status.is_ok()) {
+    const auto refusal = error_frame(FrameHeader{}, status);
     const iovec piece{const_cast<std::byte*>(refusal.data()), refusal.size()};
-    static_cast<void>(stream->try_write(std::span(&piece, 1)));  // best effort: the peer may not read it
+    if (!tls) static_cast<void>(stream->try_write(std::span(&piece, 1)));  // best effort: the peer may not read it
     return;
   }
-  const auto connection = std::make_shared<Connection>(core_, std::move(stream));
+  if (tls) stream = tls->accept(std::move(stream));
+  const auto connection = std::make_shared<Connection>(core_, std::move(stream), std::move(peer));
   {
     const std::lock_guard lock(connections_mutex_);
     connections_.push_back(connection);
   }
   connection->start();
+}
+
+Status Server::Impl::check_room(const std::string& peer) {
+  const std::uint32_t limit = core_.options.max_connections;
+  if (core_.counters.connections_open >= limit) {
+    return Status(Code::kResourceExhausted, "the shard has its " + std::to_string(limit) + " connections already");
+  }
+  const std::uint32_t of_client = core_.options.max_client_connections;
+  if (of_client == 0 || peer.empty()) return Status::ok();
+  const auto all = connections();
+  const auto theirs = std::count_if(all.begin(), all.end(), [&peer](const auto& one) { return one->peer() == peer; });
+  if (theirs < static_cast<std::ptrdiff_t>(of_client)) return Status::ok();
+  return Status(Code::kResourceExhausted,
+                peer + " has its " + std::to_string(of_client) + " connections to this shard already");
 }
 
 std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
@@ -187,6 +203,7 @@ ServerStats Server::Impl::stats() const {
           .connections_total = counters.connections_total,
           .frames_received = counters.frames_received,
           .frames_refused = counters.frames_refused,
+          .access_refused = counters.access_refused,
           .bytes_received = counters.bytes_received,
           .bytes_sent = counters.bytes_sent,
           .rows_pulled = counters.rows_pulled,
@@ -256,6 +273,8 @@ Result<Server::Cut> Server::cut(const std::vector<CutTarget>& targets, std::chro
 }
 void Server::install_jobs(const std::vector<JobImage>& images) { impl_->core().commits.install(images); }
 void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes().add(table_id, nullptr); }
+void Server::set_tls(std::shared_ptr<const TlsContext> tls) { impl_->core().set_tls(std::move(tls)); }
+AccessList& Server::access() noexcept { return impl_->core().access; }
 ServerStats Server::stats() const { return impl_->stats(); }
 ServedModels& Server::models() noexcept { return impl_->core().models; }
 void Server::drain(std::chrono::milliseconds deadline) { impl_->drain(deadline); }

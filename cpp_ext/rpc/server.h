@@ -10,13 +10,16 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "rpc/access.h"
 #include "rpc/commit_log.h"
 #include "rpc/served_models.h"
 #include "rpc/staleness_histogram.h"
+#include "rpc/tls.h"
 #include "store/store.h"
 #include "util/status.h"
 
@@ -32,7 +35,10 @@ struct ServerOptions {
   std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies being received or worked on
   std::uint64_t kept_budget_bytes = 4ull << 30;      // of commits, and as much again of pulls, kept for the clock
   std::uint32_t max_connections = 4096;
-  std::uint64_t cluster_id = 0;  // 0: of no cluster; a client that names one is refused
+  std::uint32_t max_client_connections = 0;  // from one address; 0: as many as there may be
+  std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
+  std::optional<std::vector<Grant>> grants;  // who may do what; nullopt: whoever reaches it may do everything
+  std::uint64_t cluster_id = 0;              // 0: of no cluster; a client that names one is refused
   std::uint16_t shard_index = 0;
   std::uint32_t default_deadline_ms = 30'000;  // of requests that carry none
   std::uint32_t hello_timeout_ms = 5'000;      // for the first frame of a connection
@@ -44,6 +50,7 @@ struct ServerStats {
   std::uint64_t connections_total = 0;
   std::uint64_t frames_received = 0;
   std::uint64_t frames_refused = 0;
+  std::uint64_t access_refused = 0;  // of those, for the sake of a token
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t rows_pulled = 0;
@@ -81,6 +88,10 @@ class Server {
   void install_jobs(const std::vector<JobImage>& images);
   // To be called when rows of a table were changed or dropped without a frame.
   void count_write(std::uint32_t table_id);
+  // Of connections made from now on; null: plain.
+  void set_tls(std::shared_ptr<const TlsContext> tls);
+  // Who may do what, from the next request on.
+  [[nodiscard]] AccessList& access() noexcept;
   [[nodiscard]] ServerStats stats() const;
   // What LOOKUP is answered from; `store` answers all other requests.
   [[nodiscard]] ServedModels& models() noexcept;

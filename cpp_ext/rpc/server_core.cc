@@ -70,7 +70,9 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parts = options.io_threads,
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
-      route_(std::make_shared<const Route>()) {
+      route_(std::make_shared<const Route>()),
+      tls_(options.tls) {
+  access.set(options.grants);
   if (!store->has_ssd()) return;
   disk = std::make_unique<asio::thread_pool>(options.disk_threads);
   hints = std::make_unique<HintQueue>(*store, *disk);
@@ -95,6 +97,16 @@ std::shared_ptr<const Route> ServerCore::route() const {
 void ServerCore::set_route(std::shared_ptr<const Route> route) {
   const std::lock_guard lock(route_mutex_);
   route_ = std::move(route);
+}
+
+std::shared_ptr<const TlsContext> ServerCore::tls() const {
+  const std::lock_guard lock(route_mutex_);
+  return tls_;
+}
+
+void ServerCore::set_tls(std::shared_ptr<const TlsContext> tls) {
+  const std::lock_guard lock(route_mutex_);
+  tls_ = std::move(tls);
 }
 
 }  // namespace sparserow::rpc

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "rpc/access.h"
 #include "rpc/buffer_pool.h"
 #include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
@@ -74,6 +75,7 @@ struct Counters {
   std::atomic<std::uint64_t> connections_total{0};
   std::atomic<std::uint64_t> frames_received{0};
   std::atomic<std::uint64_t> frames_refused{0};
+  std::atomic<std::uint64_t> access_refused{0};
   std::atomic<std::uint64_t> bytes_received{0};
   std::atomic<std::uint64_t> bytes_sent{0};
   std::atomic<std::uint64_t> rows_pulled{0};
@@ -89,11 +91,15 @@ struct ServerCore {
   void parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work);
   [[nodiscard]] std::shared_ptr<const Route> route() const;
   void set_route(std::shared_ptr<const Route> route);
+  // Of new connections; null: plain.
+  [[nodiscard]] std::shared_ptr<const TlsContext> tls() const;
+  void set_tls(std::shared_ptr<const TlsContext> tls);
 
   const ServerOptions options;
   const std::shared_ptr<Store> store;
   const std::uint32_t incarnation;  // random, not 0
   ServedModels models;
+  AccessList access;
   std::atomic<bool> draining{false};
   Counters counters;
   StalenessHistogram staleness;
@@ -106,8 +112,9 @@ struct ServerCore {
   std::unique_ptr<HintQueue> hints;         // null without an SSD
 
  private:
-  mutable std::mutex route_mutex_;
+  mutable std::mutex route_mutex_;  // and of tls_
   std::shared_ptr<const Route> route_;
+  std::shared_ptr<const TlsContext> tls_;
 };
 
 }  // namespace sparserow::rpc

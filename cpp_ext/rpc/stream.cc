@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -130,6 +131,8 @@ Result<int> unix_socket(const sockaddr_un& address, bool connects) {
 
 }  // namespace
 
+std::string Stream::why(const Transfer& ended) const { return std::strerror(ended.error); }
+
 std::unique_ptr<Stream> make_socket_stream(int fd) { return std::make_unique<SocketStream>(fd); }
 
 Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port) {
@@ -201,6 +204,16 @@ std::uint16_t local_port(int fd) noexcept {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
   return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+}
+
+std::string peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 || address.ss_family == AF_UNIX) return {};
+  std::array<char, NI_MAXHOST> host{};
+  const int error =
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? host.data() : "unknown";
 }
 
 }  // namespace sparserow::rpc

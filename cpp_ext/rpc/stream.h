@@ -1,4 +1,4 @@
-// The byte stream under the frames: TCP and Unix sockets; TLS fits the same seam.
+// The byte stream under the frames: TCP and Unix sockets; rpc/tls.h puts TLS into the same seam.
 //
 // A Stream moves what can be moved now and says what to wait for; it never blocks and never waits. The
 // server waits through its event loop, the client through poll(2), both on fd(). One reader and one writer
@@ -35,7 +35,12 @@ class Stream {
   virtual Transfer try_read(std::span<const iovec> into) noexcept = 0;
   virtual Transfer try_write(std::span<const iovec> from) noexcept = 0;
   virtual void shutdown_write() noexcept = 0;  // the peer reads to the end
-  virtual void reset() noexcept = 0;           // both sides end now; fd stays valid until destruction
+  // Both sides end now; fd stays valid until destruction. Any thread.
+  virtual void reset() noexcept = 0;
+  // Whether bytes can be read although fd() is not readable: they have been taken from it already.
+  [[nodiscard]] virtual bool has_buffered() const noexcept { return false; }
+  // Why the stream ended, for the user: of a transfer that ended with an error.
+  [[nodiscard]] virtual std::string why(const Transfer& ended) const;
 };
 
 // Takes over a connected or connecting socket.
@@ -52,5 +57,7 @@ Result<int> listen_tcp(const std::string& host, std::uint16_t port);
 // Likewise at a path, which must not exist, or be a socket that nobody listens on any more.
 Result<int> listen_unix(const std::string& path);
 [[nodiscard]] std::uint16_t local_port(int fd) noexcept;
+// Of whom a TCP socket is connected to, without the port; empty for a Unix socket.
+[[nodiscard]] std::string peer_address(int fd);
 
 }  // namespace sparserow::rpc

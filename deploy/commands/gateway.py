@@ -27,6 +27,7 @@ def gateway(
     from ...proto.config import LogConfig, validate
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
+    from ...proto.fresh_security import fresh_security
     from ...ps_server.control_server import ControlServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log
@@ -54,7 +55,8 @@ def gateway(
         await server.set_serving(True)
         print(f"sparserow: gateway ready at gRPC {server.host}:{server.port}", flush=True)
         try:
-            await stop.wait()
+            async with fresh_security():
+                await stop.wait()
         finally:
             await server.stop(5.0)
             service.close()

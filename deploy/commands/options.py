@@ -10,9 +10,11 @@ DEFAULT_PORT = 7000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_SERVING = "127.0.0.1:7100"
 
-Host = Annotated[str, typer.Option(help="Address to listen on; one that is not loopback needs --insecure.")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; one that is not loopback needs TLS and tokens, or --insecure.")
+]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen on an address that others can reach, without TLS (not there yet).")
+    bool, typer.Option("--insecure", help="Listen on an address that others can reach without TLS and tokens.")
 ]
 MemoryBudget = Annotated[
     str | None, typer.Option(help="Rows and indexes that a shard may hold, such as 8GiB. Default: no budget.")

@@ -17,8 +17,9 @@ import grpc
 from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
-from ...proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ...proto.grpc_status import error_of_status
 from ...proto.schema_message import message_of_schema
+from ...proto.security import open_aio_channel
 from .cluster import Cluster
 from .roster import Key, Roster, Window
 from .shards import Phase, Shard
@@ -35,7 +36,7 @@ class ShardLink:
         self.instance = instance
         self.lock = asyncio.Lock()
         self._peer = f"shard {index} at {address[0]}:{address[1]}"
-        self._channel = grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL_OPTIONS)
+        self._channel = open_aio_channel(f"{address[0]}:{address[1]}")
         self._stub: Any = pb_grpc.ShardStub(self._channel)
 
     async def call(self, method: str, request: Any, deadline_sec: float | None = CALL_DEADLINE_SEC) -> Any:

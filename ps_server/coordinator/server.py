@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
+from ...proto.fresh_security import fresh_security
 from ..control_server import ControlServer
 from ..listen import check_host
 from ..metrics import serve_metrics
@@ -96,6 +97,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         stack.enter_context(serve_metrics(CoordinatorMetrics(cluster), host=options.host, port=options.metrics_port))
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
+        await stack.enter_async_context(fresh_security())
         await server.set_serving(True)
         leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
         stack.push_async_callback(_end, leases)

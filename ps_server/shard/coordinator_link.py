@@ -14,7 +14,8 @@ import grpc
 from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import FailedPrecondition, NotFound, SparserowError
-from ...proto.grpc_status import CHANNEL_OPTIONS, error_of_status
+from ...proto.grpc_status import error_of_status
+from ...proto.security import open_aio_channel
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class CoordinatorLink:
         self._place: Place | None = None
         self._lease_sec = 10.0
         self._draining = False
-        self._channel = grpc.aio.insecure_channel(coordinator, options=CHANNEL_OPTIONS)
+        self._channel = open_aio_channel(coordinator)
         self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
+from ...proto.security import Security, process_security
 from .coordinator_link import Place
 from .native_schema import native_schema
 from .sweeper import Sweeper
@@ -79,6 +80,7 @@ class ShardEngine:
             io_threads=options.io_threads,
             cluster_id=place.cluster_id,
             shard_index=options.shard,
+            **process_security().native_server(),
         )
         self.host = options.host
         self.shard = options.shard
@@ -100,6 +102,16 @@ class ShardEngine:
     def port(self) -> int:
         """Where the data plane listens."""
         return int(self._server.port)
+
+    def set_security(self, security: Security) -> None:
+        """Certificates of connections made from now on, and tokens from the next request on.
+
+        Raises:
+            InvalidArgument: a text is no certificate or key; nothing has changed then.
+        """
+        arguments = security.native_server()
+        self._server.set_tls(arguments["tls"])
+        self._server.set_grants(arguments["grants"])
 
     def create_table(self, schema: TableSchema) -> None:
         """Creates a table; harmless when it is there.

@@ -11,6 +11,7 @@ from ...proto import changes_pb2_grpc as changes_grpc
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.control import parse_address
 from ...proto.errors import SparserowError, Unavailable
+from ...proto.fresh_security import fresh_security
 from ..control_server import ControlServer
 from ..listen import check_host, check_port_free
 from ..metrics import serve_metrics
@@ -92,6 +93,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         engines.append(engine)
         link.serve_at(host, engine.port)
         stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
+        await stack.enter_async_context(fresh_security(engine.set_security))
         await server.set_serving(True)
         log.info("rows are served at %s:%d", host, engine.port)
         closing = asyncio.get_running_loop().create_task(_close_idle_cursors(engine))

@@ -1,0 +1,32 @@
+// Certificates for a cluster that has no authority of its own: an authority, and what it signs. P-256 keys, in PEM.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "util/status.h"
+
+namespace sparserow::rpc {
+
+struct KeyPair {
+  std::string certificate;
+  std::string key;
+};
+
+// Signs itself; may sign others.
+Result<KeyPair> make_authority(const std::string& name, std::chrono::seconds valid);
+
+// Of `names` as OpenSSL writes them, such as "DNS:ps-0.ps,IP:10.0.0.1"; for servers and clients alike. Valid from
+// `begins` after now. kInvalidArgument says what is at fault.
+Result<KeyPair> sign_certificate(const KeyPair& authority, const std::string& name, const std::string& names,
+                                 std::chrono::seconds begins, std::chrono::seconds valid);
+
+struct CertificateFacts {
+  std::string begins;  // as OpenSSL prints a time
+  std::string ends;
+  std::string subject;
+};
+// Of the first certificate of a text. kInvalidArgument when there is none.
+Result<CertificateFacts> facts_of(const std::string& certificate);
+
+}  // namespace sparserow::rpc

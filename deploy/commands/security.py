@@ -1,0 +1,79 @@
+"""``sparserow security``: certificates and tokens of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the authority, certificates and tokens.")]
+Hosts = Annotated[list[str], typer.Option("--host", help="Name or address that is dialled; may be repeated.")]
+Valid = Annotated[str, typer.Option(help="How long the certificate is valid, such as 8760h.")]
+Tokens = Annotated[Path, typer.Argument(help="The tokens file.")]
+
+
+@app.callback()
+def security() -> None:
+    """Make certificates and tokens, or show what a security file gives."""
+
+
+@app.command("init")
+def init_(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"], valid: Valid = "8760h") -> None:  # noqa: B006
+    """Make an authority, a certificate for servers, an admin token, and the security file that names them."""
+    from ...proto.units import parse_seconds
+    from ..security_files import init_security
+
+    path = init_security(folder, hosts, valid_sec=round(parse_seconds(valid)))
+    print(f"sparserow: {path} is ready: give it to servers and operators with `sparserow --security {path} COMMAND`")
+
+
+@app.command("certificate")
+def certificate_(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="Of the files NAME.pem and NAME.key.")],
+    hosts: Hosts,
+    valid: Valid = "8760h",
+) -> None:
+    """Sign another certificate with a folder's authority, or a newer one of the same name."""
+    from ...proto.units import parse_seconds
+    from ..security_files import sign_certificate
+
+    paths = sign_certificate(folder, name, hosts, valid_sec=round(parse_seconds(valid)))
+    print(f"sparserow: wrote {paths[0]} and {paths[1]}")
+
+
+@app.command("token")
+def token_(
+    tokens: Tokens,
+    name: Annotated[str, typer.Argument(help="Of the token, for people and logs.")],
+    role: Annotated[str, typer.Option(help="serve-read, train or admin; each may what those before it may.")],
+    namespaces: Annotated[
+        list[str] | None, typer.Option("--namespace", help="Whose tables it reaches; may be repeated. Default: all.")
+    ] = None,
+) -> None:
+    """Make a token and print it, once; the file keeps its digest."""
+    from ..security_files import add_token
+
+    print(add_token(tokens, name, role, namespaces or ()))  # type: ignore[arg-type]  # checked there
+
+
+@app.command("revoke")
+def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the token.")]) -> None:
+    """Take a token back; servers refuse it within seconds."""
+    from ..security_files import revoke_token
+
+    revoke_token(tokens, name)
+    print(f"sparserow: {name} is revoked")
+
+
+@app.command("show")
+def show_(path: Annotated[Path, typer.Argument(help="The security file.")]) -> None:
+    """Show what a security file gives: certificates, validity, tokens."""
+    from ...proto.security import Security
+    from ..security_files import describe_security
+
+    for thing, state in describe_security(Security.load(path)):
+        print(f"{thing:18} {state}")

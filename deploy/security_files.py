@@ -1,0 +1,179 @@
+"""Security files of a cluster: a small authority of its own, certificates, tokens; and how a command hands them on."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from ..cpp_ext import _server
+from ..proto.config import load_config, validate
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ..proto.security import Role, Security, TokenEntry, TokensFile, digest_of, process_security
+
+_AUTHORITY_SEC = 10 * 365 * 86400
+
+
+def security_arguments() -> list[str]:
+    """Of a command line of ``sparserow``, before the command; empty without a security file."""
+    path = process_security().path
+    return [] if path is None else [f"--security={path.resolve()}"]
+
+
+def init_security(folder: Path, hosts: Sequence[str], *, valid_sec: int) -> Path:
+    """Makes an authority, a certificate for servers, an admin token and the file that names them all.
+
+    Args:
+        folder: new or empty.
+        hosts: names and addresses under which servers are dialled.
+        valid_sec: of the certificate; the authority lasts ten years.
+
+    Returns:
+        The path of ``security.yaml``.
+
+    Raises:
+        FailedPrecondition: the folder holds files already.
+        InvalidArgument: a host is none, or the folder cannot be written.
+    """
+    names = certificate_names(hosts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FailedPrecondition(f"{folder}: holds files already; name a new folder")
+        authority = _server.make_authority("sparserow", _AUTHORITY_SEC)
+        certificate = _server.sign_certificate(authority, hosts[0], names, valid_sec=valid_sec)
+        _write(folder / "ca.pem", authority[0])
+        _write(folder / "ca.key", authority[1], secret=True)
+        _write(folder / "server.pem", certificate[0])
+        _write(folder / "server.key", certificate[1], secret=True)
+        token = add_token(folder / "tokens.yaml", "servers and operators", "admin", ())
+        _write(folder / "token", token + "\n", secret=True)
+        _write(
+            folder / "security.yaml",
+            "ca: ca.pem\ncert: server.pem\nkey: server.key\ntoken_file: token\ntokens: tokens.yaml\n",
+        )
+    except OSError as error:
+        raise InvalidArgument(f"{folder}: cannot be written: {error}") from None
+    return folder / "security.yaml"
+
+
+def sign_certificate(folder: Path, name: str, hosts: Sequence[str], *, valid_sec: int) -> tuple[Path, Path]:
+    """Another certificate of the folder's authority, as ``NAME.pem`` and ``NAME.key``; an older one is replaced.
+
+    Raises:
+        InvalidArgument: the name or a host is none, or the folder has no authority.
+    """
+    if not re.fullmatch(r"[\w.-]{1,64}", name) or name in ("ca", ".", ".."):
+        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -, and not ca")
+    names = certificate_names(hosts)
+    try:
+        authority = ((folder / "ca.pem").read_text(), (folder / "ca.key").read_text())
+        certificate = _server.sign_certificate(authority, name, names, valid_sec=valid_sec)
+        paths = folder / f"{name}.pem", folder / f"{name}.key"
+        _write(paths[1], certificate[1], secret=True)
+        _write(paths[0], certificate[0])
+    except OSError as error:
+        raise InvalidArgument(f"{folder}: {error}; it is made by `sparserow security init`") from None
+    return paths
+
+
+def certificate_names(hosts: Sequence[str]) -> str:
+    """Hosts as a certificate names them.
+
+    Raises:
+        InvalidArgument: there is none, or one is neither a name nor an address.
+    """
+    if not hosts:
+        raise InvalidArgument("--host: is missing; allowed: names and addresses under which servers are dialled")
+    names = []
+    for host in hosts:
+        with contextlib.suppress(ValueError):
+            names.append(f"IP:{ipaddress.ip_address(host)}")
+            continue
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251})", host):
+            raise InvalidArgument(f"--host {host!r} is not allowed; allowed: a DNS name or an IP address")
+        names.append(f"DNS:{host}")
+    return ",".join(names)
+
+
+def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> str:
+    """Makes a token, adds its digest to a tokens file (made when there is none), and returns it: nobody can later.
+
+    Raises:
+        FailedPrecondition: the file has a token of that name.
+        InvalidArgument: the file, the role or a namespace is not allowed.
+    """
+    entries = read_tokens(path) if path.exists() else ()
+    if any(entry.name == name for entry in entries):
+        raise FailedPrecondition(f"{path}: has a token named {name!r}; revoke it first")
+    token = secrets.token_urlsafe(32)
+    entry = validate(
+        TokenEntry, {"name": name, "sha256": digest_of(token), "role": role, "namespaces": list(namespaces)}
+    )
+    _write_tokens(path, (*entries, entry))
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Removes a token's digest; servers refuse it within seconds.
+
+    Raises:
+        NotFound: there is none of that name (lists those there).
+    """
+    entries = read_tokens(path)
+    kept = tuple(entry for entry in entries if entry.name != name)
+    if len(kept) == len(entries):
+        raise NotFound(f"{path}: has no token named {name!r}; it has: {', '.join(e.name for e in entries) or 'none'}")
+    _write_tokens(path, kept)
+
+
+def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
+    """The tokens of a file.
+
+    Raises:
+        InvalidArgument: it cannot be read, or holds something else.
+    """
+    return load_config(TokensFile, path).tokens
+
+
+def describe_security(security: Security) -> list[tuple[str, str]]:
+    """What a security file gives: pairs of a thing and its state, for people."""
+    lines = [("file", str(security.path))]
+    lines.append(("connections made", "TLS, servers are checked" if security.authorities else "plain"))
+    listens = "plain"
+    if security.certificate:
+        listens = "TLS, clients show certificates" if security.client_authorities else "TLS"
+    lines.append(("connections taken", listens))
+    if security.certificate:
+        begins, ends, subject = _server.certificate_facts(security.certificate)
+        lines.append(("certificate", f"{subject}, valid from {begins} to {ends}"))
+    lines.append(("token shown", "yes" if security.token else "none"))
+    if security.tokens is None:
+        lines.append(("tokens taken", "none is asked for"))
+    for entry in security.tokens or ():
+        lines.append(("token taken", f"{entry.name}: {entry.role}, {', '.join(entry.namespaces) or 'all namespaces'}"))
+    return lines
+
+
+def _write_tokens(path: Path, entries: Sequence[TokenEntry]) -> None:
+    document = {"tokens": [entry.model_dump(mode="json", exclude_defaults=True) for entry in entries]}
+    _write(path, yaml.safe_dump(document, sort_keys=False), secret=True)
+
+
+def _write(path: Path, text: str, *, secret: bool = False) -> None:
+    """Whole or not at all; a secret is the owner's alone to read."""
+    beside = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(path)

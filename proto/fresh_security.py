@@ -1,0 +1,69 @@
+"""Certificates and tokens that change while a server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from .errors import SparserowError
+from .security import Security, process_security, use_security
+
+log = logging.getLogger(__name__)
+
+_LOOK_SEC = 1.0
+
+
+@contextlib.asynccontextmanager
+async def fresh_security(on_change: Callable[[Security], None] = lambda _: None) -> AsyncIterator[Security]:
+    """Reads the process's security files again when they have changed, for the duration of the block.
+
+    Args:
+        on_change: called with what was read, in the event loop; what it raises leaves the files before in force.
+
+    What cannot be read, or is refused, is logged, and tried again.
+    """
+    shown = process_security()
+    if shown.path is None:
+        yield shown
+        return
+    task = asyncio.get_running_loop().create_task(_keep_fresh(on_change))
+    try:
+        yield shown
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _keep_fresh(on_change: Callable[[Security], None]) -> None:
+    seen = _stamps(process_security())
+    while True:
+        await asyncio.sleep(_LOOK_SEC)
+        before = process_security()
+        stamps = await asyncio.to_thread(_stamps, before)
+        if stamps == seen or before.path is None:
+            continue
+        seen = stamps
+        try:
+            security = await asyncio.to_thread(Security.load, before.path)
+            on_change(security)
+        except SparserowError as error:
+            log.error("security: the files before stay in force: %s", error)
+            continue
+        use_security(security)
+        seen = _stamps(security)
+        log.info("security: read again")
+
+
+def _stamps(security: Security) -> tuple[tuple[int, int, int], ...]:
+    """What changes when a file does: also when a link, or the folder of a mounted secret, is exchanged."""
+    stamps = []
+    for path in security.files:
+        try:
+            info = path.stat()
+            stamps.append((info.st_mtime_ns, info.st_size, info.st_ino))
+        except OSError:
+            stamps.append((0, 0, 0))
+    return tuple(stamps)

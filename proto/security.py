@@ -1,0 +1,332 @@
+"""Who a process is and whom it trusts: one YAML file for clients and servers, and one of the tokens that servers take.
+
+``security.yaml`` (paths are relative to it)::
+
+    ca: ca.pem              # whom to trust; without it connections are plain
+    cert: server.pem        # shown by servers, and by clients where a server asks for one
+    key: server.key
+    client_ca: ca.pem       # servers take only clients that show a certificate of these authorities
+    token_file: token       # shown to servers
+    tokens: tokens.yaml     # who may come: what `sparserow token` writes
+
+A process has one identity by default, set where it starts (:func:`use_security`); a caller may give another.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import grpc
+from pydantic import Field, model_validator
+
+from .config import FromList, StrictModel, load_config
+from .errors import FailedPrecondition, InvalidArgument
+from .grpc_status import CHANNEL_OPTIONS
+
+Role: TypeAlias = Literal["serve-read", "train", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)  # each may what those before it may
+_MOST_TOKEN_BYTES = 1024
+
+
+class SecurityFile(StrictModel):
+    """The file that names certificates and tokens."""
+
+    ca: str | None = Field(None, description="PEM file of authorities to trust; null: connections are plain.")
+    cert: str | None = Field(None, description="PEM file of the certificate to show, with intermediate ones after it.")
+    key: str | None = Field(None, description="PEM file of its private key, without a passphrase.")
+    client_ca: str | None = Field(
+        None, description="PEM file of authorities; servers take only clients with a certificate of these."
+    )
+    token_file: str | None = Field(None, description="File of the token to show to servers.")
+    tokens: str | None = Field(None, description="File of the tokens that servers take; null: whoever reaches them.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> SecurityFile:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument("cert and key belong together; give both or none")
+        if self.client_ca is not None and self.cert is None:
+            raise InvalidArgument("client_ca has no effect without cert; give a certificate or remove it")
+        if self.cert is not None and self.ca is None:
+            raise InvalidArgument(
+                "ca is missing: who shows a certificate also dials others, and must know whom to trust"
+            )
+        return self
+
+
+class TokenEntry(StrictModel):
+    """One token of the tokens file: its digest, never itself."""
+
+    name: str = Field(min_length=1, description="For people and logs.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the token in hexadecimal digits.")
+    role: Role = Field(description="What it may do; each role holds those before it.")
+    namespaces: Annotated[tuple[str, ...], FromList] = Field((), description="Whose tables it reaches; empty: all.")
+
+
+class TokensFile(StrictModel):
+    """The tokens that a server takes."""
+
+    tokens: Annotated[tuple[TokenEntry, ...], FromList] = Field((), description="One entry for each token.")
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a security file and the files that it names held when they were read.
+
+    Attributes:
+        path: of the file; None: no security.
+        authorities, certificate, key, client_authorities: texts in PEM, empty when there is none.
+        token: shown to servers; empty: none.
+        tokens: that a server takes; None: it asks for none.
+        files: all that was read.
+    """
+
+    path: Path | None = None
+    authorities: str = ""
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+    client_authorities: str = ""
+    token: str = field(default="", repr=False)
+    tokens: tuple[TokenEntry, ...] | None = None
+    files: tuple[Path, ...] = ()
+
+    @staticmethod
+    def load(path: str | Path) -> Security:
+        """Reads a security file and what it names.
+
+        Raises:
+            InvalidArgument: one of them cannot be read, or is not what it should be (names file and key).
+        """
+        path = Path(path)
+        config = load_config(SecurityFile, path)
+        files = [path]
+
+        def text_of(key: str) -> str:
+            name = getattr(config, key)
+            if name is None:
+                return ""
+            files.append(path.parent / name)
+            try:
+                return files[-1].read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidArgument(f"{path}: {key}: {files[-1]} cannot be read: {error}") from None
+
+        token = text_of("token_file").strip()
+        if config.token_file is not None and not 0 < len(token.encode()) <= _MOST_TOKEN_BYTES:
+            raise InvalidArgument(f"{path}: token_file: allowed: a token of 1 to {_MOST_TOKEN_BYTES} bytes")
+        tokens = None
+        if config.tokens is not None:
+            files.append(path.parent / config.tokens)
+            tokens = load_config(TokensFile, files[-1]).tokens
+        return Security(
+            path=path,
+            authorities=text_of("ca"),
+            certificate=text_of("cert"),
+            key=text_of("key"),
+            client_authorities=text_of("client_ca"),
+            token=token,
+            tokens=tokens,
+            files=tuple(files),
+        )
+
+    @property
+    def protects_listeners(self) -> bool:
+        """Whether a server may listen where others can reach it: with TLS, and a token asked for."""
+        return bool(self.certificate) and self.tokens is not None
+
+    def native_client(self) -> dict[str, Any]:
+        """Arguments ``tls`` and ``token`` of the native clients."""
+        tls = (self.authorities, self.certificate, self.key) if self.authorities else None
+        return {"tls": tls, "token": self.token}
+
+    def native_server(self) -> dict[str, Any]:
+        """Arguments ``tls`` and ``grants`` of the native server."""
+        tls = (self.client_authorities, self.certificate, self.key) if self.certificate else None
+        grants = None
+        if self.tokens is not None:
+            grants = [(bytes.fromhex(entry.sha256), entry.role, list(entry.namespaces)) for entry in self.tokens]
+        return {"tls": tls, "grants": grants}
+
+    def grant_of(self, token: str) -> TokenEntry:
+        """What a token may do on this server.
+
+        Raises:
+            FailedPrecondition: it is none that the server takes.
+        """
+        if self.tokens is None:
+            return TokenEntry(name="anyone", sha256="0" * 64, role="admin")
+        digest = digest_of(token)
+        for entry in self.tokens:
+            if entry.sha256 == digest:
+                return entry
+        raise FailedPrecondition("token: it is missing, or not one that this server knows")
+
+
+def check_namespace(grant: TokenEntry, namespace: str) -> None:
+    """Refuses a namespace that the token does not reach.
+
+    Raises:
+        FailedPrecondition: names it.
+    """
+    if grant.namespaces and namespace not in grant.namespaces:
+        raise FailedPrecondition(f"token: it does not reach namespace {namespace!r}")
+
+
+def digest_of(token: str) -> str:
+    """SHA-256 in hexadecimal digits: what a tokens file holds of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+_NONE = Security()
+_process = _NONE
+
+
+def use_security(security: Security | str | Path | None) -> Security:
+    """Sets this process's identity: what every connection shows that is not given another; returns it.
+
+    Args:
+        security: or the path of a security file; None: plain connections without a token.
+
+    Raises:
+        InvalidArgument: as :meth:`Security.load`.
+    """
+    global _process
+    _process = loaded_security(security) if security is not None else _NONE
+    return _process
+
+
+def process_security() -> Security:
+    """This process's identity."""
+    return _process
+
+
+def loaded_security(security: Security | str | Path | None) -> Security:
+    """``security``, read when it is a path; the process's own for None.
+
+    Raises:
+        InvalidArgument: as :meth:`Security.load`.
+    """
+    if security is None:
+        return _process
+    return security if isinstance(security, Security) else Security.load(security)
+
+
+@functools.lru_cache(maxsize=1)
+def server_context(security: Security) -> ssl.SSLContext | None:
+    """Of Python's own servers; None: plain."""
+    if not security.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with os.fdopen(os.memfd_create("certificate"), "w") as chain:  # the module reads certificates from files alone
+        chain.write(security.certificate + "\n" + security.key)
+        chain.flush()
+        context.load_cert_chain(f"/proc/self/fd/{chain.fileno()}")
+    if security.client_authorities:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=security.client_authorities)
+    return context
+
+
+# ---- gRPC
+
+_HEADER = "authorization"
+
+
+def bearer_token(metadata: Any) -> str:
+    """The token of a call's metadata; empty when there is none."""
+    for key, value in metadata or ():
+        if key == _HEADER:
+            scheme, _, token = str(value).partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else ""
+    return ""
+
+
+def channel_credentials(security: Security) -> grpc.ChannelCredentials:
+    """Of a channel that trusts ``security.authorities``."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=security.authorities.encode(),
+        private_key=security.key.encode() or None,
+        certificate_chain=security.certificate.encode() or None,
+    )
+
+
+def open_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> grpc.Channel:
+    """A channel to ``HOST:PORT`` that shows who calls.
+
+    Args:
+        address: of the server.
+        security: None: the process's, whose token is read at each call.
+        options: of gRPC.
+    """
+    shown = security if security is not None else _process
+    if shown.authorities:
+        channel = grpc.secure_channel(address, channel_credentials(shown), options=options)
+    else:
+        channel = grpc.insecure_channel(address, options=options)
+    return grpc.intercept_channel(channel, _ShowsToken(_token_source(security)))
+
+
+def open_aio_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> Any:
+    """As :func:`open_channel`, for asyncio."""
+    shown = security if security is not None else _process
+    token = _token_source(security)
+    interceptors = [_ShowsTokenInUnary(token), _ShowsTokenInStream(token)]
+    if shown.authorities:
+        return grpc.aio.secure_channel(address, channel_credentials(shown), options=options, interceptors=interceptors)
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+
+def _token_source(security: Security | None) -> Callable[[], str]:
+    return (lambda: _process.token) if security is None else (lambda: security.token)
+
+
+class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
+    """Another call's details with the token."""
+
+    def __init__(self, details: Any, token: str) -> None:
+        self.method = details.method
+        self.timeout = details.timeout
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = getattr(details, "compression", None)
+        self.metadata = [*(details.metadata or ()), (_HEADER, f"Bearer {token}")]
+
+
+class _ShowsToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        token = self._token()
+        return continuation(_CallDetails(details, token) if token else details, request)
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+class _AioInterceptor:
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def shown(self, details: Any) -> Any:
+        token = self._token()
+        if token:
+            metadata = grpc.aio.Metadata(*(details.metadata or ()))
+            metadata.add(_HEADER, f"Bearer {token}")
+            return details._replace(metadata=metadata)
+        return details
+
+
+class _ShowsTokenInUnary(_AioInterceptor, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(self.shown(details), request)
+
+
+class _ShowsTokenInStream(_AioInterceptor, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(self.shown(details), request)

@@ -1,0 +1,93 @@
+"""Who may call which method of the control plane, and the certificate of its servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from ..proto.errors import FailedPrecondition
+from ..proto.security import ROLES, Role, Security, bearer_token, check_namespace, process_security
+
+_PREFIX = "/sparserow.v1."
+
+# Least role of each method; a method that is not named here is the operators' and the servers' own.
+_ROLES: dict[str, Role] = {
+    **dict.fromkeys(("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"), "serve-read"),
+    **dict.fromkeys(("Changes/GetVersions", "Changes/OpenCursor"), "serve-read"),
+    **dict.fromkeys(("Changes/ReadChanges", "Changes/CloseCursor"), "serve-read"),
+    **dict.fromkeys(("Serving/Lookup", "Serving/Describe", "Rows/Pull"), "serve-read"),
+    **dict.fromkeys(
+        ("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable", "Rows/Push"), "train"
+    ),
+    **dict.fromkeys(("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat"), "train"),
+    **dict.fromkeys(("Coordinator/DeregisterWorker", "Coordinator/BeginSave"), "train"),
+    **dict.fromkeys(("Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/Restore"), "train"),
+}
+# Of the whole cluster: a token that names namespaces may not.
+_OF_ALL_NAMESPACES = frozenset(
+    {"Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/Restore", "Changes/OpenCursor"}
+)
+
+
+def check_call(security: Security, method: str, request: Any, metadata: Any) -> None:
+    """Refuses a call of the control plane that its token does not allow.
+
+    Args:
+        security: of the server.
+        method: full name, such as ``/sparserow.v1.Coordinator/GetCluster``.
+        request: its message; the namespace that it names must be the token's.
+        metadata: of the call.
+
+    Raises:
+        FailedPrecondition: says what is missing.
+    """
+    if security.tokens is None:
+        return
+    grant = security.grant_of(bearer_token(metadata))
+    name = method.removeprefix(_PREFIX)
+    needed = _ROLES.get(name, "admin")
+    if ROLES.index(grant.role) < ROLES.index(needed):
+        raise FailedPrecondition(f"token: its role {grant.role} does not allow {name}; {needed} does")
+    if not grant.namespaces:
+        return
+    if name in _OF_ALL_NAMESPACES:
+        raise FailedPrecondition(f"token: {name} is for one that reaches all namespaces")
+    namespace = _namespace_of(request)
+    if namespace is not None:
+        check_namespace(grant, namespace)
+
+
+def _namespace_of(request: Any) -> str | None:
+    """That a request is about; None when it names none."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "namespace" in fields:
+        return str(request.namespace)
+    if "schema" in fields:
+        return str(request.schema.namespace)
+    return None
+
+
+def server_credentials() -> grpc.ServerCredentials | None:
+    """Of a gRPC server of this process, with the certificate of the moment; None: plain."""
+    shown = process_security()
+    if not shown.certificate:
+        return None
+    last = [shown]
+
+    def configuration(security: Security) -> Any:
+        return grpc.ssl_server_certificate_configuration(
+            [(security.key.encode(), security.certificate.encode())],
+            root_certificates=security.client_authorities.encode() or None,
+        )
+
+    def fetch() -> Any:
+        now = process_security()
+        if now is last[0]:
+            return None
+        last[0] = now
+        return configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(shown), fetch, require_client_authentication=bool(shown.client_authorities)
+    )

@@ -1,0 +1,206 @@
+// TLS on the data plane: who is let in, who is not and why, certificates that change, and rows as without it.
+#include "rpc/tls.h"
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "raw_peer.h"
+#include "rpc/certificates.h"
+#include "rpc_fixture.h"
+
+namespace sparserow {
+namespace {
+
+using namespace testing;
+using std::chrono::milliseconds;
+
+class Authority {
+ public:
+  [[nodiscard]] std::string text() const { return pair_.certificate; }
+  // A certificate that trusts this authority, valid from `from_sec` to `to_sec` after now.
+  [[nodiscard]] rpc::TlsTexts sign(const std::string& names, long from_sec = -60, long to_sec = 3600) const {
+    const auto pair = take(rpc::sign_certificate(pair_, "peer", names, std::chrono::seconds(from_sec),
+                                                 std::chrono::seconds(to_sec - from_sec)));
+    return {.authorities = text(), .certificate = pair.certificate, .key = pair.key};
+  }
+
+ private:
+  rpc::KeyPair pair_ = take(rpc::make_authority("authority", std::chrono::hours(1)));
+};
+
+constexpr const char* kHere = "IP:127.0.0.1,DNS:localhost";
+
+rpc::ServerOptions server_of(rpc::TlsTexts texts, bool asks_clients = false) {
+  if (!asks_clients) texts.authorities.clear();
+  rpc::ServerOptions options;
+  options.tls = take(rpc::TlsContext::for_server(texts));
+  options.hello_timeout_ms = 300;
+  return options;
+}
+
+rpc::ClientOptions client_of(const Cluster& cluster, const rpc::TlsTexts& texts) {
+  rpc::ClientOptions options = cluster.client_options();
+  options.tls = take(rpc::TlsContext::for_client(texts));
+  options.connect_timeout_ms = 400;
+  return options;
+}
+
+rpc::TlsTexts trust_alone(const Authority& authority) {
+  return {.authorities = authority.text(), .certificate = {}, .key = {}};
+}
+
+std::string refusal(const rpc::ClientOptions& options) {
+  const auto client = rpc::Client::connect(options);
+  REQUIRE(!client.is_ok());
+  return client.status().message();
+}
+
+bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Rows pushed and pulled are those of a dict; `n` rows of 64 columns make frames of several records.
+void push_and_pull(rpc::Client& client, const TableSchema& table, std::uint32_t n, std::uint64_t sequence) {
+  std::vector<std::uint64_t> ids(n);
+  std::iota(ids.begin(), ids.end(), sequence * 1'000'000);
+  const Grouped grouped(client, table.id, ids);
+  std::vector<float> grads(std::size_t{n} * table.dim);
+  for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = static_cast<float>(i % 251);
+  const auto push = grouped.push(table, grads.data(), 0.5f);
+  REQUIRE(client.commit(std::span(&push, 1), {.deadline = milliseconds(20'000), .sequence = sequence}).is_ok());
+  std::vector<float> rows(grads.size());
+  const auto pull = grouped.pull(table, rows.data());
+  REQUIRE(client.pull(std::span(&pull, 1), {.deadline = milliseconds(20'000)}).is_ok());
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) wrong += rows[i] != 1.0f - 0.5f * grads[i] ? 1 : 0;
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("rows come and go as without TLS, in small and in large frames") {
+  const Authority authority;
+  const TableSchema table = sgd_table("ads/user", 64);
+  Cluster cluster(2, {table}, server_of(authority.sign(kHere)));
+  const auto client = take(rpc::Client::connect(client_of(cluster, trust_alone(authority))));
+  push_and_pull(*client, table, 3, 1);
+  push_and_pull(*client, table, 40'000, 2);  // 10 MB each way
+  std::vector<std::thread> callers;
+  for (std::uint64_t caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (std::uint64_t i = 0; i < 20; ++i) push_and_pull(*client, table, 300, 10 + caller * 100 + i);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST_CASE("a server that is not trusted is told apart from one that cannot be reached") {
+  const Authority authority;
+  const Authority stranger;
+  const TableSchema table = sgd_table("ads/user", 4);
+  {
+    const Cluster cluster(1, {table}, server_of(authority.sign(kHere)));
+    CHECK(mentions(refusal(client_of(cluster, trust_alone(stranger))), "certificate verify failed"));
+    CHECK(mentions(refusal(cluster.client_options()), "does it want TLS?"));
+  }
+  {
+    const Cluster cluster(1, {table}, server_of(authority.sign("DNS:elsewhere")));
+    CHECK(mentions(refusal(client_of(cluster, trust_alone(authority))), "IP address mismatch"));
+  }
+  {
+    const Cluster cluster(1, {table}, server_of(authority.sign(kHere, -7200, -3600)));
+    CHECK(mentions(refusal(client_of(cluster, trust_alone(authority))), "expired"));
+  }
+  const Cluster plain(1, {table});
+  CHECK(mentions(refusal(client_of(plain, trust_alone(authority))), "does not speak it"));
+}
+
+TEST_CASE("a server that asks for certificates takes only those that its authorities signed") {
+  const Authority authority;
+  const Authority stranger;
+  const TableSchema table = sgd_table("ads/user", 4);
+  Cluster cluster(1, {table}, server_of(authority.sign(kHere), /*asks_clients=*/true));
+  const auto client = take(rpc::Client::connect(client_of(cluster, authority.sign("DNS:worker"))));
+  push_and_pull(*client, table, 10, 1);
+  CHECK(mentions(refusal(client_of(cluster, trust_alone(authority))), "certificate required"));
+  rpc::TlsTexts forged = stranger.sign("DNS:worker");
+  forged.authorities = authority.text();
+  CHECK(mentions(refusal(client_of(cluster, forged)), "unknown ca"));
+  const rpc::TlsTexts expired = authority.sign("DNS:worker", -7200, -3600);
+  CHECK(mentions(refusal(client_of(cluster, expired)), "expired"));
+}
+
+TEST_CASE("another certificate counts for connections made from then on") {
+  const Authority before;
+  const Authority after;
+  const TableSchema table = sgd_table("ads/user", 4);
+  Cluster cluster(1, {table}, server_of(before.sign(kHere)));
+  const auto old = take(rpc::Client::connect(client_of(cluster, trust_alone(before))));
+  rpc::TlsTexts texts = after.sign(kHere);
+  texts.authorities.clear();
+  cluster.servers[0]->set_tls(take(rpc::TlsContext::for_server(texts)));
+  push_and_pull(*old, table, 10, 1);
+  CHECK(mentions(refusal(client_of(cluster, trust_alone(before))), "certificate verify failed"));
+  const auto fresh = take(rpc::Client::connect(client_of(cluster, trust_alone(after))));
+  push_and_pull(*fresh, table, 10, 2);
+}
+
+TEST_CASE("texts that are no certificates are refused by name") {
+  const Authority authority;
+  rpc::TlsTexts good = authority.sign(kHere);
+  const auto why = [](const rpc::TlsTexts& texts) {
+    const auto made = rpc::TlsContext::for_server(texts);
+    return made.is_ok() ? std::string() : made.status().message();
+  };
+  CHECK(why(good).empty());
+  rpc::TlsTexts bad = good;
+  bad.certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+  CHECK(why(bad).starts_with("certificate: "));
+  bad = good;
+  bad.key.clear();
+  CHECK(why(bad).starts_with("key: "));
+  bad = good;
+  bad.key = authority.sign(kHere).key;
+  CHECK(why(bad).starts_with("key (is it the certificate's?): "));
+  bad = good;
+  bad.authorities = "nothing";
+  CHECK(why(bad).starts_with("authorities: "));
+  CHECK(!rpc::TlsContext::for_client({}).is_ok());
+}
+
+TEST_CASE("garbage and silence at a TLS port harm nobody else") {
+  const auto seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  const Authority authority;
+  const TableSchema table = sgd_table("ads/user", 8);
+  Cluster cluster(1, {table}, server_of(authority.sign(kHere)));
+  const auto client = take(rpc::Client::connect(client_of(cluster, trust_alone(authority))));
+  RawPeer silent(cluster.servers[0]->port());
+  RawPeer slow(cluster.servers[0]->port());
+  const std::byte one{0x16};
+  REQUIRE(slow.send(std::span(&one, 1)));
+  const char* const asked = std::getenv("SPARSEROW_FUZZ_STREAMS");
+  const int streams = asked == nullptr ? 500 : std::atoi(asked);
+  std::vector<std::byte> noise;
+  for (int i = 0; i < streams; ++i) {
+    noise.resize(1 + random() % 600);
+    for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
+    if (i % 3 == 0) noise[0] = std::byte{0x16};  // a handshake record, or what looks like one
+    if (i % 3 == 0 && noise.size() > 2) noise[1] = std::byte{0x03};
+    RawPeer peer(cluster.servers[0]->port());
+    static_cast<void>(peer.send(noise));
+    if (i % 2 == 0) peer.end_writing();
+    if (i % 50 == 0) push_and_pull(*client, table, 20, 1 + static_cast<std::uint64_t>(i));
+  }
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (cluster.servers[0]->stats().connections_open > 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  CHECK(cluster.servers[0]->stats().connections_open == 1);
+  push_and_pull(*client, table, 20, 1'000'000);
+}
+
+}  // namespace
+}  // namespace sparserow

@@ -1,0 +1,138 @@
+"""Security files, and what a token may call on the control plane."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from sparserow.deploy.security_files import (
+    add_token,
+    certificate_names,
+    init_security,
+    read_tokens,
+    revoke_token,
+    sign_certificate,
+)
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto import rows_pb2 as rows_pb
+from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from sparserow.proto.security import Security, bearer_token
+from sparserow.ps_server.access import check_call
+
+COORDINATOR = "/sparserow.v1.Coordinator/"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    init_security(tmp_path / "sec", ["127.0.0.1", "ps.example"], valid_sec=3600)
+    return tmp_path / "sec"
+
+
+def test_init_makes_what_a_server_and_a_client_need(folder: Path) -> None:
+    security = Security.load(folder / "security.yaml")
+    assert security.protects_listeners
+    assert security.grant_of(security.token).role == "admin"
+    assert security.token not in (folder / "tokens.yaml").read_text()
+    assert {p.name for p in folder.iterdir() if p.stat().st_mode & 0o077} == {"ca.pem", "server.pem", "security.yaml"}
+    assert security.token not in repr(security)
+    assert "PRIVATE" not in repr(security)
+    with pytest.raises(FailedPrecondition, match="holds files already"):
+        init_security(folder, ["127.0.0.1"], valid_sec=3600)
+
+
+def test_names_of_certificates() -> None:
+    assert certificate_names(["10.0.0.1", "::1", "ps-0.ps", "*.ps"]) == "IP:10.0.0.1,IP:::1,DNS:ps-0.ps,DNS:*.ps"
+    for wrong in ("a b", "x,DNS:y", ""):
+        with pytest.raises(InvalidArgument, match="--host"):
+            certificate_names([wrong])
+    with pytest.raises(InvalidArgument, match="--host: is missing"):
+        certificate_names([])
+
+
+def test_more_certificates(folder: Path) -> None:
+    certificate, key = sign_certificate(folder, "worker", ["worker"], valid_sec=60)
+    assert certificate.read_text() != (folder / "server.pem").read_text()
+    assert key.stat().st_mode & 0o077 == 0
+    with pytest.raises(InvalidArgument, match="name 'ca'"):
+        sign_certificate(folder, "ca", ["worker"], valid_sec=60)
+    with pytest.raises(InvalidArgument, match="sparserow security init"):
+        sign_certificate(folder / "none", "worker", ["worker"], valid_sec=60)
+
+
+def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
+    path = folder / "tokens.yaml"
+    token = add_token(path, "ads", "train", ["ads", "news"])
+    entry = read_tokens(path)[-1]
+    assert (entry.name, entry.role, entry.namespaces) == ("ads", "train", ("ads", "news"))
+    assert entry.sha256 == hashlib.sha256(token.encode()).hexdigest()
+    with pytest.raises(FailedPrecondition, match="has a token named 'ads'"):
+        add_token(path, "ads", "train", [])
+    with pytest.raises(InvalidArgument, match="role: 'root' is not allowed; allowed: serve-read, train, admin"):
+        add_token(path, "more", "root", [])  # type: ignore[arg-type]
+    revoke_token(path, "ads")
+    with pytest.raises(NotFound, match="no token named 'ads'; it has: servers and operators"):
+        revoke_token(path, "ads")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cart: a.pem", "cart: unknown key; did you mean 'cert'"),
+        ("cert: server.pem", "cert and key belong together"),
+        ("{cert: server.pem, key: server.key}", "ca is missing"),
+        ("client_ca: ca.pem", "client_ca has no effect without cert"),
+        ("ca: nowhere.pem", "ca: .*nowhere.pem cannot be read"),
+        ("token_file: empty", "token_file: allowed: a token of 1 to"),
+        ("tokens: bad.yaml", "sha256: 'xyz' is not allowed"),
+    ],
+)
+def test_what_is_wrong_in_a_security_file_is_named(folder: Path, text: str, words: str) -> None:
+    (folder / "empty").write_text("\n")
+    (folder / "bad.yaml").write_text("tokens: [{name: a, sha256: xyz, role: train}]")
+    (folder / "security.yaml").write_text(text)
+    with pytest.raises(InvalidArgument, match=words):
+        Security.load(folder / "security.yaml")
+
+
+def test_roles_on_the_control_plane(folder: Path) -> None:
+    path = folder / "tokens.yaml"
+    tokens = {role: add_token(path, role, role, []) for role in ("serve-read", "train", "admin")}
+    ads = add_token(path, "ads", "train", ["ads"])
+    security = Security.load(folder / "security.yaml")
+
+    def allows(token: str, method: str, request: object) -> bool:
+        metadata = [("user-agent", "x"), ("authorization", f"Bearer {token}")]
+        try:
+            check_call(security, method, request, metadata)
+        except FailedPrecondition:
+            return False
+        return True
+
+    create = pb.CreateTableRequest(schema=pb.TableSchema(namespace="shop"))
+    for method, request, roles in (
+        ("GetStatus", pb.GetStatusRequest(), ("serve-read", "train", "admin")),
+        ("CreateTable", create, ("train", "admin")),
+        ("RegisterShard", pb.RegisterShardRequest(), ("admin",)),
+    ):
+        assert tuple(role for role in tokens if allows(tokens[role], COORDINATOR + method, request)) == roles
+        assert not allows("no token", COORDINATOR + method, request)
+    assert not allows(tokens["train"], "/sparserow.v1.Shard/Drain", pb.DrainRequest())
+    assert not allows(tokens["train"], COORDINATOR + "NotYetInvented", pb.DrainRequest())
+    assert not allows(ads, COORDINATOR + "CreateTable", create)
+    create.schema.namespace = "ads"
+    assert allows(ads, COORDINATOR + "CreateTable", create)
+    assert allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="ads"))
+    assert allows(ads, "/sparserow.v1.Rows/Push", rows_pb.PushRowsRequest(namespace="ads"))
+    assert not allows(ads, "/sparserow.v1.Rows/Pull", rows_pb.PullRowsRequest(namespace="shop"))
+    assert not allows(tokens["serve-read"], "/sparserow.v1.Rows/Push", rows_pb.PushRowsRequest(namespace="ads"))
+    assert not allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="shop"))
+    assert not allows(ads, COORDINATOR + "Restore", pb.RestoreRequest())
+    check_call(Security(), COORDINATOR + "RegisterShard", pb.RegisterShardRequest(), None)  # tokens are not asked for
+
+
+def test_bearer_tokens() -> None:
+    assert bearer_token([("authorization", "Bearer  abc ")]) == "abc"
+    assert bearer_token([("authorization", "bearer abc")]) == "abc"
+    for metadata in (None, [], [("authorization", "Basic abc")], [("authorization", "")]):
+        assert bearer_token(metadata) == ""
