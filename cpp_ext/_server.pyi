@@ -361,8 +361,13 @@ class Store:
         update_counts: NDArray[np.uint32],
         weights: NDArray[np.generic],
         state: NDArray[np.float32],
+        age_steps: NDArray[np.uint32] = ...,
+        push_seconds: NDArray[np.uint32] = ...,
     ) -> None:
-        """Puts rows as a snapshot gave them; empty ``state``: initial. Raises NotFound, as ``apply``."""
+        """Puts rows as a snapshot gave them; empty ``state``: initial; empty ages: pushed to now.
+
+        Raises NotFound, as ``apply``.
+        """
 
     def set_sequences(self, slots: NDArray[np.uint32], sequences: NDArray[np.uint64]) -> None:
         """The last sequence given in each of these slots."""
@@ -467,15 +472,27 @@ class Snapshot:
     def next(
         self, table_id: int, *, max_bytes: int
     ) -> tuple[
-        NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32], NDArray[np.generic], NDArray[np.float32], int, int
+        NDArray[np.uint64],
+        NDArray[np.uint64],
+        NDArray[np.uint32],
+        NDArray[np.generic],
+        NDArray[np.float32],
+        NDArray[np.uint32],
+        NDArray[np.uint32],
+        int,
+        int,
     ]:
         """The next slots of a table: keys, versions, update counts, weights (n, dim) as stored (bfloat16 as uint16
-        bits), state (n, state floats), first slot, and the one after the last, which is the slot count at the end.
+        bits), state (n, state floats), steps since the last push and unix seconds of it (each (n), or (0) where the
+        policy does not ask for it), first slot, and the one after the last, which is the slot count at the end.
 
         Raises:
             ResourceExhausted: it was given up, as writes waited for too long.
             DataLoss: the SSD lost rows.
         """
+
+    def filter_image(self, table_id: int, slot: int) -> NDArray[np.uint64]:
+        """What the slot remembered of keys without a row, for ``Store.load_filter``; empty: nothing."""
 
     def stats(self) -> dict[str, int]:
         """rows_saved; side_bytes_most: images held at once; writes_stalled: batches that waited."""

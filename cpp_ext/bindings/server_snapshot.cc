@@ -74,11 +74,16 @@ py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_
   SnapshotPage page = value_or_raise(std::move(*got));
   const auto n = static_cast<py::ssize_t>(page.keys.size());
   const py::ssize_t state_floats = n == 0 ? 0 : static_cast<py::ssize_t>(page.state.size()) / n;
+  const auto column = [](std::vector<std::uint32_t>& values) {
+    const auto count = static_cast<py::ssize_t>(values.size());
+    return array_of(std::move(values), {count});
+  };
   const char* element = dtype == Dtype::kFloat32 ? "float32" : dtype == Dtype::kFloat16 ? "float16" : "uint16";
   return py::make_tuple(array_of(std::move(page.keys), {n}), array_of(std::move(page.versions), {n}),
                         array_of(std::move(page.update_counts), {n}),
                         array_of(std::move(page.weights), {n, static_cast<py::ssize_t>(dim)}, element),
-                        array_of(std::move(page.state), {n, state_floats}), page.first_slot, page.end_slot);
+                        array_of(std::move(page.state), {n, state_floats}), column(page.age_steps),
+                        column(page.push_seconds), page.first_slot, page.end_slot);
 }
 
 template <class T>
@@ -90,7 +95,8 @@ std::span<const T> column_of(const py::array& array, const char* name) {
 }
 
 void install(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& versions,
-             const py::array& update_counts, const py::array& weights, const py::array& state) {
+             const py::array& update_counts, const py::array& weights, const py::array& state,
+             const py::array& age_steps, const py::array& push_seconds) {
   if ((weights.flags() & py::array::c_style) == 0) {
     raise_if_error({Code::kInvalidArgument, "weights: allowed: a contiguous array"});
   }
@@ -99,7 +105,9 @@ void install(Store& store, std::uint32_t table_id, const py::array& keys, const 
       .versions = column_of<std::uint64_t>(versions, "versions"),
       .update_counts = column_of<std::uint32_t>(update_counts, "update_counts"),
       .weights = {static_cast<const std::byte*>(weights.data()), static_cast<std::size_t>(weights.nbytes())},
-      .state = column_of<float>(state, "state")};
+      .state = column_of<float>(state, "state"),
+      .age_steps = column_of<std::uint32_t>(age_steps, "age_steps"),
+      .push_seconds = column_of<std::uint32_t>(push_seconds, "push_seconds")};
   Status status;
   {
     const py::gil_scoped_release released;
@@ -203,6 +211,14 @@ void bind_snapshot(py::module_& module) {
       .def("next", &next_page, py::arg("table_id"), py::kw_only(), py::arg("max_bytes"))
       .def(
           "end", [](SnapshotBox& box) { box.snapshot->end(); }, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "filter_image",
+          [](const SnapshotBox& box, std::uint32_t table_id, std::uint32_t slot) {
+            std::vector<std::uint64_t> image = box.snapshot->filter_image(table_id, slot);
+            const auto size = static_cast<py::ssize_t>(image.size());
+            return array_of(std::move(image), {size});
+          },
+          py::arg("table_id"), py::arg("slot"))
       .def("stats", &stats_of)
       .def_property_readonly("lineage", [](const SnapshotBox& box) { return box.snapshot->lineage(); })
       .def_property_readonly("tables", [](const SnapshotBox& box) { return box.snapshot->tables(); })
@@ -227,7 +243,8 @@ void bind_snapshot(py::module_& module) {
       .def("snapshot", &snapshot, py::kw_only(), py::arg("side_budget_bytes") = 0,
            py::arg("longest_stall_ms") = stall_ms, py::arg("since") = py::none())
       .def("install", &install, py::arg("table_id"), py::arg("keys"), py::arg("versions"), py::arg("update_counts"),
-           py::arg("weights"), py::arg("state"))
+           py::arg("weights"), py::arg("state"), py::arg("age_steps") = py::array_t<std::uint32_t>(0),
+           py::arg("push_seconds") = py::array_t<std::uint32_t>(0))
       .def("set_sequences", &set_sequences, py::arg("slots"), py::arg("sequences"))
       .def("set_lineage", &Store::set_lineage, py::arg("lineage"));
   auto server_class = py::reinterpret_borrow<py::class_<rpc::Server>>(module.attr("Server"));

@@ -110,6 +110,17 @@ Status CountingFilter<kIdBits>::load(std::span<const std::uint32_t> entries) {
   return Status::ok();
 }
 
+template <unsigned kIdBits>
+CountingFilter<kIdBits> CountingFilter<kIdBits>::copy() const {
+  CountingFilter other;
+  other.capacity_ = capacity_;
+  other.entries_ = entries_;
+  if (capacity_ == 0) return other;
+  other.cells_ = std::make_unique_for_overwrite<std::uint32_t[]>(capacity_);
+  std::copy_n(cells_.get(), capacity_, other.cells_.get());
+  return other;
+}
+
 template class CountingFilter<24>;
 template class CountingFilter<12>;  // for tests: errs often enough to be measured
 
@@ -169,10 +180,20 @@ std::uint64_t TableAdmission::bytes_for(std::uint32_t stripe, std::uint64_t push
 }
 
 std::vector<std::uint64_t> TableAdmission::image(std::uint32_t stripe, std::uint32_t slot_in_stripe) const {
-  if (filters_[stripe].empty() || filters_[stripe][slot_in_stripe].entries() == 0) return {};
+  return filters_[stripe].empty() ? std::vector<std::uint64_t>{} : image_of(filters_[stripe][slot_in_stripe]);
+}
+
+std::vector<std::uint64_t> TableAdmission::image_of(const Filter& filter) {
+  if (filter.entries() == 0) return {};
   std::vector<std::uint64_t> image{kImageFormat};
-  for (const std::uint32_t cell : filters_[stripe][slot_in_stripe].entries_sorted()) image.push_back(cell);
+  for (const std::uint32_t cell : filter.entries_sorted()) image.push_back(cell);
   return image;
+}
+
+std::vector<TableAdmission::Filter> TableAdmission::copy(std::uint32_t stripe) const {
+  std::vector<Filter> copies;
+  for (const Filter& filter : filters_[stripe]) copies.push_back(filter.copy());
+  return copies;
 }
 
 Status TableAdmission::load(std::uint32_t stripe, std::uint32_t slot_in_stripe, std::span<const std::uint64_t> image) {

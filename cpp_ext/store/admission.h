@@ -40,6 +40,7 @@ class CountingFilter {
   // (id << 8 | count) of all entries, ascending; and back, with InvalidArgument for what is none.
   [[nodiscard]] std::vector<std::uint32_t> entries_sorted() const;
   Status load(std::span<const std::uint32_t> entries);
+  [[nodiscard]] CountingFilter copy() const;
 
  private:
   static_assert(kIdBits <= 24);
@@ -67,6 +68,8 @@ struct AdmissionStats {
 
 class TableAdmission {
  public:
+  using Filter = CountingFilter<24>;
+
   // memory: where the filters' bytes are counted; outlives this.
   TableAdmission(const TableSchema& schema, std::uint32_t slot_count, std::atomic<std::uint64_t>& memory);
   TableAdmission(const TableAdmission&) = delete;
@@ -82,13 +85,15 @@ class TableAdmission {
 
   // What one slot remembers, versioned; empty when it remembers nothing.
   [[nodiscard]] std::vector<std::uint64_t> image(std::uint32_t stripe, std::uint32_t slot_in_stripe) const;
+  [[nodiscard]] static std::vector<std::uint64_t> image_of(const Filter& filter);
+  // The filters of a stripe as they are, by slot in stripe; none before its first push.
+  [[nodiscard]] std::vector<Filter> copy(std::uint32_t stripe) const;
   // Puts it back in place of what is there. DataLoss when it is no image.
   Status load(std::uint32_t stripe, std::uint32_t slot_in_stripe, std::span<const std::uint64_t> image);
 
   [[nodiscard]] AdmissionStats stats() const noexcept;
 
  private:
-  using Filter = CountingFilter<24>;
   [[nodiscard]] Filter& filter(std::uint32_t stripe, std::uint32_t slot_in_stripe);
   void add_bytes(std::uint64_t before, std::uint64_t after) noexcept;
 

@@ -24,6 +24,7 @@ Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
     for (const auto& [id, table] : store_.tables) {
       auto& dump = dumps_[id] = std::make_unique<Dump>();
       dump->table = table;
+      dump->steps = table->steps();
       by_table_[table.get()] = dump.get();
     }
   }
@@ -37,8 +38,19 @@ Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
       if (options_.since.empty()) continue;
       if (store_.version_of_sequence(held.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
     }
+    for (const auto& [id, dump] : dumps_) {
+      if (dump->table->schema.policy.has_filter()) dump->filters[stripe] = dump->table->admission->copy(stripe);
+    }
     held.snapshot = this;
   }
+}
+
+std::vector<std::uint64_t> Store::Snapshot::filter_image(std::uint32_t table_id, std::uint32_t slot) const {
+  const auto found = dumps_.find(table_id);
+  if (found == dumps_.end() || slot >= slot_versions_.size()) return {};
+  const auto& filters = found->second->filters[slot % store_.slots.stripe_count()];
+  return filters.empty() ? std::vector<std::uint64_t>{}
+                         : TableAdmission::image_of(filters[slot / store_.slots.stripe_count()]);
 }
 
 Store::Snapshot::~Snapshot() { end(); }
@@ -235,6 +247,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   const Table& table = *dump.table;
   const std::size_t weight_bytes = table.schema.dim * size_of(table.schema.dtype);
   const std::uint32_t state_floats = table.optimizer->state_floats();
+  const RowPolicy& policy = table.schema.policy;
   SnapshotPage page;
   page.first_slot = dump.slot;
   const std::uint64_t row_bytes = table.layout.data_bytes + 20;
@@ -267,6 +280,9 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
       page.weights.insert(page.weights.end(), data, data + weight_bytes);
       const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
       page.state.insert(page.state.end(), state, state + state_floats);
+      const auto* stamp = reinterpret_cast<const std::uint32_t*>(data + table.layout.stamp_offset);
+      if (policy.stamps_steps()) page.age_steps.push_back(dump.steps - *stamp++);
+      if (policy.stamps_seconds()) page.push_seconds.push_back(*stamp);
     }
     bytes += slot.rows.size() * row_bytes;
   }

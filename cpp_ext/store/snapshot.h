@@ -51,6 +51,8 @@ struct SnapshotPage {
   std::vector<std::uint32_t> update_counts;  // (n)
   std::vector<std::byte> weights;            // (n, dim) as stored
   std::vector<float> state;                  // (n, state floats)
+  std::vector<std::uint32_t> age_steps;      // (n) as StoredRows; empty where the policy does not ask for it
+  std::vector<std::uint32_t> push_seconds;   // (n) likewise
   std::uint32_t first_slot = 0;
   std::uint32_t end_slot = 0;  // one beyond the last
 };
@@ -75,6 +77,8 @@ class Store::Snapshot {
   // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end.
   // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound.
   Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes);
+  // What a slot of a table remembered of keys without a row, as Store::filter_image gives it; empty: nothing.
+  [[nodiscard]] std::vector<std::uint64_t> filter_image(std::uint32_t table_id, std::uint32_t slot) const;
   [[nodiscard]] SnapshotStats stats() const noexcept;
   // Nothing is saved any more, and nobody waits. Idempotent.
   void end();
@@ -103,7 +107,9 @@ class Store::Snapshot {
  private:
   struct Dump {  // of one table
     std::shared_ptr<Table> table;
-    std::uint32_t slot = 0;  // the next one
+    std::uint32_t slot = 0;                                             // the next one
+    std::uint32_t steps = 0;                                            // of the table's clock at the cut
+    std::array<std::vector<TableAdmission::Filter>, kStripes> filters;  // by stripe and slot in stripe
     std::array<Side, kStripes> sides;
   };
   struct Row {

@@ -305,11 +305,14 @@ void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, 
 Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
+  const RowPolicy& policy = table->schema.policy;
   const std::size_t count = rows.keys.size();
   const std::size_t weight_bytes = table->schema.dim * size_of(table->schema.dtype);
   const std::size_t state_floats = rows.state.empty() ? 0 : table->optimizer->state_floats();
   if (rows.versions.size() != count || rows.update_counts.size() != count ||
-      rows.weights.size() != count * weight_bytes || rows.state.size() != count * state_floats) {
+      rows.weights.size() != count * weight_bytes || rows.state.size() != count * state_floats ||
+      (!rows.age_steps.empty() && rows.age_steps.size() != count) ||
+      (!rows.push_seconds.empty() && rows.push_seconds.size() != count)) {
     return {Code::kInvalidArgument, "install: table " + table->schema.name + ": " + std::to_string(count) +
                                         " keys, and columns of other lengths than its schema asks for"};
   }
@@ -339,17 +342,28 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
             }
             row.set_version(rows.versions[at]);
             row.set_update_count(rows.update_counts[at]);
+            std::uint32_t* stamp = row.stamps(table->layout);
+            if (policy.stamps_steps()) {
+              if (!rows.age_steps.empty()) *stamp = table->steps() - rows.age_steps[at];  // wraps, as ages do
+              ++stamp;
+            }
+            if (policy.stamps_seconds() && !rows.push_seconds.empty()) *stamp = rows.push_seconds[at];
           });
       if (!taken) return out_of_memory(*table);
       reserved.value().consume(*taken);
     }
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
       const std::size_t at = begin + position;
+      const auto one = [at](std::span<const std::uint32_t> column) {
+        return column.empty() ? column : column.subspan(at, 1);
+      };
       SR_RETURN_IF_ERROR(install(table_id, {.keys = rows.keys.subspan(at, 1),
                                             .versions = rows.versions.subspan(at, 1),
                                             .update_counts = rows.update_counts.subspan(at, 1),
                                             .weights = rows.weights.subspan(at * weight_bytes, weight_bytes),
-                                            .state = rows.state.subspan(at * state_floats, state_floats)}));
+                                            .state = rows.state.subspan(at * state_floats, state_floats),
+                                            .age_steps = one(rows.age_steps),
+                                            .push_seconds = one(rows.push_seconds)}));
     }
   }
   return Status::ok();

@@ -1,12 +1,14 @@
 """Rows of a run of slots of one table as a safetensors file: what a shard writes, and any shard or program reads.
 
 Tensors, n rows each: ``key`` uint64, ``weight`` (n, dim) as the table stores it, ``state`` (n, floats of the
-optimizer) float32, ``version`` uint64 (lineage << 48 | the slot's sequence), ``update_count`` uint32.
+optimizer) float32, ``version`` uint64 (lineage << 48 | the slot's sequence), ``update_count`` uint32; and where the
+table's policy asks for it ``age_steps`` uint32, steps between the last push to the row and the cut, and
+``push_seconds`` uint32, the unix time of that push.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from .tensor_file import Encoded, Tensor, check_sum, decode, encode
 
 FORMAT = "1"
 _PREFIX = "sparserow."
+_AGES = ("age_steps", "push_seconds")
 _DTYPES: dict[Dtype, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -44,17 +47,21 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns of rows: keys (n), versions (n), update_counts (n), weights (n, dim), state (n, floats)."""
+    """Columns of rows: keys (n), versions (n), update_counts (n), weights (n, dim), state (n, floats), and for policies
+    that ask for them age_steps and push_seconds (n), else (0).
+    """
 
     keys: NDArray[np.uint64]
     versions: NDArray[np.uint64]
     update_counts: NDArray[np.uint32]
     weights: NDArray[Any]
     state: NDArray[np.float32]
+    age_steps: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    push_seconds: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
 
     def take(self, chosen: NDArray[np.bool_]) -> Rows:
         """The rows for which ``chosen`` (n) is true."""
-        return Rows(*(column[chosen] for column in vars(self).values()))
+        return Rows(*(column[chosen] if len(column) else column for column in vars(self).values()))
 
 
 def encode_rows(facts: PartFacts, rows: Rows) -> Encoded:
@@ -66,6 +73,9 @@ def encode_rows(facts: PartFacts, rows: Rows) -> Encoded:
         "version": Tensor("U64", rows.versions),
         "update_count": Tensor("U32", rows.update_counts),
     }
+    for name in _AGES:
+        if len(ages := vars(rows)[name]):
+            tensors[name] = Tensor("U32", ages)
     metadata = {
         "format": FORMAT,
         "cluster": f"{facts.cluster_id:x}",
@@ -101,6 +111,6 @@ def decode_rows(data: memoryview, name: str) -> tuple[PartFacts, Rows]:
             end_slot=int(said["end_slot"]),
         )
         columns = (tensors[name].values for name in ("key", "version", "update_count", "weight", "state"))
-        return facts, Rows(*columns)
+        return facts, Rows(*columns, **{name: tensors[name].values for name in _AGES if name in tensors})
     except (KeyError, ValueError, StopIteration) as error:
         raise DataLoss(f"{name}: its header lacks {error}") from None

@@ -32,6 +32,7 @@ _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 # A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
 _UNCLAIMED_SEC = 60.0
 _BATCH_BYTES = 1 << 20  # of rows that are installed at once, by each loader
+_FILTER_PARTS = ("slot", "end", "image")  # of the tensors filter.TABLE_ID.PART in a file of slots
 _LOADERS = max(1, min(4, os.cpu_count() or 1))
 
 Item = TypeVar("Item")
@@ -126,8 +127,10 @@ class ShardCheckpoints:
     ) -> Iterator[tuple[str, PartFacts, Rows]]:
         engine, end, number = self._engine, 0, 0
         while end < engine.slot_count:
-            keys, versions, counts, weights, state, first, end = snapshot.next(schema.id, max_bytes=part_bytes)
-            if not len(keys):
+            page = snapshot.next(schema.id, max_bytes=part_bytes)
+            rows = Rows(*page[:7])
+            first, end = page[7:]
+            if not len(rows.keys):
                 continue
             facts = PartFacts(
                 engine.cluster_id,
@@ -139,7 +142,7 @@ class ShardCheckpoints:
                 end_slot=end,
             )
             name = f"rows.{schema.name.replace('/', '.')}.{engine.shard}.{number}.safetensors"
-            yield name, facts, Rows(keys, versions, counts, weights, state)
+            yield name, facts, rows
             number += 1
 
     def _slots(self, snapshot: _server.Snapshot) -> Encoded:
@@ -148,6 +151,7 @@ class ShardCheckpoints:
             "slot": Tensor("U32", owned),
             "version": Tensor("U64", snapshot.slot_versions[owned]),
             "whole": Tensor("BOOL", snapshot.whole_slots[owned]),
+            **_filters(snapshot, owned),
         }
         return encode(tensors, {"sparserow.cluster": f"{self._engine.cluster_id:x}"})
 
@@ -163,6 +167,7 @@ class ShardCheckpoints:
             engine.note_owned(request.route)
         engine.store.set_lineage(request.lineage)
         rows = size = 0
+        newest: list[dict[str, Tensor]] = []  # slots' files of the checkpoint itself, not of those it adds to
         versions = np.zeros(engine.slot_count, np.uint64)
         whole_since = np.zeros(engine.slot_count, np.uint32)  # what checkpoints before this one say of a slot is over
         for slots in request.slots:
@@ -171,8 +176,11 @@ class ShardCheckpoints:
             versions[at] = tensors["version"].values
             whole_since[at[tensors["whole"].values]] = slots.index
             size += slots.file.bytes
+            if slots.index == max(each.index for each in request.slots):
+                newest.append(tensors)
         for table in request.tables:
             engine.remake_table(schema_of_message(table.schema))
+        self._load_filters(request, newest)
         with ThreadPoolExecutor(_LOADERS) as loaders:
             for table in request.tables:
                 # Files of one checkpoint have different rows; those of the next one in the chain come after them.
@@ -196,6 +204,22 @@ class ShardCheckpoints:
         if request.windows_json:
             engine.install_jobs(json.loads(request.windows_json))
         yield pb.LoadReply(rows=rows, bytes=size)
+
+    def _load_filters(self, request: pb.LoadRequest, slots_files: list[dict[str, Tensor]]) -> None:
+        """Of tables that still have their id, which the filters' hashes are made with, and a policy that counts."""
+        engine = self._engine
+        for table in request.tables:
+            policy = schema_of_message(table.schema).policy
+            most = -(-policy.admit_capacity // engine.slot_count)  # keys of a slot
+            if table.saved_table_id != table.schema.id or policy.admit_after <= 1:
+                continue
+            for tensors in slots_files:
+                if f"filter.{table.schema.id}.slot" not in tensors:
+                    continue
+                which, ends, image = (tensors[f"filter.{table.schema.id}.{part}"].values for part in _FILTER_PARTS)
+                for slot, cells in zip(which.tolist(), np.split(image, ends[:-1]), strict=True):
+                    if engine.owned_slots[slot] and len(cells) - 1 <= max(1, most):  # else it counts anew
+                        engine.store.load_filter(table.schema.id, slot, np.ascontiguousarray(cells))
 
     def _load_part(
         self,
@@ -234,7 +258,28 @@ class ShardCheckpoints:
                 rows.update_counts[batch],
                 rows.weights[batch],
                 state,
+                rows.age_steps[batch],
+                rows.push_seconds[batch],
             )
+
+
+def _filters(snapshot: _server.Snapshot, slots: NDArray[np.uint32]) -> dict[str, Tensor]:
+    """What each table's filters counted at the cut: which slots counted anything, where the image of each ends, and the
+    images, one after another.
+    """
+    tensors: dict[str, Tensor] = {}
+    for schema in snapshot.tables:
+        images = {slot: image for slot in slots.tolist() if len(image := snapshot.filter_image(schema.id, slot))}
+        if images:
+            values = (
+                Tensor("U32", np.fromiter(images, np.uint32)),
+                Tensor("U64", np.cumsum([len(image) for image in images.values()], dtype=np.uint64)),
+                Tensor("U64", np.concatenate(list(images.values()))),
+            )
+            tensors |= {
+                f"filter.{schema.id}.{part}": tensor for part, tensor in zip(_FILTER_PARTS, values, strict=True)
+            }
+    return tensors
 
 
 def _write_part(folder: Folder, name: str, facts: PartFacts, rows: Rows) -> pb.DumpReply:

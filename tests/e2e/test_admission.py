@@ -149,3 +149,34 @@ def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
     for name in ("refused_pushes", "filter_keys", "filter_bytes", "filter_error_rate"):
         assert families[f"sparserow_ps_table_{name}"].samples[0].labels == {"shard": "0", "table": "n/t"}
     assert families["sparserow_ps_table_sweep_longest_hold_seconds"].samples[0].value > 0
+
+
+def test_counts_and_ages_go_on_after_a_restore(tmp_path) -> None:
+    tables = {"user": sr.Table(init=sr.Constant(1.0), admit_after=3, evict_after_steps=4)}
+
+    def train(cluster: LocalCluster, steps: list[list[int]]) -> sr.Session:
+        session = sr.connect(cluster.address, namespace="n")
+        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=1.0), min_rows=1, carry_weights=False, tables=tables)
+        for ids in steps:
+            model(torch.tensor(ids)).backward()
+            assert session.step()
+        return session
+
+    saved = str(tmp_path / "saved")
+    with local_cluster(shards=2, sweep_every=None) as cluster:
+        # 1 has its row from the third step on; 2 and 3 are counted twice, 4 once.
+        train(cluster, [[1], [1], [1, 2, 3], [2, 3, 4], [9]]).close()
+        assert rows_of(cluster) == {"user": 1}
+        assert run("checkpoint", "save", saved, "--coordinator", cluster.address) == 0
+    with local_cluster(shards=1, sweep_every=None) as cluster:
+        assert run("checkpoint", "restore", saved, "--coordinator", cluster.address) == 0
+        with ControlClient(cluster.address) as control:
+            assert control.status().shards[0].tables[0].filter_entries == 4  # 2, 3, 4 and 9
+        session = train(cluster, [[2, 4], [9]])
+        np.testing.assert_array_equal(session.table("user").pull(np.arange(5))[:, 0], [1, 0, 0, 1, 1])
+        assert rows_of(cluster) == {"user": 2}
+        session.close()
+        assert run("table", "sweep", "--coordinator", cluster.address) == 0
+        with ControlClient(cluster.address) as control:
+            # 1 was pushed two steps before the save and not in the two after it; 2 was.
+            assert list(control.status().shards[0].tables[0].swept_rows) == [1, 0, 0, 0]

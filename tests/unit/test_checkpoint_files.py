@@ -51,6 +51,16 @@ def test_a_part_is_what_it_was_and_the_library_reads_it(tmp_path, count):
         assert found.get_tensor("key").tolist() == list(range(count))
 
 
+def test_ages_are_in_a_part_whose_policy_asks_for_them():
+    plain = rows(10)
+    aged = Rows(*list(vars(plain).values())[:5], age_steps=np.arange(10, dtype=np.uint32))
+    for given in (plain, aged):
+        _, back = decode_rows(memoryview(data_of(encode_rows(FACTS, given))), "part")
+        np.testing.assert_array_equal(back.age_steps, given.age_steps)
+        assert len(back.push_seconds) == 0
+    np.testing.assert_array_equal(aged.take(np.arange(10) > 7).age_steps, [8, 9])
+
+
 def test_what_is_flipped_or_cut_is_named():
     data = data_of(encode_rows(FACTS, rows(100)))
     for damaged in (data[:-1], data[:100], data[:5], data[:-40] + b"\x00" * 40):
