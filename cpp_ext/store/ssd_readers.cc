@@ -1,6 +1,15 @@
 #include "store/ssd_readers.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 namespace sparserow {
+namespace {
+
+constexpr int kNice = 5;  // rows in memory are not to wait for a CPU because others are read
+
+}  // namespace
 
 SsdReaders::SsdReaders(std::size_t threads) {
   for (std::size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { help(); });
@@ -38,6 +47,7 @@ void SsdReaders::run(std::size_t parts, const std::function<void(std::size_t)>& 
 }
 
 void SsdReaders::help() {
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // of this thread; a wish
   std::unique_lock lock(mutex_);
   for (;;) {
     asked_.wait(lock, [this] { return is_ending_ || !jobs_.empty(); });

@@ -2,6 +2,7 @@
 
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/sst_file_manager.h>
 #include <rocksdb/table.h>
@@ -143,6 +144,9 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
   impl->folder = std::move(folder).value();
   impl->database = database_options();
   impl->cache = impl->database.table_factory->GetOptions<rocksdb::BlockBasedTableOptions>()->block_cache;
+  for (const auto pool : {rocksdb::Env::Priority::LOW, rocksdb::Env::Priority::HIGH}) {  // compaction, flush
+    static_cast<void>(impl->database.env->LowerThreadPoolCPUPriority(pool, rocksdb::CpuPriority::kLow).ok());
+  }
   rocksdb::DB* db = nullptr;
   const rocksdb::Status opened = rocksdb::DB::Open(impl->database, impl->folder->rows_path(), &db);
   if (!opened.ok()) {
