@@ -12,7 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.manifest import list_names
+from ..proto.checkpoint.manifest import list_names, read_manifest
 from ..proto.checkpoint_config import CheckpointConfig
 from ..proto.errors import Fenced, SparserowError
 from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
@@ -138,6 +138,17 @@ class TrainingCheckpoints:
             log.warning("no checkpoint was made: %s", error)
         self._saved_at = time.monotonic()
 
+    def newest(self) -> str | None:
+        """The newest checkpoint from which all workers of this run can go on, not of rows alone, say; where there is
+        none such the newest of all, whose restore says what it lacks. None: there is none at all.
+        """
+        folder = Folder(self._url)
+        names, ranks = list_names(folder), set(range(self._group.world))
+        for name in reversed(names):
+            if ranks <= {worker.rank for worker in read_manifest(folder, name).workers}:
+                return name
+        return names[-1] if names else None
+
     def resume(self, name: str | None) -> Progress | None:
         """Goes back to a checkpoint; None as a name: to the newest, and where there is none nothing happens.
 
@@ -146,8 +157,7 @@ class TrainingCheckpoints:
         """
         parts = self._parts
         if name is None:
-            names = list_names(Folder(self._url)) if self._group.makes_shared else []
-            name = self._group.share(names[-1] if names else None)
+            name = self._group.share(self.newest() if self._group.makes_shared else None)
         if name is None:
             return None
         restored: RestoredCheckpoint = restore(

@@ -51,7 +51,8 @@ def dense_of(url) -> dict[str, list]:
     manifest = files.read_manifest(Folder(str(url)))
     worker = manifest.workers[0]
     tree = decode_tree((Folder(str(url)) / manifest.name).read(worker.file), worker.file)
-    return {name: value.flatten().tolist() for name, value in tree["model"].items() if hasattr(value, "flatten")}
+    handles = "._extra_state"  # of tables, with the cluster's id
+    return {name: value.flatten().tolist() for name, value in tree["model"].items() if not name.endswith(handles)}
 
 
 def outcome(url, result) -> dict:

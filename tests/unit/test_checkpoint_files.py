@@ -14,9 +14,12 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
+from sparserow.proto.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.schema import Adagrad, TableSchema
 from sparserow.worker.checkpoint.state_tree import decode_tree, encode_tree
+from sparserow.worker.process_group import WorkerGroup
+from sparserow.worker.training_checkpoints import TrainingCheckpoints
 
 FACTS = PartFacts(0xABC, "n/t", 7, "bfloat16", 64, 3, 9)
 
@@ -238,3 +241,18 @@ def test_another_file_system_holds_whole_objects():
     assert "save-000002" not in folder.names()
     folder.remove()
     assert folder.names() == []
+
+
+def test_a_run_resumes_from_the_newest_checkpoint_that_has_all_its_workers(tmp_path):
+    folder = Folder(str(tmp_path))
+
+    def newest(world: int) -> str | None:
+        config = CheckpointConfig(url=str(tmp_path), every_steps=1)
+        group = WorkerGroup(0, world, meets=False)
+        return TrainingCheckpoints(config, session=None, group=group, parts=None, job={}).newest()
+
+    assert newest(1) is None
+    for ranks in ((), (0, 1), (0,), ()):  # the last by `sparserow checkpoint save`
+        workers = tuple(files.WorkerEntry("w", 1, "0", rank=rank, worker_id=rank, epoch=1) for rank in ranks)
+        saved(folder, files.begin_folder(folder), workers=workers)
+    assert [newest(world) for world in (1, 2, 3)] == ["save-000003", "save-000002", "save-000004"]
