@@ -9,10 +9,11 @@ each is timed from when it was due.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded
 from ...proto.schema import Adagrad
 from ...worker.checkpoint import restore, save
 from ...worker.connect import connect
@@ -38,6 +41,7 @@ COST_LIMIT = 0.03
 _PIECE_BYTES = 64 << 20
 _FILL_ROWS = 20_000
 _MINUTE_SEC = 60.0
+_RECOVERY_DEADLINE_SEC = 600.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ FULL = CheckpointSize(rows=5_000_000, dim=64, batch=1000, closed_sec=5.0, sample
 QUICK = CheckpointSize(rows=30_000, dim=16, batch=200, closed_sec=0.3, samples=100)
 
 
-def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> list[Figure]:
-    """Measures in a folder of the system's temporary directory (TMPDIR names another disk).
+def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> Iterator[Figure]:
+    """Gives figures as they come; measures in a folder of the system's temporary directory (TMPDIR names another disk).
 
     Args:
         size: of the run; the full one takes about 6 GB of memory and 9 GB of disk.
@@ -76,9 +80,11 @@ def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> list[Figure]:
         with local_cluster(shards=1) as cluster, connect(cluster.address, "bench", staleness=None) as session:
             table = session.create_table("rows", dim=size.dim, optimizer=Adagrad(lr=0.01))
             _fill(table, size)
-            figures = _saves(session, table, url, size, random)
-            figures += _while_saving(cluster, table, str(Path(folder) / "busy"), size, random)
-        return figures + _restores(url, size)
+            yield from _saves(session, table, url, size, random)
+            busy = str(Path(folder) / "busy")
+            yield from _while_saving(cluster, table, busy, size, random)
+            yield from _recovery(cluster, busy)
+        yield from _restores(url, size)
 
 
 def _fill(table: TableRows, size: CheckpointSize) -> None:
@@ -131,6 +137,28 @@ def _restores(url: str, size: CheckpointSize) -> list[Figure]:
         Figure(f"disk, sequential read, cold: {shape}", disk_rate, "MB/s"),
         Figure(f"restore onto an empty shard: {shape}", rate, "MB/s", READ_LIMIT, rate / disk_rate),
         Figure("restore of one shard per GB", took / (whole.row_bytes / 1e9), "s"),
+    ]
+
+
+def _recovery(cluster: LocalCluster, url: str) -> list[Figure]:
+    """A shard is killed: from then until it serves again, its process's start included."""
+    size = files.read_manifest(Folder(url)).row_bytes
+
+    def until_back() -> None:
+        with ControlClient(cluster.address) as control:
+            shard = control.status().shards[0]
+            os.kill(shard.pid, signal.SIGKILL)
+            deadline = time.monotonic() + _RECOVERY_DEADLINE_SEC
+            while control.status().shards[0].restores == shard.restores:
+                cluster.check()
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(f"the shard did not come back within {_RECOVERY_DEADLINE_SEC:.0f} s")
+                time.sleep(0.01)
+
+    took = _seconds(until_back)
+    return [
+        Figure(f"a killed shard of {size / 1e6:,.0f} MB serves again after", took, "s"),
+        Figure("the same per GB", took / (size / 1e9), "s"),
     ]
 
 

@@ -15,7 +15,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
         main(["bench", "checkpoint", "--quick", "--json", str(path)])
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 14
+    assert len(rows) == 16
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
     named = {row["metric"].split(":")[0]: row for row in rows}
     assert 0 < named["bytes of a save after 1 % of the rows changed"]["ratio"] < 0.5
