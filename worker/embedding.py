@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..proto.errors import FailedPrecondition
 from . import ops
-from .table_handle import TableHandle
+from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
 
@@ -76,6 +76,14 @@ class _Twin(nn.Module):
             DataLoss: it is no handle.
         """
         self._handle().check(TableHandle.of_tensor(state, self.binding), self.origins)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
+    ) -> None:
+        """A state without handles, of a local model, say, is the dense side alone: there is nothing to check."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+        if f"{prefix}{EXTRA_STATE}" in missing_keys:
+            missing_keys.remove(f"{prefix}{EXTRA_STATE}")
 
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..proto.errors import DataLoss, FailedPrecondition
 
-KEY = "_extra_state"  # torch's, behind the layer's path
+EXTRA_STATE = "_extra_state"  # torch's, behind the layer's path
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def renamed(state: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, A
     changed: dict[str, Any] = {}
     for key, value in state.items():
         path, _, last = key.rpartition(".")
-        if last == KEY and isinstance(value, Tensor) and value.dtype is torch.uint8:
+        if last == EXTRA_STATE and isinstance(value, Tensor) and value.dtype is torch.uint8:
             handle = TableHandle.of_tensor(value, key)
             present = renames.get(handle.table, handle.table)
             was, now = (name.partition("/")[2] for name in (handle.table, present))
             path = now if path == was else path
-            key, value = f"{path}.{KEY}", TableHandle(present, handle.dim, handle.cluster).to_tensor()
+            key, value = f"{path}.{EXTRA_STATE}", TableHandle(present, handle.dim, handle.cluster).to_tensor()
         changed[key] = value
     return changed

@@ -95,6 +95,10 @@ def test_a_handle_of_another_table_is_refused(cluster, tmp_path):
         with pytest.raises(DataLoss, match="third/user: is no handle of a table"):
             model.load_state_dict({**model.state_dict(), "user._extra_state": torch.zeros(3, dtype=torch.uint8)})
         model.load_state_dict(model.state_dict())
+        plain = {name: value for name, value in model.state_dict().items() if not name.endswith("._extra_state")}
+        model.load_state_dict(plain)  # the dense side of a local model
+        with pytest.raises(RuntimeError, match=r"Missing key.*head\.bias"):
+            model.load_state_dict({"head.weight": plain["head.weight"]})
 
 
 def test_a_renamed_table_is_known_by_its_present_name(cluster, tmp_path):

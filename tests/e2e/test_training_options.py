@@ -67,7 +67,8 @@ def initial(log: Path) -> State:
 
 
 def state_of(trainer: Trainer, rows: npt.NDArray[np.float32] | None = None) -> State:
-    values = {name: value.detach().clone() for name, value in trainer._bare.state_dict().items()}
+    state = trainer._bare.state_dict()
+    values = {name: value.detach().clone() for name, value in state.items() if not name.endswith("._extra_state")}
     mine = values.pop(f"{TABLE}.weight", None)
     return State(values, mine.numpy() if rows is None else rows, None, trainer=trainer)
 
