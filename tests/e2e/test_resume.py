@@ -143,7 +143,8 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
     sets = ("train.staleness=null", "train.dense=ps", "train.prefetch=0", "train.schedule={kind: constant}")
     run = launcher.start(*arguments(log, url, result, *sets))
     wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "a checkpoint")
-    launcher.by_role()["shard"][0].send_signal(signal.SIGKILL)
+    # A shard alone would come back by itself: tests/faults/test_shard_recovery.py.
+    launcher.by_role()["cluster"][0].send_signal(signal.SIGKILL)
     assert run.popen.wait(300) == 0, run.err
     assert run.err.count("restarts left") == 1, run.err
     assert json.loads(result.read_text())["test_auc"] > 0.5
