@@ -15,7 +15,7 @@ _PREFIX = "/sparserow.v1."
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"), "serve-read"),
     **dict.fromkeys(("Changes/GetVersions", "Changes/OpenCursor"), "serve-read"),
-    **dict.fromkeys(("Changes/ReadChanges", "Changes/CloseCursor"), "serve-read"),
+    **dict.fromkeys(("Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"), "serve-read"),
     **dict.fromkeys(("Serving/Lookup", "Serving/Describe", "Rows/Pull"), "serve-read"),
     **dict.fromkeys(
         ("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable", "Rows/Push"), "train"
@@ -23,10 +23,14 @@ _ROLES: dict[str, Role] = {
     **dict.fromkeys(("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat"), "train"),
     **dict.fromkeys(("Coordinator/DeregisterWorker", "Coordinator/BeginSave"), "train"),
     **dict.fromkeys(("Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/Restore"), "train"),
+    **dict.fromkeys(("Coordinator/KeepRows",), "train"),
 }
 # Of the whole cluster: a token that names namespaces may not.
 _OF_ALL_NAMESPACES = frozenset(
-    {"Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/Restore", "Changes/OpenCursor"}
+    {
+        *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/KeepRows", "Coordinator/Restore"),
+        *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
+    }
 )
 
 

@@ -14,10 +14,12 @@ from sparserow.deploy.security_files import (
     revoke_token,
     sign_certificate,
 )
+from sparserow.proto import changes_pb2, serving_pb2
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto import rows_pb2 as rows_pb
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.security import Security, bearer_token
+from sparserow.ps_server import access
 from sparserow.ps_server.access import check_call
 
 COORDINATOR = "/sparserow.v1.Coordinator/"
@@ -129,6 +131,17 @@ def test_roles_on_the_control_plane(folder: Path) -> None:
     assert not allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="shop"))
     assert not allows(ads, COORDINATOR + "Restore", pb.RestoreRequest())
     check_call(Security(), COORDINATOR + "RegisterShard", pb.RegisterShardRequest(), None)  # tokens are not asked for
+
+
+def test_every_method_that_has_a_role_is_one() -> None:
+    protos = (changes_pb2, pb, rows_pb, serving_pb2)
+    services = [service for proto in protos for service in proto.DESCRIPTOR.services_by_name.values()]
+    methods = {f"{service.name}/{method.name}" for service in services for method in service.methods}
+    assert set(access._ROLES) <= methods
+    assert set(access._ROLES) >= access._OF_ALL_NAMESPACES
+    own = {"RegisterShard", "ShardHeartbeat"}  # what only servers say to each other, as all of the service Shard
+    rest = {method for method in methods - set(access._ROLES) if not method.startswith("Shard/")}
+    assert rest == {f"Coordinator/{name}" for name in own}
 
 
 def test_bearer_tokens() -> None:
