@@ -138,6 +138,7 @@ def test_resume_needs_checkpoints(launcher, log, tmp_path):
     assert "there is no checkpoint 'save-000009'" in line
 
 
+@pytest.mark.skipif(not FULL, reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkpoint(launcher, log, tmp_path):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
     sets = ("train.staleness=null", "train.dense=ps", "train.prefetch=0", "train.schedule={kind: constant}")
