@@ -34,6 +34,7 @@ from ..proto.errors import (
 )
 from ..proto.schema import TableSchema
 from ..worker.lease import REPLAY_BYTES, Lease
+from ..worker.shard_client import shard_client
 from ..worker.table import TableRows
 
 log = logging.getLogger(__name__)
@@ -74,18 +75,7 @@ class _Namespace:
             raise
         self._lease = Lease(self._control, identity)
         self._name = namespace
-        self._client = _client.Client(
-            shards=[(shard.host, shard.port) for shard in view.shards],
-            slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
-            route_epoch=view.route_epoch,
-            cluster_id=view.cluster_id,
-            namespace_id=identity.namespace_id,
-            job_id=identity.job_id,
-            worker_id=identity.worker_id,
-            worker_epoch=identity.epoch,
-            replay_bytes=REPLAY_BYTES,
-            **self._control.security.native_client(),
-        )
+        self._client = shard_client(view, self._control.security, identity, replay_bytes=REPLAY_BYTES)
         self._native = _client.NativeSession(
             self._client.shards,
             first_step=0,

@@ -38,6 +38,7 @@ from ..serving.manifest import (
 )
 from ..serving.registry import ModelRegistry, check_name
 from ..serving.row_parts import read_file, write_rows, write_tensors
+from ..worker.shard_client import shard_client
 
 if TYPE_CHECKING:
     import torch
@@ -165,13 +166,7 @@ def publish_from(
     folder.make()
     try:
         slots = _slot_versions(control, view, f"publish/{publication.name}@{version}")
-        client = _client.Client(
-            shards=[(shard.host, shard.port) for shard in view.shards],
-            slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
-            route_epoch=view.route_epoch,
-            cluster_id=view.cluster_id,
-            **control.security.native_client(),
-        )
+        client = shard_client(view, control.security)
         writer = _RowWriter(folder, client, len(view.shards), progress)
         tables = tuple(
             PublishedTable(schema, dtypes[schema.name], tuple(writer.write(schema, dtypes[schema.name], index)))

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from ..cpp_ext import _client, _server
+from ..cpp_ext import _server
 from ..proto import changes_pb2 as pb
 from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
@@ -16,6 +16,7 @@ from ..proto.errors import InvalidArgument, NotFound
 from ..proto.grpc_status import error_of_status
 from ..proto.security import open_channel, process_security
 from ..serving.client import ServingClient
+from ..worker.shard_client import shard_client
 
 _CALL_DEADLINE_SEC = 10.0
 
@@ -53,13 +54,7 @@ def explain_row(
     if name not in schemas:
         raise NotFound(f"table {table!r}: is not there; namespace {namespace!r} has: {', '.join(schemas) or 'none'}")
     schema = schemas[name]
-    client = _client.Client(
-        shards=[(shard.host, shard.port) for shard in view.shards],
-        slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
-        route_epoch=view.route_epoch,
-        cluster_id=view.cluster_id,
-        **process_security().native_client(),
-    )
+    client = shard_client(view, process_security())
     keys = np.array([key], np.uint64)
     rows, versions, found = client.pull(schema.id, keys, dim=schema.dim, versions=True, found=True)
     assert versions is not None

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..cpp_ext import _client
 from ..proto import serving_pb2 as pb
 from ..proto import serving_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..proto.security import open_channel, process_security
 from ..serving.client import ServingClient
+from ..worker.shard_client import shard_client
 from .local_serving import LocalServing, local_serving
 from .publishing import Publication, publish_from
 
@@ -150,12 +150,7 @@ class ServingDemo:
         with ControlClient(self._coordinator) as control:
             view = control.cluster()
             schemas = control.list_tables(self._namespace)
-        client = _client.Client(
-            shards=[(shard.host, shard.port) for shard in view.shards],
-            slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
-            route_epoch=view.route_epoch,
-            **process_security().native_client(),
-        )
+        client = shard_client(view, process_security())
         pages = []
         for schema in schemas:
             for shard in range(len(view.shards)):

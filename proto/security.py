@@ -153,6 +153,16 @@ class Security:
             grants = [(bytes.fromhex(entry.sha256), entry.role, list(entry.namespaces)) for entry in self.tokens]
         return {"tls": tls, "grants": grants}
 
+    def give_to(self, server: Any) -> None:
+        """Gives a running native server certificates for new connections, and tokens from the next request on.
+
+        Raises:
+            InvalidArgument: a text is no certificate or key; nothing has changed then.
+        """
+        arguments = self.native_server()
+        server.set_tls(arguments["tls"])
+        server.set_grants(arguments["grants"])
+
     def grant_of(self, token: str) -> TokenEntry:
         """What a token may do on this server.
 

@@ -12,19 +12,20 @@ from ..proto.security import ROLES, Role, Security, bearer_token, check_namespac
 _PREFIX = "/sparserow.v1."
 
 # Least role of each method; a method that is not named here is the operators' and the servers' own.
-_ROLES: dict[str, Role] = {
-    **dict.fromkeys(("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"), "serve-read"),
-    **dict.fromkeys(("Changes/GetVersions", "Changes/OpenCursor"), "serve-read"),
-    **dict.fromkeys(("Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"), "serve-read"),
-    **dict.fromkeys(("Serving/Lookup", "Serving/Describe", "Rows/Pull"), "serve-read"),
-    **dict.fromkeys(
-        ("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable", "Rows/Push"), "train"
+_METHODS: dict[Role, tuple[str, ...]] = {
+    "serve-read": (
+        *("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"),
+        *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
+        *("Serving/Lookup", "Serving/Describe", "Rows/Pull"),
     ),
-    **dict.fromkeys(("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat"), "train"),
-    **dict.fromkeys(("Coordinator/DeregisterWorker", "Coordinator/BeginSave"), "train"),
-    **dict.fromkeys(("Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/Restore"), "train"),
-    **dict.fromkeys(("Coordinator/KeepRows",), "train"),
+    "train": (
+        *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable"),
+        *("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat", "Coordinator/DeregisterWorker"),
+        *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
+        *("Coordinator/Restore", "Rows/Push"),
+    ),
 }
+_ROLES: dict[str, Role] = {method: role for role, methods in _METHODS.items() for method in methods}
 # Of the whole cluster: a token that names namespaces may not.
 _OF_ALL_NAMESPACES = frozenset(
     {

@@ -15,7 +15,7 @@ from ..cpp_ext import _server
 from ..proto.control import ControlClient, parse_address
 from ..proto.errors import InvalidArgument, NotFound
 from ..proto.fresh_security import fresh_security
-from ..proto.security import Security, process_security
+from ..proto.security import process_security
 from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, with_tables
@@ -141,13 +141,7 @@ async def serve(
             **process_security().native_server(),
         )
         stack.callback(server.stop)
-
-        def set_security(security: Security) -> None:
-            arguments = security.native_server()
-            server.set_tls(arguments["tls"])
-            server.set_grants(arguments["grants"])
-
-        await stack.enter_async_context(fresh_security(set_security))
+        await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(options.place.route_epoch, options.place.owners(slot_count))
         address = Address(options.host, server.port, options.unix_path or "")
         models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch.distributed as dist
 
 from ..cpp_ext import _client
@@ -17,6 +16,7 @@ from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .lease import REPLAY_BYTES, Lease
 from .session import NonFinitePolicy, Placement, Session
+from .shard_client import shard_client
 
 
 def connect(
@@ -140,18 +140,12 @@ def _native_session(
     control: ControlClient, identity: WorkerIdentity, placement: Placement, wire_dtype: Dtype, deadline_sec: float
 ) -> tuple[int, _client.Client, _client.NativeSession]:
     view = control.cluster()
-    client = _client.Client(
-        shards=[(shard.host, shard.port) for shard in view.shards],
-        slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
-        route_epoch=view.route_epoch,
-        cluster_id=view.cluster_id,
-        namespace_id=identity.namespace_id,
-        job_id=identity.job_id,
-        worker_id=identity.worker_id,
-        worker_epoch=identity.epoch,
+    client = shard_client(
+        view,
+        control.security,
+        identity,
         wire_dtype=wire_dtype,
         replay_bytes=0 if placement.staleness == 0 else REPLAY_BYTES,
-        **control.security.native_client(),
     )
     native = _client.NativeSession(
         client.shards,

@@ -109,9 +109,7 @@ class ShardEngine:
         Raises:
             InvalidArgument: a text is no certificate or key; nothing has changed then.
         """
-        arguments = security.native_server()
-        self._server.set_tls(arguments["tls"])
-        self._server.set_grants(arguments["grants"])
+        security.give_to(self._server)
 
     def create_table(self, schema: TableSchema) -> None:
         """Creates a table; harmless when it is there.

@@ -1,0 +1,43 @@
+"""The native client of a cluster's shards, as the coordinator describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..cpp_ext import _client
+from ..proto.control import ClusterView, WorkerIdentity
+from ..proto.security import Security
+
+
+def shard_client(
+    view: ClusterView, security: Security, identity: WorkerIdentity | None = None, **options: Any
+) -> _client.Client:
+    """Connects to every shard.
+
+    Args:
+        view: what the coordinator said of the cluster.
+        security: certificates and token to show.
+        identity: of a worker; None: who reads without a step.
+        options: of ``_client.Client``, such as ``wire_dtype`` and ``replay_bytes``.
+
+    Raises:
+        Unavailable: a shard cannot be reached (names it).
+        FailedPrecondition: a shard is of another cluster, or refuses the token.
+    """
+    if identity is not None:
+        options.update(
+            namespace_id=identity.namespace_id,
+            job_id=identity.job_id,
+            worker_id=identity.worker_id,
+            worker_epoch=identity.epoch,
+        )
+    return _client.Client(
+        shards=[(shard.host, shard.port) for shard in view.shards],
+        slot_owner=np.ascontiguousarray(view.slot_owner, dtype=np.uint16),
+        route_epoch=view.route_epoch,
+        cluster_id=view.cluster_id,
+        **security.native_client(),
+        **options,
+    )
