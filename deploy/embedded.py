@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from ..proto.config import ClusterConfig, LogConfig
+from ..proto.control import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
+from ..ps_server.advertise import is_wildcard
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
 from ..ps_server.stopping import StopRequest
@@ -40,6 +42,8 @@ class EmbeddedOptions:
         cluster: shards, budget, port, slots, leases; its ``address`` is None.
         log: of all its processes.
         host, insecure: of all its servers.
+        advertise: ``HOST[:PORT]`` of the coordinator that others are told, HOST of the shards; None: see
+            ps_server/advertise.py.
         metrics_port: of the coordinator; shard i has the i+1-th port after it. None is off.
     """
 
@@ -48,6 +52,7 @@ class EmbeddedOptions:
     host: str = "127.0.0.1"
     insecure: bool = False
     metrics_port: int | None = None
+    advertise: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ async def run_embedded(
         cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
         host=options.host,
         port=cluster.port,
+        advertise=options.advertise,
         insecure=options.insecure,
         metrics_port=options.metrics_port,
     )
@@ -230,6 +236,8 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int, port:
         command.append(f"--ssd-bytes={options.cluster.ssd_bytes}")
     if options.metrics_port is not None:
         command.append(f"--metrics-port={options.metrics_port + 1 + index if options.metrics_port else 0}")
+    if options.advertise is not None or is_wildcard(options.host):
+        command.append(f"--advertise={parse_address(coordinator)[0]}")
     if options.insecure:
         command.append("--insecure")
     return command

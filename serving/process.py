@@ -65,6 +65,7 @@ class ServeOptions:
         peers: ``HOST:PORT`` of gRPC of the processes of all shards, which gRPC and HTTP ask for keys of other shards;
             empty: such keys are not answered.
         host: that all of it listens on.
+        told_host, told_port: where clients are told that the data plane is; None and 0: where it listens.
         data_port, http_port: 0 lets the system choose; ``http_port`` None: no HTTP.
         unix_path: of a Unix socket of the data plane; None: none.
         memory: for the rows of each version.
@@ -81,6 +82,8 @@ class ServeOptions:
     namespace: str | None = None
     peers: tuple[str, ...] = ()
     host: str = "127.0.0.1"
+    told_host: str | None = None
+    told_port: int = 0
     data_port: int = 0
     http_port: int | None = None
     unix_path: str | None = None
@@ -143,7 +146,7 @@ async def serve(
         stack.callback(server.stop)
         await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(options.place.route_epoch, options.place.owners(slot_count))
-        address = Address(options.host, server.port, options.unix_path or "")
+        address = Address(options.told_host or options.host, options.told_port or server.port, options.unix_path or "")
         models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))
         stack.callback(models.close)
         stack.enter_context(show_metrics(ServingMetrics(models, server)))

@@ -15,6 +15,7 @@ def coordinator(
     shards: options.Shards,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the control plane; 0: any free one.")] = options.DEFAULT_PORT,
+    advertise: options.Advertise = None,
     insecure: options.Insecure = False,
     state: Annotated[
         Path | None, typer.Option(help="File that keeps ids, route and epochs over a restart. Default: memory only.")
@@ -53,6 +54,7 @@ def coordinator(
             cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
             host=host,
             port=cluster.port,
+            advertise=advertise,
             insecure=insecure,
             state=state,
             metrics_port=metrics_port,

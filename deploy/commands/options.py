@@ -13,6 +13,13 @@ DEFAULT_SERVING = "127.0.0.1:7100"
 Host = Annotated[
     str, typer.Option(help="Address to listen on; one that is not loopback needs TLS and tokens, or --insecure.")
 ]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST or HOST:PORT that others are told. Default: --host; where that is every address, that of the "
+        "interface which reaches the coordinator, and this host's name for the coordinator."
+    ),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Listen on an address that others can reach without TLS and tokens.")
 ]

@@ -35,6 +35,7 @@ def serve(
     ] = None,
     namespace: Annotated[str | None, typer.Option(help="Without --root: whose tables are served.")] = None,
     host: options.Host = "127.0.0.1",
+    advertise: options.Advertise = None,
     port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
     data_port: Annotated[int, typer.Option(help="Port of the data plane; 0: any free one.")] = 0,
     http_port: Annotated[
@@ -86,6 +87,7 @@ def serve(
     from ...proto.config import LogConfig, validate
     from ...proto.errors import InvalidArgument
     from ...proto.units import parse_bytes, parse_seconds
+    from ...ps_server.advertise import Advertised, advertised
     from ...ps_server.control_server import ControlServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log
@@ -105,6 +107,7 @@ def serve(
             raise InvalidArgument(f"{name} {number} is not allowed; allowed: [0, 65535]")
         check_port_free(host, number, option=name)
     check_host(host, insecure=insecure)
+    told = advertised(advertise, host, follow)
     seconds = {name: parse_seconds(value) for name, value in (("poll", poll), ("grace", grace))}
     if not seconds["poll"] > 0:
         raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
@@ -121,6 +124,8 @@ def serve(
         peers=split_addresses(peers) if peers is not None else (),
         host=host,
         data_port=data_port,
+        told_host=told.host,
+        told_port=told.port or 0,
         http_port=http_port,
         unix_path=unix_path,
         memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
@@ -134,9 +139,9 @@ def serve(
 
     def say_ready(models: ServedModels, control: ControlPlane, address: Address, http: int | None) -> None:
         named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
-        places = f"gRPC {control.host}:{control.port}, data plane {address.host}:{address.port}"
+        places = f"gRPC {Advertised(told.host).address(control.port)}, data plane {told.address(address.port)}"
         places += f", {address.unix_path}" if address.unix_path else ""
-        places += f", HTTP {host}:{http}" if http is not None else ""
+        places += f", HTTP {Advertised(told.host).address(http)}" if http is not None else ""
         print(f"sparserow: serving {named} ready at {places}", flush=True)
 
     async def run() -> None:

@@ -21,6 +21,7 @@ def up(
     shards: options.Shards = 2,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = options.DEFAULT_PORT,
+    advertise: options.Advertise = None,
     insecure: options.Insecure = False,
     memory_budget: options.MemoryBudget = None,
     ssd_path: options.SsdPath = None,
@@ -69,7 +70,7 @@ def up(
         )
         log = validate(LogConfig, {"format": log_format, "level": log_level})
         start_log("coordinator", log)
-        uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port), parent))
+        uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
     except SparserowError as error:
         if parent is None:
             raise

@@ -13,6 +13,7 @@ from pathlib import Path
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.fresh_security import fresh_security
+from ..advertise import Advertised, advertised
 from ..control_server import ControlServer
 from ..listen import check_host
 from ..metrics import serve_metrics
@@ -37,6 +38,7 @@ class CoordinatorOptions:
     Args:
         cluster: what it coordinates.
         host, port: of the control plane; port 0 lets the system choose.
+        advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/advertise.py.
         insecure: accept an address that other machines can reach.
         state: file that keeps the state over a restart; None keeps it in memory.
         metrics_port: of the Prometheus page on the same host; None is off.
@@ -45,6 +47,7 @@ class CoordinatorOptions:
     cluster: ClusterOptions
     host: str = "127.0.0.1"
     port: int = 0
+    advertise: str | None = None
     insecure: bool = False
     state: Path | None = None
     metrics_port: int | None = None
@@ -53,16 +56,16 @@ class CoordinatorOptions:
 class Coordinator:
     """A running coordinator."""
 
-    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: Recoveries) -> None:
+    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: Recoveries, told: Advertised) -> None:
         self.cluster = cluster
         self.recoveries = recoveries
         self._server = server
+        self._told = told
 
     @property
     def address(self) -> str:
-        """``HOST:PORT`` of the control plane."""
-        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
-        return f"{host}:{self._server.port}"
+        """``HOST:PORT`` of the control plane, under which others reach it."""
+        return self._told.address(self._server.port)
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +76,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         SparserowError: the address, the state file or an option is at fault.
     """
     check_host(options.host, insecure=options.insecure)
+    told = advertised(options.advertise, options.host, None)
     async with contextlib.AsyncExitStack() as stack:
         state = StateFile(options.state) if options.state is not None else None
         if state is not None:
@@ -101,7 +105,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         await server.set_serving(True)
         leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
         stack.push_async_callback(_end, leases)
-        coordinator = Coordinator(cluster, server, service.recoveries)
+        coordinator = Coordinator(cluster, server, service.recoveries, told)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
         yield coordinator
 

@@ -12,6 +12,7 @@ from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.control import parse_address
 from ...proto.errors import SparserowError, Unavailable
 from ...proto.fresh_security import fresh_security
+from ..advertise import advertised
 from ..control_server import ControlServer
 from ..listen import check_host, check_port_free
 from ..metrics import serve_metrics
@@ -38,6 +39,7 @@ class ShardOptions:
         coordinator: ``HOST:PORT``.
         engine: of its rows and data plane; its host is the control plane's too.
         control_port: of its Shard service; 0 lets the system choose.
+        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/advertise.py.
         insecure: accept an address that other machines can reach.
         metrics_port: of the Prometheus page on the same host; None is off.
         drain_sec: how long requests under way may take once the process is asked to stop.
@@ -46,6 +48,7 @@ class ShardOptions:
     coordinator: str
     engine: EngineOptions
     control_port: int = 0
+    advertise: str | None = None
     insecure: bool = False
     metrics_port: int | None = None
     drain_sec: float = 10.0
@@ -60,6 +63,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
     parse_address(options.coordinator, what="--coordinator")
     host, index = options.engine.host, options.engine.shard
     check_host(host, insecure=options.insecure)
+    told = advertised(options.advertise, host, options.coordinator)
     check_port_free(host, options.engine.port)
     async with contextlib.AsyncExitStack() as stack:
         engines: list[ShardEngine] = []  # one, once the coordinator has said how it must be made
@@ -85,17 +89,17 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         server = ControlServer(SERVICE, add_services, host=host, port=options.control_port, beside=(CHANGES_SERVICE,))
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
-        link = CoordinatorLink(options.coordinator, index, (host, server.port))
+        link = CoordinatorLink(options.coordinator, index, (told.host, server.port))
         stack.push_async_callback(link.close)
         place = await link.register()
         engine = ShardEngine(options.engine, place)
         stack.callback(engine.stop)
         engines.append(engine)
-        link.serve_at(host, engine.port)
+        link.serve_at(told.host, told.port or engine.port)
         stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
         await stack.enter_async_context(fresh_security(engine.set_security))
         await server.set_serving(True)
-        log.info("rows are served at %s:%d", host, engine.port)
+        log.info("rows are served at %s", told.address(engine.port))
         closing = asyncio.get_running_loop().create_task(_close_idle_cursors(engine))
         try:
             await _beat_until_stopped(link, stop)
