@@ -54,10 +54,10 @@ def test_of_every_address_the_one_that_reaches_the_coordinator_is_told(monkeypat
 
 def test_a_name_that_does_not_resolve_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "nowhere.invalid")
-    monkeypatch.setattr(advertise, "_interface_towards", lambda host, port: "192.0.2.9")
+    monkeypatch.setattr(advertise, "_interface_towards", lambda *_: "192.0.2.9")
     assert advertised(None, "0.0.0.0", None) == Advertised("192.0.2.9")
 
-    def no_route(host: str, port: int) -> str:
+    def no_route(*_: object) -> str:
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(advertise, "_interface_towards", no_route)
