@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from ..proto.config import ClusterConfig, LogConfig
-from ..proto.control import parse_address
+from ..proto.coordinators import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..ps_server.advertise import is_wildcard
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions

@@ -5,25 +5,25 @@ Thread-safe. Every call has a deadline and raises an error of the taxonomy (prot
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from . import control_pb2 as pb
-from . import control_pb2_grpc as pb_grpc
+from .coordinators import CoordinatorChannel
 from .errors import InvalidArgument
-from .grpc_status import error_of_status
 from .route import owners_of_runs
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
-from .security import Security, open_channel, process_security
+from .security import Security, process_security
 
 GradScaleName = Literal["mean", "sum"]
 GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum
+
+
+_MAY_BE_REPEATED = frozenset(("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus"))
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,32 @@ class WorkerIdentity:
     namespace_id: int
 
 
-def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
-    """``HOST:PORT`` (``[HOST]:PORT`` for IPv6) as a pair.
-
-    Raises:
-        InvalidArgument: it is not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{what}: {address!r} is not allowed; allowed: HOST:PORT, such as 127.0.0.1:7000")
-    return host, int(port)
-
-
 class ControlClient:
     """A connection to one coordinator. Close it, or use it in a ``with`` statement.
 
     Args:
-        address: ``HOST:PORT``.
+        address: ``HOST:PORT``; of several coordinators of which one leads, all of them with commas.
         deadline_sec: of every call that does not name its own.
         security: None: the process's.
+        patience_sec: for so long calls that may be made twice wait for a coordinator that is away or not ready; by
+            default they fail at once.
     """
 
-    def __init__(self, address: str, *, deadline_sec: float = 10.0, security: Security | None = None) -> None:
-        parse_address(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        deadline_sec: float = 10.0,
+        security: Security | None = None,
+        patience_sec: float = 0.0,
+    ) -> None:
         if not deadline_sec > 0:
             raise InvalidArgument(f"ControlClient.deadline_sec: {deadline_sec!r} is not allowed; allowed: > 0")
         self.address = address
         self._deadline_sec = deadline_sec
         self._security = security
-        self._channel = open_channel(address, security)
-        self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
+        self.patience_sec = patience_sec
+        self._channel = CoordinatorChannel(address, security)
 
     def __enter__(self) -> ControlClient:
         return self
@@ -127,7 +122,7 @@ class ControlClient:
         Raises:
             Unavailable: the coordinator cannot be reached, or not every shard serves yet (the text says which).
         """
-        reply = self._call(self._stub.GetCluster, pb.GetClusterRequest())
+        reply = self._call("GetCluster", pb.GetClusterRequest())
         return ClusterView(
             cluster_id=reply.cluster_id,
             slot_count=reply.route.slot_count,
@@ -144,12 +139,12 @@ class ControlClient:
                 collides with another table's.
             Unavailable: as :meth:`cluster`.
         """
-        reply = self._call(self._stub.CreateTable, pb.CreateTableRequest(schema=message_of_schema(schema)))
+        reply = self._call("CreateTable", pb.CreateTableRequest(schema=message_of_schema(schema)))
         return schema_of_message(reply.schema)
 
     def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
         """The tables of a namespace (empty: of all), by name."""
-        reply = self._call(self._stub.ListTables, pb.ListTablesRequest(namespace=namespace))
+        reply = self._call("ListTables", pb.ListTablesRequest(namespace=namespace))
         return tuple(schema_of_message(message) for message in reply.schemas)
 
     def drop_table(self, namespace: str, name: str) -> None:
@@ -158,7 +153,7 @@ class ControlClient:
         Raises:
             NotFound: there is no such table.
         """
-        self._call(self._stub.DropTable, pb.DropTableRequest(namespace=namespace, name=name))
+        self._call("DropTable", pb.DropTableRequest(namespace=namespace, name=name))
 
     def sweep_table(
         self, namespace: str, name: str, *, dry_run: bool = False, deadline_sec: float = 3600.0
@@ -170,7 +165,7 @@ class ControlClient:
             DeadlineExceeded: not done in time; shards go on by themselves.
         """
         request = pb.SweepTableRequest(namespace=namespace, name=name, dry_run=dry_run)
-        reply: pb.SweepTableReply = self._call(self._stub.SweepTable, request, deadline_sec)
+        reply: pb.SweepTableReply = self._call("SweepTable", request, deadline_sec)
         return reply
 
     def register_worker(
@@ -214,7 +209,7 @@ class ControlClient:
             staleness=staleness,
             grad_scale=grad_scale.upper(),
         )
-        reply = self._call(self._stub.RegisterWorker, request, deadline_sec)
+        reply = self._call("RegisterWorker", request, deadline_sec)
         return WorkerIdentity(
             job_id=reply.job_id,
             worker_id=reply.worker_id,
@@ -227,6 +222,8 @@ class ControlClient:
     def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
         """Renews the lease; call it at least every third of ``lease_sec``. ``step`` is shown by ``sparserow status``.
 
+        It has a third of the lease to be answered, so that one that is lost is followed by another in time.
+
         Returns:
             Whether a shard is being restored, and how many were.
 
@@ -236,7 +233,7 @@ class ControlClient:
         request = pb.WorkerHeartbeatRequest(
             job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step
         )
-        reply: pb.WorkerHeartbeatReply = self._call(self._stub.WorkerHeartbeat, request)
+        reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply
 
     def deregister_worker(self, identity: WorkerIdentity) -> None:
@@ -245,7 +242,7 @@ class ControlClient:
         The clock waits for this worker no longer; what it has committed counts.
         """
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
-        self._call(self._stub.DeregisterWorker, request)
+        self._call("DeregisterWorker", request)
 
     def begin_save(self, url: str, identity: WorkerIdentity | None, *, deadline_sec: float) -> str:
         """Makes the folder of a checkpoint in ``url``, or finds the one that the job's other workers have begun.
@@ -262,7 +259,7 @@ class ControlClient:
             InvalidArgument, FailedPrecondition, ResourceExhausted: the folder cannot be made.
         """
         request = pb.BeginSaveRequest(url=url, caller=_caller(identity))
-        return str(self._call(self._stub.BeginSave, request, deadline_sec).name)
+        return str(self._call("BeginSave", request, deadline_sec).name)
 
     def enter_save(self, request: pb.EnterSaveRequest, identity: WorkerIdentity | None, *, deadline_sec: float) -> int:
         """Takes part in a save; returns the last step in it (-1: none) once the cut is made.
@@ -271,7 +268,7 @@ class ControlClient:
             SparserowError: why it failed, here or with another worker; older checkpoints are as they were.
         """
         request.caller.CopyFrom(_caller(identity))
-        return int(self._call(self._stub.EnterSave, request, deadline_sec).step)
+        return int(self._call("EnterSave", request, deadline_sec).step)
 
     def get_save(self, url: str, name: str, *, wait_sec: float = 0.0) -> pb.GetSaveReply:
         """How far a save is; waits up to ``wait_sec`` for its end.
@@ -280,7 +277,7 @@ class ControlClient:
             NotFound: the coordinator does not know it (any more).
         """
         request = pb.GetSaveRequest(url=url, name=name, wait_ms=round(wait_sec * 1000))
-        reply: pb.GetSaveReply = self._call(self._stub.GetSave, request, wait_sec + self._deadline_sec)
+        reply: pb.GetSaveReply = self._call("GetSave", request, wait_sec + self._deadline_sec)
         return reply
 
     def keep_rows(self, url: str, identity: WorkerIdentity, *, every_sec: float) -> None:
@@ -290,7 +287,7 @@ class ControlClient:
             InvalidArgument: an unknown URL scheme, or ``every_sec`` out of range.
         """
         request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec)
-        self._call(self._stub.KeepRows, request)
+        self._call("KeepRows", request)
 
     def restore(
         self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, deadline_sec: float
@@ -301,22 +298,21 @@ class ControlClient:
             SparserowError: why it failed; the rows are then those of no checkpoint.
         """
         request.caller.CopyFrom(_caller(identity))
-        reply: pb.RestoreReply = self._call(self._stub.Restore, request, deadline_sec)
+        reply: pb.RestoreReply = self._call("Restore", request, deadline_sec)
         return reply
 
     def status(self) -> pb.GetStatusReply:
         """What is behind ``sparserow status``; answers also while shards are missing."""
-        reply: pb.GetStatusReply = self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        reply: pb.GetStatusReply = self._call("GetStatus", pb.GetStatusRequest())
         return reply
 
-    def _call(self, method: Callable[..., Any], request: Any, deadline_sec: float | None = None) -> Any:
-        try:
-            return method(request, timeout=deadline_sec or self._deadline_sec)
-        except grpc.RpcError as error:
-            remedy = "; start it with `sparserow up`"
-            raise error_of_status(error, f"coordinator {self.address}", remedy=remedy) from None
-        except ValueError:
-            raise InvalidArgument(f"the connection to coordinator {self.address} is closed") from None
+    def _call(self, method: str, request: Any, deadline_sec: float | None = None) -> Any:
+        return self._channel.call(
+            method,
+            request,
+            deadline_sec=deadline_sec or self._deadline_sec,
+            patience_sec=self.patience_sec if method in _MAY_BE_REPEATED else 0.0,
+        )
 
 
 def _caller(identity: WorkerIdentity | None) -> pb.CheckpointCaller:

@@ -7,8 +7,15 @@ import grpc
 from .errors import DeadlineExceeded, Internal, InvalidArgument, SparserowError, Unavailable, error_of
 
 CODE_KEY = "sparserow-code"
+LEADER_KEY = "sparserow-leader"
 # Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
-CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 200))
+# A peer that is back is found within a second, however long it was away: leases are counted in seconds.
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
 
 _STATUS: dict[str, grpc.StatusCode] = {
@@ -25,9 +32,25 @@ _STATUS: dict[str, grpc.StatusCode] = {
 }
 
 
+class NotLeader(Unavailable):
+    """Another coordinator leads; ``leader`` is its address, empty where none is known."""
+
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
 def status_of_error(error: SparserowError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Status code, message and trailing metadata that carry ``error``."""
-    return _STATUS[error.code], str(error), ((CODE_KEY, str(error.number)),)
+    metadata: tuple[tuple[str, str], ...] = ((CODE_KEY, str(error.number)),)
+    if isinstance(error, NotLeader):
+        metadata += ((LEADER_KEY, error.leader),)
+    return _STATUS[error.code], str(error), metadata
+
+
+def leader_of_status(error: grpc.RpcError) -> str | None:
+    """Who leads, of a call to a coordinator that does not (empty: it does not know); None of any other error."""
+    return next((str(value) for key, value in error.trailing_metadata() or () if key == LEADER_KEY), None)
 
 
 def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> SparserowError:

@@ -7,7 +7,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-from ..proto.control import parse_address
+from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, Unavailable
 
 _FORM = "HOST or HOST:PORT, under which others reach this server"

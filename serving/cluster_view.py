@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..proto import serving_pb2 as pb
 from ..proto import serving_pb2_grpc as pb_grpc
-from ..proto.control import parse_address
+from ..proto.coordinators import parse_address
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
 from ..proto.grpc_status import error_of_status
 from ..proto.security import Security, open_channel

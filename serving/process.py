@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..cpp_ext import _server
-from ..proto.control import ControlClient, parse_address
+from ..proto.control import ControlClient
+from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound
 from ..proto.fresh_security import fresh_security
 from ..proto.security import process_security

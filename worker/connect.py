@@ -18,6 +18,8 @@ from .lease import REPLAY_BYTES, Lease
 from .session import NonFinitePolicy, Placement, Session
 from .shard_client import shard_client
 
+_PATIENCE_SEC = 20.0
+
 
 def connect(
     address: str,
@@ -37,7 +39,7 @@ def connect(
     """Joins a job on a cluster; every rank calls it, and it returns when all have come.
 
     Args:
-        address: ``HOST:PORT`` of the coordinator.
+        address: ``HOST:PORT`` of the coordinator; of several of which one leads, all of them with commas.
         namespace: of the tables.
         job: workers of one job share a clock; None is the namespace's name.
         staleness: 0: a step sees exactly the steps before it. k: at most k steps fewer. None: no clock.
@@ -73,6 +75,7 @@ def connect(
     except BaseException:
         control.close()
         raise
+    control.patience_sec = _PATIENCE_SEC  # it has answered: if it is away from now on, it is being started again
     try:
         cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
         lease.follow(native, client, deadline_sec)

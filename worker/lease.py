@@ -64,12 +64,18 @@ class Lease:
             self._restores = reply.shard_restores
 
     def _renew(self) -> None:
+        reached = True
         while not self._ended.wait(self._identity.lease_sec / 3):
             try:
                 step = None if self._native is None else self._native.step
                 self._attend(self._control.heartbeat_worker(self._identity, step=step))
+                if not reached:
+                    _log.warning("the coordinator is back")
+                reached = True
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":
                     _log.error("this worker has lost its place in the job: %s", error)
                     return
-                _log.warning("heartbeat: %s", error)
+                if reached:
+                    _log.warning("heartbeat: %s; training goes on, and tries again until it is back", error)
+                reached = False

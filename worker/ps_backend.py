@@ -27,6 +27,7 @@ from .training_backend import clip_dense, dense_optimizer
 
 _END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job
 _POLL_SEC = 0.1
+_PATIENCE_SEC = 20.0
 
 
 _TIER_COUNTS = (
@@ -66,10 +67,14 @@ class PsBackend:
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
-        with ControlClient(coordinator) as client:
+        with self._control() as client:
             shards = client.status().shards
         self.shards = len(shards)
         self._tiers_before = _tiers_of(shards)
+
+    def _control(self) -> ControlClient:
+        """Waits for a coordinator that is started again: training needs it only now and then."""
+        return ControlClient(self._coordinator, patience_sec=_PATIENCE_SEC)
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
         """Builds with deferred tables and swaps them for distributed ones.
@@ -175,7 +180,7 @@ class PsBackend:
     def _wait_for_the_others(self) -> None:
         """Until each has left the job or is past this worker's last step (it then waits for this one)."""
         mine, deadline = self._session.current_step, time.monotonic() + _END_DEADLINE_SEC
-        with ControlClient(self._coordinator) as client:
+        with self._control() as client:
             while True:
                 jobs = [job for job in client.status().jobs if job.namespace == job.name == self._job.name]
                 others = [m for job in jobs for m in job.members if m.rank != self._session.rank and m.step < mine]
@@ -192,7 +197,7 @@ class PsBackend:
 
     def tiers(self) -> dict[str, float]:
         """Of all shards; what other jobs of the cluster did meanwhile is in it."""
-        with ControlClient(self._coordinator) as client:
+        with self._control() as client:
             now = _tiers_of(client.status().shards)
         return {
             name: value if name == "file_bytes" else value - self._tiers_before.get(name, 0.0)
@@ -201,19 +206,19 @@ class PsBackend:
 
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""
-        with ControlClient(self._coordinator) as client:
+        with self._control() as client:
             return sum(usage.rows for shard in client.status().shards for usage in shard.tables)
 
     def shard_losses(self) -> tuple[int, int]:
         """How often shards of the cluster came back from a checkpoint alone, and commits lost by it."""
-        with ControlClient(self._coordinator) as client:
+        with self._control() as client:
             shards = client.status().shards
         return sum(shard.restores for shard in shards), sum(shard.commits_lost for shard in shards)
 
     def staleness(self) -> dict[str, dict[str, int]]:
         """How stale the pulls of each table of this job's namespace were, over all shards and workers."""
         found: dict[str, dict[str, int]] = {}
-        with ControlClient(self._coordinator) as client:
+        with self._control() as client:
             usages = [usage for shard in client.status().shards for usage in shard.tables]
         for usage in usages:
             namespace, _, name = usage.name.partition("/")

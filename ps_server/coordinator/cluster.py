@@ -1,6 +1,7 @@
 """All that a coordinator knows, and its form on disk. No I/O; not thread-safe.
 
-The saved form is one JSON document; leases are not saved: after a restart they begin anew.
+The saved form is one JSON document. It says who holds a lease, but not until when: after a restart all leases begin
+anew, so that nobody pays for the time in which there was no coordinator.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ...proto.schema_message import message_of_schema, schema_of_message
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import Roster, Span
-from .shards import ShardBook
+from .shards import Shard, ShardBook
 from .slots import SlotMap
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Cluster:
     rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: as the shards were last told
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
+    row_saves: dict[str, tuple[int, float]] = field(default_factory=dict)  # by URL: of which job, every so many seconds
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -78,7 +80,7 @@ class Cluster:
             "cluster_id": self.cluster_id,
             "route": {"epoch": self.slots.epoch, "slot_count": self.slots.slot_count, "runs": self.slots.runs()},
             "lineage": self.shards.lineage,
-            "shards": [[shard.instance, shard.lineage] for shard in self.shards.shards],
+            "shards": [_shard_document(shard) for shard in self.shards.shards],
             "namespaces": self.registry.namespaces(),
             "tables": [
                 base64.b64encode(message_of_schema(schema).SerializeToString()).decode()
@@ -94,7 +96,7 @@ class Cluster:
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
             "rows_source": self.rows_source,
-            "restoring": [shard.index for shard in self.shards.shards if shard.restoring],
+            "row_saves": [[url, job_id, every_sec] for url, (job_id, every_sec) in self.row_saves.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
         }
 
@@ -120,8 +122,9 @@ class Cluster:
                 jobs=Membership(options.worker_lease_sec),
             )
             cluster.shards.lineage = document["lineage"]
-            for shard, (instance, lineage) in zip(cluster.shards.shards, document["shards"], strict=True):
-                shard.instance, shard.lineage = instance, lineage
+            for index, saved in enumerate(document["shards"]):
+                control, data = (tuple(saved[name]) if saved[name] else None for name in ("control", "data"))
+                cluster.shards.remember(index, **{**saved, "control": control, "data": data}, now=now)
             for namespace in document["namespaces"]:
                 cluster.registry.namespace_id(namespace)
             for text in document["tables"]:
@@ -137,8 +140,7 @@ class Cluster:
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None
-            for index in document["restoring"]:
-                cluster.shards.shards[index].restoring = True
+            cluster.row_saves = {url: (job_id, every_sec) for url, job_id, every_sec in document["row_saves"]}
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
         except FailedPrecondition:
             raise
@@ -150,6 +152,19 @@ class Cluster:
 def _check_same(what: str, saved: int, wanted: int) -> None:
     if saved != wanted:
         raise FailedPrecondition(f"it is of a cluster with {what} {saved}, the command says {wanted}")
+
+
+def _shard_document(shard: Shard) -> dict[str, Any]:
+    return {
+        "held": shard.is_live,
+        "instance": shard.instance,
+        "lineage": shard.lineage,
+        "control": shard.control,
+        "data": shard.data,
+        "pid": shard.pid,
+        "restoring": shard.restoring,
+        "restores": shard.restores,
+    }
 
 
 def _job_document(job: Job) -> dict[str, Any]:

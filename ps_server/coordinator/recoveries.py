@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -27,17 +28,21 @@ class Recoveries:
     """One recovery of a shard at a time. Belongs to one event loop.
 
     Attributes:
-        done: recoveries that ended well.
         failure: why the last one cannot be done; empty while all is well.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, tables_lock: asyncio.Lock) -> None:
+    def __init__(self, cluster: Cluster, fleet: Fleet, tables_lock: asyncio.Lock, save: Callable[[], None]) -> None:
         self._cluster = cluster
         self._fleet = fleet
         self._tables_lock = tables_lock
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the instance of the process that is restored
-        self.done = 0
+        self._save = save
         self.failure = ""
+
+    @property
+    def done(self) -> int:
+        """Recoveries that ended well."""
+        return sum(shard.restores for shard in self._cluster.shards.shards)
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -99,10 +104,11 @@ class Recoveries:
             loaded = pb.LoadReply()
             async for reply in self._fleet.stream(shard, "Load", request):
                 loaded = reply
+            # Before it serves: a coordinator that is started again must not put it back a second time.
+            shard.restoring = False
+            shard.restores += 1
+            self._save()
             await self._fleet.catch_up(shard)
-        shard.restoring = False
-        shard.restores += 1
-        self.done += 1
         log.warning(
             "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before; what was committed to it "
             "since is lost, but for what workers still hold",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
@@ -25,12 +26,21 @@ class RowSaves:
     Args:
         cluster: whose jobs are looked at.
         saves: makes them.
+        note: puts the cluster on disk.
+
+    A series goes on when the coordinator is started again: the cluster knows of it.
     """
 
-    def __init__(self, cluster: Cluster, saves: Saves) -> None:
+    def __init__(self, cluster: Cluster, saves: Saves, note: Callable[[], None]) -> None:
         self._cluster = cluster
         self._saves = saves
+        self._note = note
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by URL
+
+    def go_on(self) -> None:
+        """Begins again the series that the coordinator made before it was started again; within the event loop."""
+        for url, (job_id, every_sec) in self._cluster.row_saves.items():
+            self._begin(url, job_id, every_sec)
 
     async def close(self) -> None:
         """Ends all of them."""
@@ -52,8 +62,12 @@ class RowSaves:
         url = Folder(request.url).url
         running = self._tasks.get(url)
         if running is None or running.done():
-            work = self._run(url, caller.job_id, request.every_sec)
-            self._tasks[url] = asyncio.get_running_loop().create_task(work)
+            self._cluster.row_saves[url] = caller.job_id, request.every_sec
+            self._note()
+            self._begin(url, caller.job_id, request.every_sec)
+
+    def _begin(self, url: str, job_id: int, every_sec: float) -> None:
+        self._tasks[url] = asyncio.get_running_loop().create_task(self._run(url, job_id, every_sec))
 
     async def _run(self, url: str, job_id: int, every_sec: float) -> None:
         loop = asyncio.get_running_loop()
@@ -70,6 +84,7 @@ class RowSaves:
             else:
                 every_now = every_sec
             await asyncio.sleep(max(0.0, began + every_now - loop.time()))
+        self._cluster.row_saves.pop(url, None)  # noted with the next change; a series without a job ends at once
 
     async def _save(self, url: str) -> None:
         name = (await self._saves.begin(pb.BeginSaveRequest(url=url))).name

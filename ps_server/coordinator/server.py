@@ -103,6 +103,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         await stack.enter_async_context(fresh_security())
         await server.set_serving(True)
+        service.go_on()
         leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
         stack.push_async_callback(_end, leases)
         coordinator = Coordinator(cluster, server, service.recoveries, told)

@@ -51,9 +51,13 @@ class CoordinatorService:
         self._membership_changed = asyncio.Condition()
         self._saves = Saves(cluster, fleet, self._operations, save)
         self._restores = Restores(cluster, fleet, self._operations, save, self._tables_lock)
-        self.recoveries = Recoveries(cluster, fleet, self._tables_lock)
-        self._row_saves = RowSaves(cluster, self._saves)
+        self.recoveries = Recoveries(cluster, fleet, self._tables_lock, save)
+        self._row_saves = RowSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def go_on(self) -> None:
+        """Takes up what a former coordinator of this cluster did by itself; within the event loop."""
+        self._row_saves.go_on()
 
     async def close(self) -> None:
         """Ends the work that no request waits for."""
@@ -100,11 +104,15 @@ class CoordinatorService:
         """Renews a shard's lease; a shard that is behind is told everything before this is answered."""
         data = (request.data.host, request.data.port) if request.HasField("data") else None
         shards = self._cluster.shards
+        known = shards.place(request.shard)
         shard = shards.heartbeat(
             request.shard, instance=request.instance, data=data, draining=request.draining, now=self._clock()
         )
         if request.leaving:
             shards.leave(shard.index, request.instance)
+        if shards.place(request.shard) != known:
+            self._save()
+        if request.leaving:
             log.info("shard %d has left", shard.index)
         elif shard.restoring and shard.data is not None and not shard.draining:
             self.recoveries.begin(shard)

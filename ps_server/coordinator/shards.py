@@ -143,6 +143,36 @@ class ShardBook:
         shard.expires_at = now + self.lease_sec
         return shard
 
+    def place(self, index: int) -> tuple[object, ...]:
+        """What of a shard's place must outlive the coordinator; empty of an index that is none."""
+        if not 0 <= index < len(self.shards):
+            return ()
+        shard = self.shards[index]
+        return shard.instance, shard.data, shard.is_live
+
+    def remember(
+        self,
+        index: int,
+        *,
+        held: bool,
+        instance: int,
+        lineage: int,
+        control: tuple[str, int] | None,
+        data: tuple[str, int] | None,
+        pid: int,
+        restoring: bool,
+        restores: int,
+        now: float,
+    ) -> None:
+        """Takes over what a former coordinator knew of a shard: who held it still does, for a lease from now on."""
+        shard = self.shards[index]
+        shard.instance, shard.lineage, shard.pid = instance, lineage, pid
+        shard.control, shard.data = control, data
+        shard.restoring, shard.restores = restoring, restores
+        if instance:
+            shard.phase = Phase.STARTING if held else Phase.LOST
+        shard.expires_at = now + self.lease_sec
+
     def mark_serving(self, index: int, instance: int) -> None:
         """The process has been told everything; ignored when another one holds the shard now, or it drains."""
         shard = self.shards[index]

@@ -13,6 +13,7 @@ import grpc
 
 from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
+from ...proto.coordinators import ELECTION_SEC, Addresses
 from ...proto.errors import FailedPrecondition, NotFound, SparserowError
 from ...proto.grpc_status import error_of_status
 from ...proto.security import open_aio_channel
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 CALL_DEADLINE_SEC = 5.0
 _BEATS_PER_LEASE = 5
+_PAUSE_SEC = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class CoordinatorLink:
     """The connection of one shard to its coordinator. Belongs to one event loop.
 
     Args:
-        coordinator: ``HOST:PORT``.
+        coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
         shard: the index that this process wants.
         control: (host, port) of its own Shard service.
     """
 
     def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
-        self._peer = f"coordinator {coordinator}"
+        self._addresses = Addresses(coordinator, what="--coordinator")
         self._shard = shard
         self._instance = secrets.randbits(63) + 1
         self._control = pb.Address(host=control[0], port=control[1])
@@ -55,12 +57,16 @@ class CoordinatorLink:
         self._place: Place | None = None
         self._lease_sec = 10.0
         self._draining = False
-        self._channel = open_aio_channel(coordinator)
-        self._stub: Any = pb_grpc.CoordinatorStub(self._channel)
+        self._channels = {each: open_aio_channel(each) for each in self._addresses.all}
+        self._stubs: dict[str, Any] = {each: pb_grpc.CoordinatorStub(it) for each, it in self._channels.items()}
 
     async def close(self) -> None:
-        """Ends the connection."""
-        await self._channel.close()
+        """Ends the connections."""
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    @property
+    def _peer(self) -> str:
+        return f"coordinator {self._addresses.now}"
 
     async def register(self) -> Place:
         """Claims the shard, or claims it again from a restarted coordinator.
@@ -76,7 +82,7 @@ class CoordinatorLink:
             cluster_id=self._place.cluster_id if self._place is not None else 0,
             pid=os.getpid(),
         )
-        reply = await self._call(self._stub.RegisterShard, request)
+        reply = await self._call("RegisterShard", request)
         place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
         # The lineage is raised by a restore, which tells it to this process itself.
         if self._place is not None and self._place.identity != place.identity:
@@ -106,13 +112,13 @@ class CoordinatorLink:
             leaving=leaving,
         )
         try:
-            reply = await self._call(self._stub.ShardHeartbeat, request)
+            reply = await self._call("ShardHeartbeat", request)
         except NotFound:
             if leaving:
                 return
             log.info("%s does not know this shard; it registers again", self._peer)
             await self.register()
-            reply = await self._call(self._stub.ShardHeartbeat, request)
+            reply = await self._call("ShardHeartbeat", request)
         self._lease_sec = reply.lease_sec
 
     async def keep_beating(self) -> None:
@@ -136,9 +142,15 @@ class CoordinatorLink:
                 reached = False
             await asyncio.sleep(min(1.0, self._lease_sec / _BEATS_PER_LEASE))
 
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=CALL_DEADLINE_SEC)
-        except grpc.RpcError as error:
-            remedy = "; start it with `sparserow coordinator` or `sparserow up`"
-            raise error_of_status(error, self._peer, remedy=remedy) from None
+    async def _call(self, method: str, request: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ELECTION_SEC
+        while True:
+            asked = self._addresses.now
+            try:
+                return await getattr(self._stubs[asked], method)(request, timeout=CALL_DEADLINE_SEC)
+            except grpc.RpcError as error:
+                remedy = "; start it with `sparserow coordinator` or `sparserow up`"
+                if not self._addresses.turn(error, asked) or loop.time() > deadline:
+                    raise error_of_status(error, f"coordinator {asked}", remedy=remedy) from None
+            await asyncio.sleep(_PAUSE_SEC)

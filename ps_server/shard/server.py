@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...proto import changes_pb2_grpc as changes_grpc
 from ...proto import control_pb2_grpc as pb_grpc
-from ...proto.control import parse_address
+from ...proto.coordinators import Addresses
 from ...proto.errors import SparserowError, Unavailable
 from ...proto.fresh_security import fresh_security
 from ..advertise import advertised
@@ -36,7 +36,7 @@ class ShardOptions:
     """How a parameter server is run.
 
     Args:
-        coordinator: ``HOST:PORT``.
+        coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
         engine: of its rows and data plane; its host is the control plane's too.
         control_port: of its Shard service; 0 lets the system choose.
         advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/advertise.py.
@@ -60,7 +60,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
     Raises:
         SparserowError: it cannot start, or the coordinator refuses this process for good.
     """
-    parse_address(options.coordinator, what="--coordinator")
+    Addresses(options.coordinator, what="--coordinator")  # refuses what is none
     host, index = options.engine.host, options.engine.shard
     check_host(host, insecure=options.insecure)
     told = advertised(options.advertise, host, options.coordinator)

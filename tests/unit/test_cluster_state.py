@@ -12,6 +12,7 @@ from sparserow.proto.schema import Adam, TableSchema
 from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.membership import JobTerms
 from sparserow.ps_server.coordinator.roster import Roster, Span
+from sparserow.ps_server.coordinator.shards import Phase
 from sparserow.ps_server.coordinator.state_file import StateFile
 
 OPTIONS = ClusterOptions(shards=3, slot_count=64)
@@ -31,6 +32,10 @@ def filled() -> Cluster:
     cluster.operations = 7
     cluster.rows_source = ("/ckpt/rows", "save-000003")
     cluster.shards.shards[1].restoring = True
+    cluster.shards.shards[1].restores = 2
+    cluster.shards.shards[2].instance = 77  # left in order
+    cluster.shards.shards[2].phase = Phase.LOST
+    cluster.row_saves["/ckpt/rows"] = ticket.job_id, 30.0
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     return cluster
 
@@ -42,7 +47,11 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert np.array_equal(after.slots.owners, before.slots.owners)
     assert after.registry.tables() == before.registry.tables()
     assert after.registry.namespaces() == before.registry.namespaces()
-    assert [(s.instance, s.lineage) for s in after.shards.shards] == [(0, 0), (99, 1), (0, 0)]
+    assert [(s.instance, s.lineage) for s in after.shards.shards] == [(0, 0), (99, 1), (77, 0)]
+    assert [s.phase for s in after.shards.shards] == [Phase.MISSING, Phase.STARTING, Phase.LOST]
+    assert after.shards.shards[1].expires_at == 50.0 + OPTIONS.shard_lease_sec
+    assert (after.shards.shards[1].control, after.shards.shards[1].restores) == (("127.0.0.1", 1), 2)
+    assert after.row_saves == before.row_saves
     assert after.jobs.identities == before.jobs.identities
     assert after.jobs.next_worker_id == before.jobs.next_worker_id
     job = next(job for job in after.jobs.jobs.values() if job.name == "ctr")
@@ -53,6 +62,15 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.rows_source == ("/ckpt/rows", "save-000003")
     assert [shard.restoring for shard in after.shards.shards] == [False, True, False]
     assert after.rosters == before.rosters
+
+
+def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() -> None:
+    after = Cluster.from_document(filled().to_document(), OPTIONS, now=50.0)
+    place = {"control": ("127.0.0.1", 2), "pid": 6, "tables": 1}
+    with pytest.raises(FailedPrecondition, match=r"shard 1 is held by process 5; .* wait 9\.0 s"):
+        after.shards.register(1, instance=100, now=51.0, **place)
+    assert after.shards.register(1, instance=99, now=51.0, **place).lineage == 1
+    assert after.shards.register(2, instance=100, now=51.0, **place).restoring
 
 
 def test_clusters_have_ids_of_their_own() -> None:
@@ -82,8 +100,8 @@ def test_a_document_without_a_part_is_damaged(key: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(FailedPrecondition, match="format 4, this program reads format 3"):
-        Cluster.from_document({**filled().to_document(), "format": 4}, OPTIONS, now=0.0)
+    with pytest.raises(FailedPrecondition, match="format 5, this program reads format 4"):
+        Cluster.from_document({**filled().to_document(), "format": 5}, OPTIONS, now=0.0)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import grpc
 import pytest
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto import errors
-from sparserow.proto.control import ControlClient, parse_address
+from sparserow.proto.control import ControlClient
+from sparserow.proto.coordinators import parse_address
 from sparserow.proto.errors import InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import error_of_status, status_of_error
 from sparserow.proto.schema import (

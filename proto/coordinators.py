@@ -1,0 +1,116 @@
+"""Where a cluster's coordinator is: one address, or those of several coordinators of which one leads."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+
+from . import control_pb2_grpc as pb_grpc
+from .errors import InvalidArgument
+from .grpc_status import error_of_status, leader_of_status
+from .security import Security, open_channel
+
+ELECTION_SEC = 20.0  # how long several coordinators may take to have a leader
+_PAUSE_SEC = 0.1
+
+
+def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
+    """``HOST:PORT`` (``[HOST]:PORT`` for IPv6) as a pair.
+
+    Raises:
+        InvalidArgument: it is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgument(f"{what}: {address!r} is not allowed; allowed: HOST:PORT, such as 127.0.0.1:7000")
+    return host, int(port)
+
+
+class Addresses:
+    """``HOST:PORT``, or several with commas, and the one that is asked now.
+
+    Raises:
+        InvalidArgument: it is not of that form.
+    """
+
+    def __init__(self, text: str, *, what: str = "address") -> None:
+        self.all = tuple(part.strip() for part in text.split(","))
+        for part in self.all:
+            parse_address(part, what=what)
+        self.now = self.all[0]
+
+    def turn(self, error: grpc.RpcError, asked: str) -> bool:
+        """After a failed call: whether the same call may be made again, of another coordinator.
+
+        Args:
+            error: of the call.
+            asked: whom it was for.
+        """
+        leader = leader_of_status(error)
+        unreachable = error.code() == grpc.StatusCode.UNAVAILABLE and leader is None and not _is_ours(error)
+        silent = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and not _is_ours(error)
+        if len(self.all) == 1 or not (unreachable or silent or leader is not None):
+            return False
+        if asked == self.now:
+            following = self.all[(self.all.index(asked) + 1) % len(self.all)]
+            self.now = leader if leader in self.all and leader != asked else following
+        return not silent
+
+
+def _is_ours(error: grpc.RpcError) -> bool:
+    """Whether the coordinator itself said so."""
+    return any(key.startswith("sparserow-") for key, _ in error.trailing_metadata() or ())
+
+
+class CoordinatorChannel:
+    """Synchronous calls to whichever of the coordinators leads. Thread-safe.
+
+    Args:
+        address: ``HOST:PORT``, or several with commas.
+        security: None: the process's.
+
+    Raises:
+        InvalidArgument: ``address`` is not of that form.
+    """
+
+    def __init__(self, address: str, security: Security | None) -> None:
+        self._addresses = Addresses(address)
+        self._channels = {each: open_channel(each, security) for each in self._addresses.all}
+        self._stubs: dict[str, Any] = {each: pb_grpc.CoordinatorStub(it) for each, it in self._channels.items()}
+
+    def close(self) -> None:
+        """Closes the connections; a later call fails."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def call(self, method: str, request: Any, *, deadline_sec: float, patience_sec: float = 0.0) -> Any:
+        """One call.
+
+        Args:
+            method: its name in the service.
+            request: its message.
+            deadline_sec: of each try.
+            patience_sec: for so long it is tried again while the coordinator cannot be reached or is not ready; only
+                for calls that may be made twice.
+
+        Raises:
+            SparserowError: of the last try.
+        """
+        began = time.monotonic()
+        while True:
+            asked = self._addresses.now
+            try:
+                return getattr(self._stubs[asked], method)(request, timeout=deadline_sec)
+            except grpc.RpcError as error:
+                failure = error_of_status(error, f"coordinator {asked}", remedy="; start it with `sparserow up`")
+                patience = patience_sec if failure.code in ("Unavailable", "DeadlineExceeded") else 0.0
+                if self._addresses.turn(error, asked):
+                    patience = max(patience, ELECTION_SEC)
+                if time.monotonic() - began >= patience:
+                    raise failure from None
+            except ValueError:
+                raise InvalidArgument(f"the connection to coordinator {asked} is closed") from None
+            time.sleep(_PAUSE_SEC)
