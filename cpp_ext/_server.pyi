@@ -517,6 +517,7 @@ class Server:
         stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
         unix_path: of a Unix socket to listen on as well; "": none.
         max_client_connections: from one address; 0: as many as there may be.
+        client_inflight_bytes: of request bodies from one address, at least max_frame_bytes; 0: no bound of its own.
         tls: (authorities for clients or "", certificate, key) in PEM; None: plain TCP. A Unix socket is always plain.
         grants: (SHA-256 of a token, role, namespaces or []) of each token taken; None: whoever reaches the server may
             do everything.
@@ -544,6 +545,7 @@ class Server:
         stall_timeout_ms: int = 30000,
         unix_path: str = "",
         max_client_connections: int = 0,
+        client_inflight_bytes: int = 0,
         tls: tuple[str, str, str] | None = None,
         grants: Sequence[tuple[bytes, str, Sequence[str]]] | None = None,
     ) -> None: ...
@@ -706,3 +708,21 @@ def open_loop_pulls(
     Raises:
         NotFound, InvalidArgument: no such table; ``keys`` are not n batches.
     """
+
+class RawTls:
+    """The reference of ``bench tls``: one end of an OpenSSL connection, without the GIL while it moves bytes.
+
+    Args:
+        fd: of a connected blocking socket, which the caller keeps open.
+        certificate, key: in PEM, of the end that accepts; "": the one that connects, which trusts whoever answers.
+        largest_bytes: of a message.
+
+    Raises:
+        RuntimeError: OpenSSL refuses.
+    """
+
+    def __init__(self, fd: int, *, certificate: str = "", key: str = "", largest_bytes: int) -> None: ...
+    def exchange(self, request_bytes: int, reply_bytes: int) -> None:
+        """Sends ``request_bytes`` (at least 16) and receives ``reply_bytes``."""
+    def answer(self) -> None:
+        """Answers exchanges until the other end leaves."""

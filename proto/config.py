@@ -252,6 +252,7 @@ def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"{dotted}: is missing; allowed: {allowed_of_field(found.field)}"
     message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error" and (found.field is None or "allowed" not in message):
+    is_section = found.field is None or isinstance(value, dict)
+    if detail["type"] == "value_error" and (is_section or "allowed" not in message):
         return f"{dotted}: {message}"  # a rule of the section, in its own words
     return f"{dotted}: {value!r} is not allowed; allowed: {allowed_of_field(found.field)}"

@@ -8,6 +8,8 @@
     client_ca: ca.pem       # servers take only clients that show a certificate of these authorities
     token_file: token       # shown to servers
     tokens: tokens.yaml     # who may come: what `sparserow token` writes
+    limits:                 # of what servers let clients hold
+      client_connections: 64
 
 A process has one identity by default, set where it starts (:func:`use_security`); a caller may give another.
 """
@@ -26,13 +28,47 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import grpc
 from pydantic import Field, model_validator
 
-from .config import FromList, StrictModel, load_config
+from .config import Bytes, FromList, StrictModel, load_config
 from .errors import FailedPrecondition, InvalidArgument
 from .grpc_status import CHANNEL_OPTIONS
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may what those before it may
 _MOST_TOKEN_BYTES = 1024
+
+
+class Limits(StrictModel):
+    """What the data plane of one server lets its clients hold."""
+
+    connections: int = Field(4096, ge=1, le=1 << 20, description="Open connections of all clients.")
+    client_connections: int | None = Field(
+        None, ge=1, le=1 << 20, description="Open connections from one address; null: as many as there may be."
+    )
+    frame_bytes: Bytes = Field(1 << 30, ge=64 << 10, le=(1 << 32) - 8, description="Bytes of one request or reply.")
+    inflight_bytes: Bytes = Field(
+        4 << 30, ge=64 << 10, description="Bytes of requests being received or worked on; more wait for room."
+    )
+    client_inflight_bytes: Bytes | None = Field(
+        None, ge=64 << 10, description="Of these, from one address; null: as many as there may be."
+    )
+
+    @model_validator(mode="after")
+    def _room_for_a_frame(self) -> Limits:
+        for name in ("inflight_bytes", "client_inflight_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < self.frame_bytes:
+                raise InvalidArgument(f"{name}: {value} is less than frame_bytes; allowed: at least {self.frame_bytes}")
+        return self
+
+    def native(self) -> dict[str, int]:
+        """Arguments of the native server."""
+        return {
+            "max_connections": self.connections,
+            "max_client_connections": self.client_connections or 0,
+            "max_frame_bytes": self.frame_bytes,
+            "inflight_budget_bytes": self.inflight_bytes,
+            "client_inflight_bytes": self.client_inflight_bytes or 0,
+        }
 
 
 class SecurityFile(StrictModel):
@@ -46,6 +82,7 @@ class SecurityFile(StrictModel):
     )
     token_file: str | None = Field(None, description="File of the token to show to servers.")
     tokens: str | None = Field(None, description="File of the tokens that servers take; null: whoever reaches them.")
+    limits: Limits = Field(Limits(), description="What servers let clients hold.")
 
     @model_validator(mode="after")
     def _whole(self) -> SecurityFile:
@@ -84,6 +121,7 @@ class Security:
         authorities, certificate, key, client_authorities: texts in PEM, empty when there is none.
         token: shown to servers; empty: none.
         tokens: that a server takes; None: it asks for none.
+        limits: of what servers let clients hold; counts from a server's start.
         files: all that was read.
     """
 
@@ -94,6 +132,7 @@ class Security:
     client_authorities: str = ""
     token: str = field(default="", repr=False)
     tokens: tuple[TokenEntry, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
     files: tuple[Path, ...] = ()
 
     @staticmethod
@@ -132,6 +171,7 @@ class Security:
             client_authorities=text_of("client_ca"),
             token=token,
             tokens=tokens,
+            limits=config.limits,
             files=tuple(files),
         )
 
@@ -146,12 +186,12 @@ class Security:
         return {"tls": tls, "token": self.token}
 
     def native_server(self) -> dict[str, Any]:
-        """Arguments ``tls`` and ``grants`` of the native server."""
+        """Arguments ``tls``, ``grants`` and the limits of the native server."""
         tls = (self.client_authorities, self.certificate, self.key) if self.certificate else None
         grants = None
         if self.tokens is not None:
             grants = [(bytes.fromhex(entry.sha256), entry.role, list(entry.namespaces)) for entry in self.tokens]
-        return {"tls": tls, "grants": grants}
+        return {"tls": tls, "grants": grants, **self.limits.native()}
 
     def give_to(self, server: Any) -> None:
         """Gives a running native server certificates for new connections, and tokens from the next request on.

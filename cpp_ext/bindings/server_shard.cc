@@ -205,7 +205,8 @@ void bind_shard(py::module_& module) {
                        std::uint64_t kept_budget_bytes, std::uint32_t max_connections, std::uint64_t cluster_id,
                        std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
                        std::uint32_t stall_timeout_ms, std::string unix_path, std::uint32_t max_client_connections,
-                       const TlsTuple& tls, const std::optional<std::vector<GrantTuple>>& grants) {
+                       std::uint64_t client_inflight_bytes, const TlsTuple& tls,
+                       const std::optional<std::vector<GrantTuple>>& grants) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
                                              .unix_path = std::move(unix_path),
@@ -215,6 +216,7 @@ void bind_shard(py::module_& module) {
                                              .kept_budget_bytes = kept_budget_bytes,
                                              .max_connections = max_connections,
                                              .max_client_connections = max_client_connections,
+                                             .client_inflight_bytes = client_inflight_bytes,
                                              .tls = tls_of<rpc::TlsContext::for_server>(tls),
                                              .grants = grants_of(grants),
                                              .cluster_id = cluster_id,
@@ -231,7 +233,7 @@ void bind_shard(py::module_& module) {
            py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,
            py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
            py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "",
-           py::arg("max_client_connections") = 0, py::arg("tls") = TlsTuple(),
+           py::arg("max_client_connections") = 0, py::arg("client_inflight_bytes") = 0, py::arg("tls") = TlsTuple(),
            py::arg("grants") = std::optional<std::vector<GrantTuple>>())
       .def(
           "set_tls",

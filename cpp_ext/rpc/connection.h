@@ -37,10 +37,8 @@ struct PullRequest {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // peer: the address that it comes from, of which the server counts connections.
-  Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::string peer);
+  Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::shared_ptr<Peer> peer);
   ~Connection();
-  [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
 
   // Serves until the peer leaves, breaks the grammar or close() is called.
   void start();
@@ -60,6 +58,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Body {
     std::span<const std::byte> bytes;
     Buffer buffer;
+    Charge client_charge;
     Charge charge;
     std::size_t staged = 0;  // bytes to consume from staging when served
   };
@@ -75,7 +74,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<bool> fill(std::size_t wanted);
   Task<bool> read_into(std::span<std::byte> into);
   Task<Status> read_body(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
-  Task<Status> acquire_inflight(std::uint64_t bytes, std::chrono::steady_clock::time_point deadline);
+  Task<Status> acquire(InflightBudget& budget, std::uint64_t bytes, std::chrono::steady_clock::time_point deadline);
+  void mark_moved() noexcept;
   void consume(std::size_t bytes) noexcept;
 
   Task<bool> write_all(std::span<const std::byte> bytes);
@@ -129,7 +129,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::strand<asio::io_context::executor_type> strand_;
   asio::posix::stream_descriptor readiness_;  // waits on the stream's fd; does not own it
   asio::steady_timer budget_timer_;
-  const std::string peer_;
+  const std::shared_ptr<Peer> peer_;
   Grant grant_;
   std::uint64_t grant_generation_ = 0;  // of the access list, when grant_ was taken from it
   std::vector<std::byte> staging_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <list>
+#include <map>
 #include <thread>
 
 #include "rpc/connection.h"
@@ -34,6 +35,10 @@ Status check(const ServerOptions& options) {
   SR_RETURN_IF_ERROR(check_range("max_frame_bytes", options.max_frame_bytes, 64u << 10, 0xfffffff8u));
   SR_RETURN_IF_ERROR(check_range("inflight_budget_bytes", options.inflight_budget_bytes, options.max_frame_bytes,
                                  std::uint64_t{1} << 62));
+  if (options.client_inflight_bytes != 0) {
+    SR_RETURN_IF_ERROR(check_range("client_inflight_bytes", options.client_inflight_bytes, options.max_frame_bytes,
+                                   std::uint64_t{1} << 62));
+  }
   SR_RETURN_IF_ERROR(check_range("kept_budget_bytes", options.kept_budget_bytes, 0, std::uint64_t{1} << 62));
   SR_RETURN_IF_ERROR(check_range("max_connections", options.max_connections, 1, 1u << 20));
   SR_RETURN_IF_ERROR(check_range("default_deadline_ms", options.default_deadline_ms, 1, 86'400'000));
@@ -72,7 +77,8 @@ class Server::Impl {
   asio::awaitable<void> accept_loop(asio::posix::stream_descriptor& listener);
   asio::awaitable<void> tick_loop();
   void admit(int fd);
-  Status check_room(const std::string& peer);
+  Status check_room(const Peer& peer) const;
+  std::shared_ptr<Peer> peer_of(const std::string& address);
   std::vector<std::shared_ptr<Connection>> connections();
 
   ServerCore core_;
@@ -83,6 +89,7 @@ class Server::Impl {
   std::atomic<bool> stopping_{false};
   std::mutex connections_mutex_;
   std::list<std::weak_ptr<Connection>> connections_;  // guarded by connections_mutex_
+  std::map<std::string, std::weak_ptr<Peer>> peers_;  // guarded by connections_mutex_
 };
 
 asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& listener) {
@@ -106,10 +113,10 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
 }
 
 void Server::Impl::admit(int fd) {
-  std::string peer = peer_address(fd);
+  auto peer = peer_of(peer_address(fd));
   auto stream = make_socket_stream(fd);
-  const auto tls = peer.empty() ? nullptr : core_.tls();
-  if (Status status = check_room(peer); !status.is_ok()) {
+  const auto tls = peer->address.empty() ? nullptr : core_.tls();
+  if (Status status = check_room(*peer); !status.is_ok()) {
     const auto refusal = error_frame(FrameHeader{}, status);
     const iovec piece{const_cast<std::byte*>(refusal.data()), refusal.size()};
     if (!tls) static_cast<void>(stream->try_write(std::span(&piece, 1)));  // best effort: the peer may not read it
@@ -124,18 +131,27 @@ void Server::Impl::admit(int fd) {
   connection->start();
 }
 
-Status Server::Impl::check_room(const std::string& peer) {
+Status Server::Impl::check_room(const Peer& peer) const {
   const std::uint32_t limit = core_.options.max_connections;
   if (core_.counters.connections_open >= limit) {
     return Status(Code::kResourceExhausted, "the shard has its " + std::to_string(limit) + " connections already");
   }
   const std::uint32_t of_client = core_.options.max_client_connections;
-  if (of_client == 0 || peer.empty()) return Status::ok();
-  const auto all = connections();
-  const auto theirs = std::count_if(all.begin(), all.end(), [&peer](const auto& one) { return one->peer() == peer; });
-  if (theirs < static_cast<std::ptrdiff_t>(of_client)) return Status::ok();
+  if (of_client == 0 || peer.address.empty() || peer.connections < of_client) return Status::ok();
   return Status(Code::kResourceExhausted,
-                peer + " has its " + std::to_string(of_client) + " connections to this shard already");
+                peer.address + " has its " + std::to_string(of_client) + " connections to this shard already");
+}
+
+// Those of one address share one, as long as one of its connections lives. Unix sockets are not bounded.
+std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
+  if (address.empty()) return std::make_shared<Peer>(address, UINT64_MAX);
+  const std::lock_guard lock(connections_mutex_);
+  if (auto known = peers_[address].lock()) return known;
+  std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
+  const std::uint64_t limit = core_.options.client_inflight_bytes;
+  auto peer = std::make_shared<Peer>(address, limit == 0 ? UINT64_MAX : limit);
+  peers_[address] = peer;
+  return peer;
 }
 
 std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {

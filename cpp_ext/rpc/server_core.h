@@ -33,6 +33,7 @@ class InflightBudget {
   // Calls `wake` at the next release. Returns false, without keeping it, when the bytes fit by now.
   bool wait(std::uint64_t bytes, std::function<void()> wake);
   [[nodiscard]] std::uint64_t used() const;
+  [[nodiscard]] std::uint64_t limit() const noexcept { return limit_; }
 
  private:
   const std::uint64_t limit_;
@@ -63,6 +64,14 @@ class Charge {
  private:
   InflightBudget* budget_ = nullptr;
   std::uint64_t bytes_ = 0;
+};
+
+// Where connections come from, and what all of them hold at once.
+struct Peer {
+  Peer(std::string from, std::uint64_t inflight_limit) : address(std::move(from)), inflight(inflight_limit) {}
+  const std::string address;  // empty: of a Unix socket
+  std::atomic<std::uint32_t> connections{0};
+  InflightBudget inflight;
 };
 
 struct Route {

@@ -215,6 +215,7 @@ TEST_CASE("server options out of range are refused by name") {
   CHECK(message([](ServerOptions& o) { o.io_threads = 0; }).find("io_threads: 0") == 0);
   CHECK(message([](ServerOptions& o) { o.max_frame_bytes = 1; }).find("max_frame_bytes: 1") == 0);
   CHECK(message([](ServerOptions& o) { o.inflight_budget_bytes = 1; }).find("inflight_budget_bytes: 1") == 0);
+  CHECK(message([](ServerOptions& o) { o.client_inflight_bytes = 1; }).find("client_inflight_bytes: 1") == 0);
   CHECK(message([](ServerOptions& o) { o.default_deadline_ms = 0; }).find("default_deadline_ms: 0") == 0);
 }
 
@@ -408,7 +409,8 @@ TEST_CASE("bodies beyond the in-flight budget wait their turn") {
   const auto table = sgd_table("t/a", 64, 0.0f);
   ServerOptions options;
   options.max_frame_bytes = 4u << 20;
-  options.inflight_budget_bytes = 4u << 20;
+  SUBCASE("of the shard") { options.inflight_budget_bytes = 4u << 20; }
+  SUBCASE("of one address") { options.client_inflight_bytes = 4u << 20; }
   Cluster cluster(1, {table}, options);
   cluster.set_job(std::nullopt, 4);
   std::vector<std::thread> pushing;

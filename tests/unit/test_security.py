@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sparserow.cpp_ext import _client, _server
 from sparserow.deploy.security_files import (
     add_token,
     certificate_names,
@@ -41,6 +43,24 @@ def test_init_makes_what_a_server_and_a_client_need(folder: Path) -> None:
     assert "PRIVATE" not in repr(security)
     with pytest.raises(FailedPrecondition, match="holds files already"):
         init_security(folder, ["127.0.0.1"], valid_sec=3600)
+
+
+def test_limits_reach_the_server(folder: Path) -> None:
+    assert Security.load(folder / "security.yaml").native_server()["max_connections"] == 4096
+    (folder / "limited.yaml").write_text(
+        "limits: {connections: 7, client_connections: 3, frame_bytes: 1MiB, client_inflight_bytes: 2MiB}"
+    )
+    given = Security.load(folder / "limited.yaml").native_server()
+    assert (given["max_connections"], given["max_client_connections"]) == (7, 3)
+    assert (given["max_frame_bytes"], given["client_inflight_bytes"]) == (1 << 20, 2 << 20)
+    server = _server.Server(_server.Store(slot_count=16), **given)
+    with pytest.raises(Exception, match=r"127\.0\.0\.1 has its 3 connections"):
+        [_connected(server.port) for _ in range(4)]
+
+
+def _connected(port: int) -> _client.Client:
+    owner = np.zeros(16, np.uint16)
+    return _client.Client(shards=[("127.0.0.1", port)], slot_owner=owner, route_epoch=0, connect_timeout_ms=500)
 
 
 def test_names_of_certificates() -> None:
@@ -87,6 +107,8 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
         ("ca: nowhere.pem", "ca: .*nowhere.pem cannot be read"),
         ("token_file: empty", "token_file: allowed: a token of 1 to"),
         ("tokens: bad.yaml", "sha256: 'xyz' is not allowed"),
+        ("limits: {connections: 0}", "limits.connections: 0 is not allowed; allowed: "),
+        ("limits: {client_inflight_bytes: 1MiB}", "client_inflight_bytes: 1048576 is less than frame_bytes"),
     ],
 )
 def test_what_is_wrong_in_a_security_file_is_named(folder: Path, text: str, words: str) -> None:

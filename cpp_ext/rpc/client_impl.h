@@ -1,0 +1,113 @@
+// What a Client is made of: calls that wait for their requests, and one caller at a time that does the I/O of all.
+#pragma once
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <vector>
+
+#include "rpc/channel.h"
+#include "rpc/client.h"
+
+namespace sparserow::rpc {
+
+// What one table adds to a request's body; stays in place until the request is done.
+struct TableHead {
+  SectionHeader section;
+  TableDescriptor descriptor;
+};
+static_assert(sizeof(TableHead) == 56);
+
+// A request with the memory that its body points into.
+struct Outgoing {
+  Request request;
+  std::vector<TableHead> heads;
+  std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
+  ScanPayload scan;
+};
+
+class FileHandle {
+ public:
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(const FileHandle&) = delete;
+  FileHandle& operator=(const FileHandle&) = delete;
+  ~FileHandle() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] int get() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+class Client::Impl {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Impl(const ClientOptions& options);
+
+  Status connect();
+  Status pull(std::span<const TablePull> tables, const CallOptions& options);
+  Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
+  std::uint64_t hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline);
+  Status push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options, std::uint8_t flags,
+              bool every_shard);
+  Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags);
+  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                              std::span<const std::uint32_t> shard_begin, const CallOptions& options);
+  Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
+                        bool with_state, const CallOptions& options);
+  ClientStats stats() const;
+  Status touch(std::chrono::milliseconds deadline);
+  void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
+  [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
+  template <class Change>
+  void change_held(Change change) {
+    const Lock lock(mutex_);
+    for (Channel& channel : channels_) change(channel.held());
+  }
+  [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // One caller waiting for its requests.
+  struct Call {
+    explicit Call(std::chrono::milliseconds allowed) : begun(Clock::now()), deadline(begun + allowed) {}
+    const Clock::time_point begun;
+    Clock::time_point deadline;
+    bool is_patient = true;  // waits longer while a shard is being restored
+    std::list<Outgoing> requests;
+    std::uint32_t open = 0;  // requests not done; guarded by mutex_
+    std::condition_variable wake;
+  };
+
+  void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
+  Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
+  Status run(Call& call);
+  void hold(const Call& call, bool decided);
+  [[nodiscard]] bool is_in_time(Call& call) const;
+  void lead(Lock& lock, Call& call);
+  void wake_leader();
+  void notify_finished();
+  [[nodiscard]] std::uint32_t shards() const noexcept { return static_cast<std::uint32_t>(options_.shards.size()); }
+
+  const ClientOptions options_;
+  const pid_t pid_;
+  const FileHandle wake_;
+  std::atomic<Clock::rep> grace_{0};
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<Channel> channels_;
+  std::list<Call*> calls_;
+  bool leading_ = false;
+  ClientStats stats_;
+  std::vector<pollfd> polled_;  // the leader's
+};
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,302 @@
+// The requests of a client: rows pulled, looked up, pushed, hinted, erased and scanned.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "rpc/client_impl.h"
+#include "rpc/partition.h"
+
+namespace sparserow::rpc {
+namespace {
+
+const std::array<std::byte, 8> kZeros{};
+
+iovec piece_of(const void* bytes, std::size_t count) { return {const_cast<void*>(bytes), count}; }
+
+void add_piece(Request& request, const void* bytes, std::size_t count) {
+  if (count == 0) return;
+  request.body.push_back(piece_of(bytes, count));
+  request.header.body_bytes += static_cast<std::uint32_t>(count);
+}
+
+// Names rows by their keys; out.heads must have room.
+void name_rows(Outgoing& out, std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  TableHead& head = out.heads.emplace_back();
+  head.descriptor.table_id = table_id;
+  head.descriptor.dim = 1;  // not looked at: keys alone name rows
+  head.descriptor.n = static_cast<std::uint32_t>(keys.size());
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  head.section.flags = kSectionRequired;
+  head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true});
+  ++out.request.header.section_count;
+  add_piece(out.request, &head, sizeof head);
+  add_piece(out.request, keys.data(), keys.size_bytes());
+}
+
+// The count of a reply that is an ACK.
+Result<std::uint64_t> acknowledged(const Request& request) {
+  SectionReader sections(request.reply, 1);
+  auto section = sections.next();
+  if (!section.is_ok()) return section.status();
+  const auto ack = parse_ack(section.value() ? section.value()->payload : std::span<const std::byte>());
+  if (!ack.is_ok()) return ack.status();
+  return ack.value().count;
+}
+
+Status check_groups(const char* field, std::uint32_t dim, std::span<const std::uint64_t> keys,
+                    std::span<const std::uint32_t> shard_begin, std::size_t shards) {
+  const bool ordered = std::is_sorted(shard_begin.begin(), shard_begin.end());
+  if (shard_begin.size() != shards + 1 || !ordered || shard_begin.front() != 0 || shard_begin.back() != keys.size()) {
+    return Status(Code::kInvalidArgument,
+                  std::string(field) + ".shard_begin: must rise from 0 to the number of keys (" +
+                      std::to_string(keys.size()) + ") in " + std::to_string(shards + 1) + " entries");
+  }
+  if (dim == 0 || dim > kMaxDim) {
+    return Status(Code::kInvalidArgument, std::string(field) + ".dim: " + std::to_string(dim) + "; allowed: [1, " +
+                                              std::to_string(kMaxDim) + "]");
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& options) {
+  for (const TablePull& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("pull", table.dim, table.keys, table.shard_begin, shards()));
+    if (table.known != nullptr && table.versions == nullptr) {
+      return Status(Code::kInvalidArgument, "pull.versions: must be set when pull.known is");
+    }
+    if (table.changed != nullptr) std::fill_n(table.changed, table.keys.size(), std::uint8_t{0});
+  }
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0 && options.writes_of_others == nullptr) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kPull, FrameType::kRows, options.step);
+        out->heads.reserve(tables.size());
+        if (options.writes_of_others != nullptr) {
+          out->request.header.flags |= kFrameWrites;
+          out->request.needs |= kFeatureWriteCounts;
+          out->request.reply_sequence = options.writes_of_others + shard;
+        }
+      }
+      add_keys(*out, table, shard);
+    }
+  }
+  return run(call);
+}
+
+// A shard's keys of one table, and where its rows go. The heads have their room.
+void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const {
+  const std::uint32_t begin = table.shard_begin[shard];
+  const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+  TableHead& head = out.heads.emplace_back();
+  head.descriptor.table_id = table.table_id;
+  head.descriptor.schema_version = table.schema_version;
+  head.descriptor.dim = table.dim;
+  head.descriptor.dtype = options_.wire_dtype;
+  head.descriptor.n = n;
+  head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
+                                                    (table.found != nullptr ? kTableFound : 0) |
+                                                    (table.known != nullptr ? kTableKnown : 0));
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  head.section.flags = kSectionRequired;
+  const bool conditional = table.known != nullptr;
+  head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
+  add_piece(out.request, &head, sizeof head);
+  add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+  if (conditional) {
+    add_piece(out.request, table.known + begin, std::size_t{n} * 8);
+    out.request.needs |= kFeatureConditionalPull;
+  }
+  ++out.request.header.section_count;
+  out.request.sinks.push_back({.expected = head.descriptor,
+                               .rows = table.rows + std::size_t{begin} * table.dim,
+                               .versions = table.versions != nullptr ? table.versions + begin : nullptr,
+                               .found = table.found != nullptr ? table.found + begin : nullptr,
+                               .changed = table.changed != nullptr ? table.changed + begin : nullptr});
+}
+
+Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptions& options,
+                            std::vector<ShardAnswer>& answers) {
+  for (const TablePull& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("lookup", table.dim, table.keys, table.shard_begin, shards()));
+  }
+  answers.assign(shards(), {});
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      if (table.shard_begin[shard + 1] == table.shard_begin[shard]) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kLookup, FrameType::kRows, kNoStep);
+        out->heads.reserve(tables.size());
+        out->request.header.namespace_id = options.model;
+        out->request.header.sequence = options.routing_key;
+        out->request.needs |= kFeatureLookup;
+        out->request.reply_sequence = &answers[shard].version;
+      }
+      add_keys(*out, table, shard);
+    }
+  }
+  const Status status = run(call);
+  bool is_theirs = false;
+  for (const Outgoing& out : call.requests) {
+    answers[out.request.shard].is_asked = true;
+    answers[out.request.shard].status = out.request.status;
+    is_theirs |= !out.request.status.is_ok();
+  }
+  return is_theirs ? Status::ok() : status;
+}
+
+Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options,
+                          std::uint8_t flags, bool every_shard) {
+  for (const TablePush& table : tables) {
+    SR_RETURN_IF_ERROR(check_groups("push", table.dim, table.keys, table.shard_begin, shards()));
+  }
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    const bool any = std::any_of(tables.begin(), tables.end(), [&](const TablePush& table) {
+      return table.shard_begin[shard + 1] > table.shard_begin[shard];
+    });
+    if (!any && !every_shard) continue;
+    Outgoing& out = add(call, shard, type, FrameType::kAck, options.step);
+    out.request.header.sequence = options.sequence;
+    out.request.header.flags = static_cast<std::uint8_t>(flags | (options.grad_sum ? kFrameGradSum : 0));
+    out.heads.reserve(tables.size());
+    std::uint64_t body_bytes = 0;
+    for (const TablePush& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0) continue;
+      TableHead& head = out.heads.emplace_back();
+      head.descriptor.table_id = table.table_id;
+      head.descriptor.schema_version = table.schema_version;
+      head.descriptor.dim = table.dim;
+      head.descriptor.dtype = options_.wire_dtype;
+      head.descriptor.n = n;
+      head.descriptor.lr = table.lr;
+      head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableGrads);
+      head.section.flags = kSectionRequired;
+      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
+      body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
+      if (body_bytes > UINT32_MAX - 7) {
+        return Status(Code::kInvalidArgument, "push: " + std::to_string(body_bytes) +
+                                                  " bytes for one shard; a frame has less than 2^32, send fewer rows");
+      }
+      const std::size_t count = std::size_t{n} * table.dim;
+      const float* grads = table.grads + std::size_t{begin} * table.dim;
+      const void* sent = grads;
+      const std::size_t bytes = count * size_of(options_.wire_dtype);
+      if (options_.wire_dtype != Dtype::kFloat32) {
+        auto& narrowed = out.narrowed.emplace_back(bytes);
+        convert_from_float(options_.wire_dtype, grads, narrowed.data(), count);
+        sent = narrowed.data();
+      }
+      add_piece(out.request, &head, sizeof head);
+      add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+      add_piece(out.request, sent, bytes);
+      add_piece(out.request, kZeros.data(), padded8(bytes) - bytes);
+      ++out.request.header.section_count;
+    }
+  }
+  const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
+  if (options_.replay_bytes > 0 && has_content) hold(call, type == FrameType::kCommit);
+  return run(call);
+}
+
+Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags) {
+  return push(type, {}, options, flags, true);
+}
+
+// Shards are asked together; one that does not know hints, or fails, brings nothing.
+std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) {
+  Call call(deadline);
+  for (const TablePull& table : tables) {
+    if (!check_groups("hint", table.dim, table.keys, table.shard_begin, shards()).is_ok()) return 0;
+  }
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    Outgoing* out = nullptr;
+    for (const TablePull& table : tables) {
+      const std::uint32_t begin = table.shard_begin[shard];
+      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+      if (n == 0) continue;
+      if (out == nullptr) {
+        out = &add(call, shard, FrameType::kHint, FrameType::kAck, kNoStep);
+        out->request.needs = kFeatureHints;
+        out->heads.reserve(tables.size());
+      }
+      name_rows(*out, table.table_id, table.keys.subspan(begin, n));
+    }
+  }
+  static_cast<void>(run(call).is_ok());
+  std::uint64_t taken = 0;
+  for (const Outgoing& out : call.requests) {
+    if (!out.request.done || !out.request.status.is_ok()) continue;
+    const auto one = acknowledged(out.request);
+    taken += one.is_ok() ? one.value() : 0;
+  }
+  return taken;
+}
+
+Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                          std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
+  SR_RETURN_IF_ERROR(check_groups("erase", 1, keys, shard_begin, shards()));
+  Call call(options.deadline);
+  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    const std::uint32_t begin = shard_begin[shard];
+    const std::uint32_t n = shard_begin[shard + 1] - begin;
+    if (n == 0) continue;
+    Outgoing& out = add(call, shard, FrameType::kDelete, FrameType::kAck, options.step);
+    out.request.header.sequence = options.sequence;
+    name_rows(out, table_id, keys.subspan(begin, n));
+  }
+  SR_RETURN_IF_ERROR(run(call));
+  std::uint64_t count = 0;
+  for (const Outgoing& out : call.requests) {
+    const auto one = acknowledged(out.request);
+    if (!one.is_ok()) return one.status();
+    count += one.value();
+  }
+  return count;
+}
+
+Result<ScanPage> Client::Impl::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
+                                    std::uint32_t max_rows, bool with_state, const CallOptions& options) {
+  if (shard >= shards()) {
+    return Status(Code::kInvalidArgument,
+                  "shard: " + std::to_string(shard) + "; allowed: [0, " + std::to_string(shards()) + ")");
+  }
+  Call call(options.deadline);
+  Outgoing& out = add(call, shard, FrameType::kScan, FrameType::kScanPage, options.step);
+  out.scan = {.cursor = cursor, .table_id = table_id, .max_rows = max_rows, .with_state = with_state ? 1u : 0u};
+  TableHead& head = out.heads.emplace_back();
+  head.section.kind = static_cast<std::uint16_t>(SectionKind::kScan);
+  head.section.flags = kSectionRequired;
+  head.section.payload_bytes = sizeof out.scan;
+  out.request.header.section_count = 1;
+  add_piece(out.request, &head.section, sizeof head.section);
+  add_piece(out.request, &out.scan, sizeof out.scan);
+  SR_RETURN_IF_ERROR(run(call));
+  SectionReader sections(out.request.reply, 1);
+  auto section = sections.next();
+  if (!section.is_ok()) return section.status();
+  if (!section.value() || section.value()->kind != SectionKind::kScanPage) {
+    return Status(Code::kDataLoss, "malformed reply: no SCAN_PAGE section");
+  }
+  auto view = parse_scan_page(section.value()->payload);
+  if (!view.is_ok()) return view.status();
+  const ScanPageView& page = view.value();
+  return ScanPage{.keys = {page.keys.begin(), page.keys.end()},
+                  .versions = {page.versions.begin(), page.versions.end()},
+                  .update_counts = {page.update_counts.begin(), page.update_counts.end()},
+                  .rows = {page.rows.begin(), page.rows.end()},
+                  .state = {page.state.begin(), page.state.end()},
+                  .next_cursor = page.page.next_cursor};
+}
+
+}  // namespace sparserow::rpc

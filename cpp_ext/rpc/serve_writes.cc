@@ -1,0 +1,145 @@
+// Commits, their cancellation, and rows assigned or erased by key.
+#include <algorithm>
+#include <cstring>
+
+#include "rpc/connection.h"
+#include "rpc/reply_frames.h"
+
+namespace sparserow::rpc {
+
+const float* Connection::floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners) {
+  if (view.descriptor.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(view.rows.data());
+  const std::size_t count = std::size_t{view.descriptor.n} * view.descriptor.dim;
+  auto widened = std::make_shared<Buffer>(core_.buffers.acquire(count * sizeof(float)));
+  auto* floats = reinterpret_cast<float*>(widened->data());
+  convert_to_float(view.descriptor.dtype, view.rows.data(), floats, count);
+  owners.push_back(std::move(widened));
+  return floats;
+}
+
+Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& body) {
+  const bool prepared = (header.flags & kFramePrepared) != 0;
+  if (body.buffer.data() == nullptr) {  // what may be kept must not point into the staging buffer
+    body.buffer = core_.buffers.acquire(std::max<std::size_t>(1, body.bytes.size()));
+    if (!body.bytes.empty()) std::memcpy(body.buffer.data(), body.bytes.data(), body.bytes.size());
+    body.bytes = {body.buffer.data(), body.bytes.size()};
+  }
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  const bool commits = static_cast<FrameType>(header.type) == FrameType::kCommit;
+  if (prepared && (!commits || !views.empty())) {
+    return {Status(Code::kInvalidArgument, "header.flags: PREPARED is for a COMMIT without tables"), true, {}};
+  }
+  std::vector<std::shared_ptr<void>> owners;
+  Commit commit{.job_id = header.job_id,
+                .worker_id = header.worker_id,
+                .worker_epoch = header.worker_epoch,
+                .sequence = header.sequence,
+                .step = header.step,
+                .grad_sum = (header.flags & kFrameGradSum) != 0,
+                .blocks = {},
+                .owner = nullptr};
+  for (const TableView& view : views) {
+    Status status = check_table(*core_.store, view.descriptor);
+    if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    commit.blocks.push_back({.table_id = view.descriptor.table_id,
+                             .dim = view.descriptor.dim,
+                             .lr = view.descriptor.lr,
+                             .keys = view.keys,
+                             .grads = floats_of(view, owners)});
+  }
+  owners.push_back(std::make_shared<Buffer>(std::move(body.buffer)));
+  commit.owner = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(owners));
+  if (!commits) {
+    Status status = core_.commits.prepare(std::move(commit));
+    if (!status.is_ok()) return {std::move(status), false, {}};
+    return {Status::ok(), false, ack_frame(header, 0, false)};
+  }
+  auto result = core_.commits.commit(std::move(commit), prepared);
+  if (!result.is_ok()) return {result.status(), false, {}};
+  if (!result.value().duplicate) core_.counters.rows_written += result.value().applied_rows;
+  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+}
+
+Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  if (!views.empty()) return {Status(Code::kInvalidArgument, "ABORT: no table is allowed"), true, {}};
+  Status status = core_.commits.abort(header.job_id, header.worker_id, header.worker_epoch, header.sequence);
+  if (!status.is_ok()) return {std::move(status), false, {}};
+  return {Status::ok(), false, ack_frame(header, 0, false)};
+}
+
+// A write by key that has a sequence is done once; one that has none is nobody's.
+Connection::Outcome Connection::write_rows(const FrameHeader& header,
+                                           const std::function<Result<std::uint64_t>()>& write) {
+  if (header.sequence == 0) {
+    const auto rows = core_.commits.write_unnamed(write);
+    if (!rows.is_ok()) return {rows.status(), false, {}};
+    return {Status::ok(), false, ack_frame(header, rows.value(), false)};
+  }
+  const auto result =
+      core_.commits.write_once({header.worker_id, header.worker_epoch}, header.job_id, header.sequence, write);
+  if (!result.is_ok()) return {result.status(), false, {}};
+  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+}
+
+Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  return write_rows(header, [&]() -> Result<std::uint64_t> {
+    // All memory is promised before the first row is set: a frame is assigned whole or not at all.
+    std::vector<Store::Reservation> reservations;
+    for (const TableView& view : views) {
+      SR_RETURN_IF_ERROR(check_table(*core_.store, view.descriptor));
+      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
+      if (!reservation.is_ok()) return reservation.status();
+      reservations.push_back(std::move(reservation).value());
+    }
+    std::uint64_t rows = 0;
+    for (const TableView& view : views) {
+      std::vector<std::shared_ptr<void>> owners;
+      const Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
+      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      SR_RETURN_IF_ERROR(status);
+      rows += view.keys.size();
+    }
+    core_.counters.rows_written += rows;
+    return rows;
+  });
+}
+
+Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Body& body) {
+  std::vector<TableView> views;
+  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
+    return outcome;
+  }
+  return write_rows(header, [&]() -> Result<std::uint64_t> {
+    for (const TableView& view : views) {
+      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      if (!view.known.empty()) return Status(Code::kInvalidArgument, "DELETE: takes no known versions");
+      const auto schema = core_.store->schema(view.descriptor.table_id);
+      if (!schema) return no_table(view.descriptor.table_id);
+      SR_RETURN_IF_ERROR(grant_.allows_table(schema->name));
+    }
+    std::uint64_t rows = 0;
+    for (const TableView& view : views) {
+      auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
+      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      if (!erased.is_ok()) return erased.status();
+      rows += erased.value();
+    }
+    core_.counters.rows_written += rows;
+    return rows;
+  });
+}
+
+}  // namespace sparserow::rpc
