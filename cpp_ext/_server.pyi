@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 HASH_VERSION: int
 STALENESS_BOUNDS: list[int]
+REQUEST_BOUNDS_US: list[int]
 NOT_FOLLOWED: int  # in a cursor's versions: the follower does not want this slot
 
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
@@ -521,6 +522,7 @@ class Server:
         tls: (authorities for clients or "", certificate, key) in PEM; None: plain TCP. A Unix socket is always plain.
         grants: (SHA-256 of a token, role, namespaces or []) of each token taken; None: whoever reaches the server may
             do everything.
+        observe: whether requests are timed and their keys sampled.
 
     Raises:
         Unavailable: the port is taken (names host:port).
@@ -548,6 +550,7 @@ class Server:
         client_inflight_bytes: int = 0,
         tls: tuple[str, str, str] | None = None,
         grants: Sequence[tuple[bytes, str, Sequence[str]]] | None = None,
+        observe: bool = True,
     ) -> None: ...
     def set_tls(self, tls: tuple[str, str, str] | None) -> None:
         """Of connections made from now on.
@@ -670,6 +673,13 @@ class Server:
 
         ``job_steps`` is {job id: highest step that a worker has committed}; ``staleness`` {table id: (pulls by
         bucket, sum of their steps)}, where bucket i holds those of at most ``STALENESS_BOUNDS[i]``, the last the rest.
+        ``request_times`` is {kind: (requests by bucket, sum of their seconds)}, bounds: ``REQUEST_BOUNDS_US``. Kinds:
+        pull, pull_waited (for the clock, the wait included), lookup, commit, write, scan, other.
+        """
+
+    def hot_keys(self, most: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+        """The keys that pulls and lookups ask for most: how many were sampled of late (at most 65,536), and by falling
+        sure count (table id, key, count, error), where the count is of samples and too high by at most the error.
         """
 
     def drain(self, deadline_ms: int) -> None:

@@ -36,6 +36,7 @@ from ..proto.schema import TableSchema
 from ..worker.lease import REPLAY_BYTES, Lease
 from ..worker.shard_client import shard_client
 from ..worker.table import TableRows
+from .gateway_metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +128,13 @@ class Gateway:
 
     Args:
         coordinator: ``HOST:PORT`` of the training cluster.
+
+    Attributes:
+        metrics: of its calls.
     """
 
     def __init__(self, coordinator: str) -> None:
+        self.metrics = GatewayMetrics()
         self._coordinator = coordinator
         self._lock = threading.Lock()
         self._namespaces: dict[str, _Namespace] = {}
@@ -145,9 +150,10 @@ class Gateway:
     async def Pull(self, request: pb.PullRowsRequest, context: Any) -> pb.PullRowsReply:
         """Rows of keys."""
         keys = _keys(request.keys, request.packed_keys)
-        schema, rows, found = await asyncio.to_thread(
-            self._with, request.namespace, lambda namespace: namespace.pull(request.table, keys)
-        )
+        with self.metrics.call("Pull", len(keys)):
+            schema, rows, found = await asyncio.to_thread(
+                self._with, request.namespace, lambda namespace: namespace.pull(request.table, keys)
+            )
         return pb.PullRowsReply(dim=schema.dim, rows=rows.astype("<f4", copy=False).tobytes(), found=found.tobytes())
 
     async def Push(self, request: pb.PushRowsRequest, context: Any) -> pb.PushRowsReply:
@@ -155,8 +161,15 @@ class Gateway:
         keys = _keys(request.keys, request.packed_keys)
         lr = request.lr if request.HasField("lr") else None
         pushes = self._pushes(request.client)
+        with self.metrics.call("Push", len(keys)):
+            return await self._push_once(request, pushes, keys, lr)
+
+    async def _push_once(
+        self, request: pb.PushRowsRequest, pushes: _Pushes, keys: NDArray[np.uint64], lr: float | None
+    ) -> pb.PushRowsReply:
         async with pushes.lock:
             if _is_repeated(request, pushes):
+                self.metrics.repeated()
                 return pb.PushRowsReply(was_applied_before=True)
             try:
                 await asyncio.to_thread(
@@ -175,7 +188,9 @@ class Gateway:
             raise InvalidArgument(f"client: {client!r} is not allowed; allowed: 1 to 200 bytes")
         if client not in self._clients and len(self._clients) >= MOST_CLIENTS:
             raise ResourceExhausted(f"client {client!r}: this gateway knows {MOST_CLIENTS} clients; restart it")
-        return self._clients.setdefault(client, _Pushes())
+        pushes = self._clients.setdefault(client, _Pushes())
+        self.metrics.clients = len(self._clients)
+        return pushes
 
     def _with(self, name: str, call: Callable[[_Namespace], T]) -> T:
         """The call in a namespace. One that was refused because the cluster has changed is made again, once."""
@@ -198,6 +213,7 @@ class Gateway:
         with self._lock:
             if name not in self._namespaces:
                 self._namespaces[name] = _Namespace(self._coordinator, name)
+                self.metrics.namespaces = len(self._namespaces)
             return self._namespaces[name]
 
     def _drop(self, name: str, namespace: _Namespace) -> None:
@@ -205,6 +221,7 @@ class Gateway:
             if self._namespaces.get(name) is not namespace:
                 return
             del self._namespaces[name]
+            self.metrics.namespaces = len(self._namespaces)
         try:
             namespace.close()
         except SparserowError as error:

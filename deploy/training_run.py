@@ -47,15 +47,18 @@ def run_worker(
     """
     import torch
 
+    from ..ps_server.metrics import serve_metrics
     from ..worker.tracing import NoTrace, RecordedTrace, write_trace
     from ..worker.trainer import Trainer
+    from .training_metrics import TrainingMetrics
 
     torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
     watcher: Observer = observer if group.rank == 0 else Silence()
+    metrics = TrainingMetrics(group.rank, watcher)
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
-        trainer = Trainer(job, group=group, backend=backend, observer=watcher)
+        trainer = Trainer(job, group=group, backend=backend, observer=metrics)
         if resume != "never":
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()
@@ -68,29 +71,37 @@ def run_worker(
                 write_trace(trace_file.with_name(f"{trace_file.name}.{group.rank}"), events)
         return result
 
+    first_port, host = job.train.metrics_port, job.train.metrics_host
+    port = None if first_port is None else first_port + group.rank
     if job.model.backend == "local":
         from ..worker.local_backend import LocalBackend
 
-        return train_with(LocalBackend(job.train, trace))
+        with serve_metrics(metrics, host=host, port=port):
+            return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
     from ..worker.cache.settings import RowCache, check_cache
     from ..worker.connect import connect
     from ..worker.ps_backend import PsBackend
+    from ..worker.session_metrics import SessionMetrics
 
     train = job.train
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
     check_cache(cache, train.staleness, "train.cache")
-    with connect(
-        coordinator,
-        namespace=job.name,
-        staleness=train.staleness,
-        on_nonfinite=train.on_nonfinite,
-        rank=group.rank,
-        world_size=group.world,
-        deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
-        cache=cache,
-    ) as session:
+    with (
+        serve_metrics(metrics, host=host, port=port),
+        connect(
+            coordinator,
+            namespace=job.name,
+            staleness=train.staleness,
+            on_nonfinite=train.on_nonfinite,
+            rank=group.rank,
+            world_size=group.world,
+            deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
+            cache=cache,
+        ) as session,
+    ):
+        metrics.session = SessionMetrics(session)
         if isinstance(trace, RecordedTrace):
             session.record(trace)
         return train_with(PsBackend(job, session, coordinator), session.end_record)

@@ -23,7 +23,7 @@ class SparserowError(Exception):
 
 
 class InvalidArgument(SparserowError, ValueError):  # noqa: N818 - names are the taxonomy's
-    """The request can never succeed as written."""
+    """The request can never succeed as written: wrong shape, dtype, key, option or configuration."""
 
     code, number = "InvalidArgument", 1
 
@@ -35,37 +35,39 @@ class NotFound(SparserowError, LookupError):  # noqa: N818
 
 
 class FailedPrecondition(SparserowError, RuntimeError):  # noqa: N818
-    """The state of the system forbids it now."""
+    """The state of the system forbids it: a differing schema, a step without backward, a session used after fork."""
 
     code, number = "FailedPrecondition", 3
 
 
 class StaleRoute(SparserowError, RuntimeError):  # noqa: N818
-    """The caller's slot map is not the shard's; it is fetched anew and the request sent again."""
+    """The caller's slot map is older than the shard's."""
 
     code, number, retryable = "StaleRoute", 4, True
 
 
 class Fenced(SparserowError, RuntimeError):  # noqa: N818
-    """The worker's epoch is over; it must connect anew."""
+    """The worker's lease ended and its place was given away; connect anew."""
 
     code, number = "Fenced", 5
 
 
 class Unavailable(SparserowError, ConnectionError):  # noqa: N818
-    """The peer cannot be reached or is draining."""
+    """The peer cannot be reached, is starting or is draining."""
 
     code, number, retryable = "Unavailable", 6, True
 
 
 class DeadlineExceeded(SparserowError, TimeoutError):  # noqa: N818
-    """The deadline passed; whether the effect happened is unknown."""
+    """The deadline passed; a commit that ends so may or may not have been applied, and is safe to send again under its
+    sequence number.
+    """
 
     code, number = "DeadlineExceeded", 7
 
 
 class ResourceExhausted(SparserowError, MemoryError):  # noqa: N818
-    """A memory, disk or in-flight budget is reached; nothing was applied."""
+    """A memory or in-flight budget is reached; nothing was applied."""
 
     code, number, retryable = "ResourceExhausted", 8, True
 
@@ -77,7 +79,7 @@ class DataLoss(SparserowError, OSError):  # noqa: N818
 
 
 class Internal(SparserowError, RuntimeError):  # noqa: N818
-    """A bug of ours."""
+    """A bug of ours; please report it."""
 
     code, number = "Internal", 10
 
@@ -102,3 +104,8 @@ _BY_NUMBER: dict[int, type[SparserowError]] = {
 def error_of(number: int, message: str) -> SparserowError:
     """The exception for a code on the wire; an unknown code becomes :class:`Internal`."""
     return _BY_NUMBER.get(number, Internal)(message)
+
+
+def all_errors() -> tuple[type[SparserowError], ...]:
+    """Every class of the taxonomy, by its number."""
+    return tuple(_BY_NUMBER.values())

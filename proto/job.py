@@ -266,6 +266,13 @@ class TrainConfig(StrictModel):
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
     )
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65279,
+        description="Prometheus page of the worker of rank 0; rank r has the r-th port after it; null: none.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address that the Prometheus pages listen on.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Both learning rates are multiplied by it after each epoch.")
     schedule: ScheduleConfig = Field(
         ConstantSchedule(),

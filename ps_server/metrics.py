@@ -21,7 +21,7 @@ def serve_metrics(collector: Collector, *, host: str, port: int | None) -> Itera
     if port is None:
         yield None
         return
-    check_port_free(host, port, option="--metrics-port")
+    check_port_free(host, port, option="metrics port")
     registry = CollectorRegistry()
     registry.register(collector)
     server, thread = start_http_server(port, addr=host, registry=registry)

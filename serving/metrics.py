@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..cpp_ext import _server
+from ..proto.request_histogram import request_histogram
 from .follower import FRESHNESS_SEC
 from .models import ServedModels
 
@@ -29,32 +30,39 @@ class ServingMetrics(Collector):
         """The families; called by prometheus_client."""
         stats = self._server.stats()
         yield CounterMetricFamily(
-            "sparserow_serving_rows", "Rows looked up over the data plane.", value=stats["rows_pulled"]
+            "sparserow_serving_rows", "Rows looked up over the data plane (count).", value=stats["rows_pulled"]
         )
         yield CounterMetricFamily(
-            "sparserow_serving_requests", "Frames received by the data plane.", value=stats["frames_received"]
+            "sparserow_serving_requests", "Frames received by the data plane (count).", value=stats["frames_received"]
         )
         yield CounterMetricFamily(
-            "sparserow_serving_refused", "Frames refused by the data plane.", value=stats["frames_refused"]
+            "sparserow_serving_refused", "Frames refused by the data plane (count).", value=stats["frames_refused"]
         )
+        yield request_histogram("sparserow_serving_request_seconds", stats["request_times"], _server.REQUEST_BOUNDS_US)
         yield GaugeMetricFamily(
-            "sparserow_serving_ready", "1 when every slot of what is served is complete.", float(self._models.is_ready)
+            "sparserow_serving_ready",
+            "Whether every slot of what is served is complete (0 or 1).",
+            float(self._models.is_ready),
         )
         labels = ("model", "version")
-        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version.", labels=labels)
+        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version (count).", labels=labels)
         on_ssd = GaugeMetricFamily(
-            "sparserow_serving_ssd_rows", "Rows of a version that are on the SSD alone.", labels=labels
+            "sparserow_serving_ssd_rows", "Rows of a version that are on the SSD alone (count).", labels=labels
         )
-        used = GaugeMetricFamily("sparserow_serving_bytes", "Memory of a version's rows and indexes.", labels=labels)
+        used = GaugeMetricFamily(
+            "sparserow_serving_bytes", "Memory of a version's rows and indexes (bytes).", labels=labels
+        )
         behind = GaugeMetricFamily(
-            "sparserow_serving_sync_behind_seconds", "Since a version last had everything of training.", labels=labels
+            "sparserow_serving_sync_behind_seconds",
+            "Time since a version last had everything of training (seconds).",
+            labels=labels,
         )
         synced = CounterMetricFamily(
-            "sparserow_serving_synced_rows", "Rows that live sync changed or erased.", labels=labels
+            "sparserow_serving_synced_rows", "Rows that live sync changed or erased (count).", labels=labels
         )
         freshness = HistogramMetricFamily(
             "sparserow_serving_freshness_seconds",
-            "Slots brought by live sync, by the age of their oldest change when it became visible.",
+            "Age of the oldest change of each slot that live sync brought, when it became visible (seconds).",
             labels=labels,
         )
         for (model, version), served in self._models.book().versions.items():

@@ -165,6 +165,13 @@ py::dict stats(const rpc::Server& server) {
     staleness[py::int_(table_id)] = py::make_tuple(counts.pulls, counts.sum);
   }
   out["staleness"] = staleness;
+  py::dict times;
+  for (std::size_t kind = 0; kind < rpc::RequestTimes::kNames.size(); ++kind) {
+    const rpc::RequestTimes::Counts& counts = stats.request_times[kind];
+    times[py::str(rpc::RequestTimes::kNames[kind])] =
+        py::make_tuple(counts.requests, static_cast<double>(counts.sum_ns) * 1e-9);
+  }
+  out["request_times"] = times;
   return out;
 }
 
@@ -198,6 +205,7 @@ void bind_shard(py::module_& module) {
       py::arg("valid_sec"));
   const rpc::ServerOptions defaults;
   module.def("routes_to_canary", &rpc::routes_to_canary, py::arg("routing_key"), py::arg("share"));
+  module.attr("REQUEST_BOUNDS_US") = py::cast(rpc::RequestTimes::kBoundsUs);
   module.attr("STALENESS_BOUNDS") = py::cast(rpc::StalenessHistogram::kBounds);
   py::class_<rpc::Server>(module, "Server")
       .def(py::init([](std::shared_ptr<Store> store, std::string host, std::uint16_t port, std::uint32_t io_threads,
@@ -206,7 +214,7 @@ void bind_shard(py::module_& module) {
                        std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
                        std::uint32_t stall_timeout_ms, std::string unix_path, std::uint32_t max_client_connections,
                        std::uint64_t client_inflight_bytes, const TlsTuple& tls,
-                       const std::optional<std::vector<GrantTuple>>& grants) {
+                       const std::optional<std::vector<GrantTuple>>& grants, bool observe) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
                                              .unix_path = std::move(unix_path),
@@ -223,7 +231,8 @@ void bind_shard(py::module_& module) {
                                              .shard_index = shard_index,
                                              .default_deadline_ms = default_deadline_ms,
                                              .hello_timeout_ms = hello_timeout_ms,
-                                             .stall_timeout_ms = stall_timeout_ms});
+                                             .stall_timeout_ms = stall_timeout_ms,
+                                             .observe = observe});
            }),
            py::arg("store"), py::kw_only(), py::arg("host") = defaults.host, py::arg("port") = defaults.port,
            py::arg("io_threads") = defaults.io_threads, py::arg("max_frame_bytes") = defaults.max_frame_bytes,
@@ -234,7 +243,7 @@ void bind_shard(py::module_& module) {
            py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
            py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "",
            py::arg("max_client_connections") = 0, py::arg("client_inflight_bytes") = 0, py::arg("tls") = TlsTuple(),
-           py::arg("grants") = std::optional<std::vector<GrantTuple>>())
+           py::arg("grants") = std::optional<std::vector<GrantTuple>>(), py::arg("observe") = defaults.observe)
       .def(
           "set_tls",
           [](rpc::Server& server, const TlsTuple& tls) { server.set_tls(tls_of<rpc::TlsContext::for_server>(tls)); },
@@ -258,6 +267,15 @@ void bind_shard(py::module_& module) {
           "remove_model", [](rpc::Server& server, std::uint32_t handle) { server.models().remove(handle); },
           py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
+      .def(
+          "hot_keys",
+          [](const rpc::Server& server, std::size_t most) {
+            const rpc::HotKeys::Report report = server.hot_keys(most);
+            std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>> keys;
+            for (const rpc::HotKey& key : report.keys) keys.emplace_back(key.table_id, key.key, key.count, key.error);
+            return py::make_tuple(report.samples, keys);
+          },
+          py::arg("most"))
       .def(
           "drain",
           [](rpc::Server& server, std::uint32_t deadline_ms) { server.drain(std::chrono::milliseconds(deadline_ms)); },

@@ -36,6 +36,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
       readiness_(strand_, stream_->fd()),
       budget_timer_(strand_),
       peer_(std::move(peer)),
+      sampler_(core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
       staging_(kStagingBytes) {
   mark_moved();
   ++peer_->connections;
@@ -203,9 +204,9 @@ Connection::Task<bool> Connection::serve_one() {
     co_await write_reply(refusal);
     co_return false;
   }
-  const auto deadline =
-      Clock::now() +
-      std::chrono::milliseconds(header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
+  const auto arrived = Clock::now();
+  const auto deadline = arrived + std::chrono::milliseconds(
+                                      header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
   Body body;
   Outcome outcome;
   outcome.status = co_await read_body(header, body, deadline);
@@ -215,7 +216,7 @@ Connection::Task<bool> Connection::serve_one() {
     outcome.status = check_crc(header, body.bytes);
     outcome.grammar_broken = !outcome.status.is_ok();  // a corrupt header may have led astray
   }
-  if (outcome.status.is_ok()) outcome = co_await dispatch(header, body, deadline);
+  if (outcome.status.is_ok()) outcome = co_await dispatch(header, body, deadline, arrived);
   consume(body.staged);
   body = Body{};
   bool alive = true;
@@ -224,6 +225,9 @@ Connection::Task<bool> Connection::serve_one() {
     outcome.reply = error_frame(reply_to(header, FrameType::kError), outcome.status);
   }
   if (!outcome.reply.empty()) alive = co_await write_reply(outcome.reply);
+  if (core_.options.observe && !outcome.is_parked) {
+    core_.request_times.add(RequestTimes::kind_of(static_cast<FrameType>(header.type)), Clock::now() - arrived);
+  }
   phase_ = Phase::kIdle;
   co_return alive && !outcome.grammar_broken && !closed_;
 }

@@ -33,6 +33,7 @@ struct PullRequest {
   std::uint64_t reply_sequence = 0;  // writes of others, when asked; of a lookup the version that answers
   Buffer body;                       // owns the keys of a pull that is parked
   Charge charge;
+  std::chrono::steady_clock::time_point arrived = {};
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -53,6 +54,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     Status status;
     bool grammar_broken = false;
     std::vector<std::byte> reply;  // when ok; empty: replied already, or will be
+    bool is_parked = false;        // will be, when the clock allows
   };
   // A body, in place in the staging buffer or in a buffer of its own.
   struct Body {
@@ -90,8 +92,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Status check_table(const Store& store, const TableDescriptor& descriptor) const;
   Status check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
-  Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
-  Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
+  Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
+                         std::chrono::steady_clock::time_point arrived);
+  Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
+                           std::chrono::steady_clock::time_point arrived);
   Task<Outcome> serve_lookup(const FrameHeader& header, Body& body);
   // Takes the tables and keys of a request's body over, and plans its reply.
   Outcome plan_pull(const Body& body, PullRequest& request) const;
@@ -130,6 +134,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::posix::stream_descriptor readiness_;  // waits on the stream's fd; does not own it
   asio::steady_timer budget_timer_;
   const std::shared_ptr<Peer> peer_;
+  HotKeys::Sampler sampler_;
   Grant grant_;
   std::uint64_t grant_generation_ = 0;  // of the access list, when grant_ was taken from it
   std::vector<std::byte> staging_;

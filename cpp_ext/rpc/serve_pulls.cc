@@ -42,14 +42,16 @@ void put_section(Packer& packer, const PullPart& part) {
 }  // namespace
 
 Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& header, Body& body,
-                                                             Clock::time_point deadline) {
+                                                             Clock::time_point deadline, Clock::time_point arrived) {
   auto request = std::make_shared<PullRequest>();
   request->header = header;
+  request->arrived = arrived;
   request->store = core_.store;
   if (Outcome outcome = plan_pull(body, *request); !outcome.status.is_ok()) co_return outcome;
   if (header.step != kNoStep) {
     bool parked = false;
     Outcome outcome = park_until_readable(request, body, deadline, parked);
+    outcome.is_parked = parked;
     if (parked || !outcome.status.is_ok()) co_return outcome;
   }
   if (!co_await send_rows(*request)) closed_ = true;
@@ -179,6 +181,9 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
     const auto refusal = error_frame(reply_to(request->header, FrameType::kError), status);
     alive = co_await write_reply(refusal);
   }
+  if (core_.options.observe) {
+    core_.request_times.add(RequestTimes::Kind::kWaitedPull, Clock::now() - request->arrived);
+  }
   if (!alive) close();
   --core_.counters.requests_active;
 }
@@ -217,6 +222,9 @@ Connection::Task<bool> Connection::send_rows(PullRequest& request) {
   if (request.header.step != kNoStep) {
     const std::uint64_t behind = core_.commits.steps_behind(request.header.job_id, request.header.step);
     for (const PullPart& part : request.parts) core_.staleness.add(part.descriptor.table_id, behind);
+  }
+  if (core_.options.observe) {
+    for (const PullPart& part : request.parts) core_.hot_keys.look_at(sampler_, part.descriptor.table_id, part.keys);
   }
   count_writes(request);
   const bool conditional =

@@ -230,7 +230,8 @@ ServerStats Server::Impl::stats() const {
           .requests_active = counters.requests_active,
           .commits = core_.commits.stats(),
           .job_steps = core_.commits.highest_steps(),
-          .staleness = core_.staleness.by_table()};
+          .staleness = core_.staleness.by_table(),
+          .request_times = core_.request_times.all()};
 }
 
 Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, std::shared_ptr<Store> store) {
@@ -292,6 +293,7 @@ void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes(
 void Server::set_tls(std::shared_ptr<const TlsContext> tls) { impl_->core().set_tls(std::move(tls)); }
 AccessList& Server::access() noexcept { return impl_->core().access; }
 ServerStats Server::stats() const { return impl_->stats(); }
+HotKeys::Report Server::hot_keys(std::size_t most) const { return impl_->core().hot_keys.report(most); }
 ServedModels& Server::models() noexcept { return impl_->core().models; }
 void Server::drain(std::chrono::milliseconds deadline) { impl_->drain(deadline); }
 void Server::stop() { impl_->stop(); }

@@ -17,6 +17,8 @@
 
 #include "rpc/access.h"
 #include "rpc/commit_log.h"
+#include "rpc/hot_keys.h"
+#include "rpc/request_times.h"
 #include "rpc/served_models.h"
 #include "rpc/staleness_histogram.h"
 #include "rpc/tls.h"
@@ -44,6 +46,7 @@ struct ServerOptions {
   std::uint32_t default_deadline_ms = 30'000;  // of requests that carry none
   std::uint32_t hello_timeout_ms = 5'000;      // for the first frame of a connection
   std::uint32_t stall_timeout_ms = 30'000;     // without a byte moved in the middle of a frame or a reply
+  bool observe = true;                         // time requests and sample their keys
 };
 
 struct ServerStats {
@@ -63,6 +66,7 @@ struct ServerStats {
   CommitLogStats commits;
   std::map<std::uint32_t, std::int64_t> job_steps;  // by job id: the highest step that a worker has committed
   std::map<std::uint32_t, StalenessHistogram::Counts> staleness;  // by table id: of pulls that named a step
+  RequestTimes::All request_times;                                // by kind
 };
 
 class Server {
@@ -94,6 +98,8 @@ class Server {
   // Who may do what, from the next request on.
   [[nodiscard]] AccessList& access() noexcept;
   [[nodiscard]] ServerStats stats() const;
+  // The keys that pulls and lookups ask for most, by falling count.
+  [[nodiscard]] HotKeys::Report hot_keys(std::size_t most) const;
   // What LOOKUP is answered from; `store` answers all other requests.
   [[nodiscard]] ServedModels& models() noexcept;
 

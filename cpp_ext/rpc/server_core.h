@@ -112,6 +112,8 @@ struct ServerCore {
   std::atomic<bool> draining{false};
   Counters counters;
   StalenessHistogram staleness;
+  RequestTimes request_times;
+  HotKeys hot_keys;
   InflightBudget inflight;
   InflightBudget parked;  // of pulls that wait for the clock
   BufferPool buffers;

@@ -17,6 +17,7 @@ def gateway(
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
     insecure: options.Insecure = False,
+    metrics_port: options.MetricsPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
 ) -> None:
@@ -31,6 +32,7 @@ def gateway(
     from ...ps_server.control_server import ControlServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log
+    from ...ps_server.metrics import serve_metrics
     from ...ps_server.stopping import StopRequest
     from ..gateway import Gateway
 
@@ -45,6 +47,10 @@ def gateway(
     async def run() -> None:
         stop = StopRequest()
         service = Gateway(coordinator)
+        with serve_metrics(service.metrics, host=host, port=metrics_port):
+            await serve(service, stop)
+
+    async def serve(service: Gateway, stop: StopRequest) -> None:
         server = ControlServer(
             "sparserow.v1.Rows",
             lambda grpc_server: pb_grpc.add_RowsServicer_to_server(service, grpc_server),

@@ -27,6 +27,9 @@ def ps(
         str, typer.Option(help="How long requests under way may take after SIGTERM, such as 10s.")
     ] = "10s",
     metrics_port: options.MetricsPort = None,
+    observe: Annotated[
+        bool, typer.Option(help="Time requests and sample their keys, for metrics and `sparserow status`.")
+    ] = True,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
     die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
@@ -68,6 +71,7 @@ def ps(
         ssd_bytes=checked.ssd_bytes or 0,
         sweep_every_sec=checked.sweep_every,
         io_threads=io_threads,
+        observe=observe,
     )
     config = ShardOptions(
         coordinator=coordinator,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import secrets
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ...proto import control_pb2 as pb
+from ...proto.checkpoint.manifest import Manifest
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
@@ -52,6 +54,8 @@ class Cluster:
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     row_saves: dict[str, tuple[int, float]] = field(default_factory=dict)  # by URL: of which job, every so many seconds
+    saved_at: float | None = None  # Unix seconds: when that was made
+    saves_failed: int = 0
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -72,6 +76,11 @@ class Cluster:
         problem = self.shards.problem()
         if problem:
             raise Unavailable(problem)
+
+    def has_rows_in(self, url: str, manifest: Manifest) -> None:
+        """The checkpoint in the folder at ``url`` has all rows of now."""
+        self.rows_source = (url, manifest.name)
+        self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
 
     def to_document(self) -> dict[str, Any]:
         """The saved form: plain values for JSON."""
@@ -97,6 +106,7 @@ class Cluster:
             "operations": self.operations,
             "rows_source": self.rows_source,
             "row_saves": [[url, job_id, every_sec] for url, (job_id, every_sec) in self.row_saves.items()],
+            "saved_at": self.saved_at,
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
         }
 
@@ -141,6 +151,7 @@ class Cluster:
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None
             cluster.row_saves = {url: (job_id, every_sec) for url, job_id, every_sec in document["row_saves"]}
+            cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
         except FailedPrecondition:
             raise

@@ -38,6 +38,19 @@ class CoordinatorMetrics(Collector):
         yield GaugeMetricFamily("sparserow_cluster_ready", "Whether every shard serves (0 or 1).", ready)
         yield GaugeMetricFamily("sparserow_tables", "Tables on record (count).", len(cluster.registry.tables()))
         yield GaugeMetricFamily("sparserow_route_epoch", "Epoch of the slot map (number).", cluster.slots.epoch)
+        yield CounterMetricFamily(
+            "sparserow_saves_failed",
+            "Saves that did not become a checkpoint, since the start (count).",
+            value=cluster.saves_failed,
+        )
+        age = GaugeMetricFamily(
+            "sparserow_checkpoint_age_seconds",
+            "Age of the newest checkpoint that has all rows; absent without one (seconds).",
+            labels=[],
+        )
+        if cluster.rows_source is not None and cluster.saved_at is not None:
+            age.add_metric([], max(0.0, time.time() - cluster.saved_at))
+        yield age
         workers = GaugeMetricFamily("sparserow_job_workers", "Live workers of a job (count).", labels=["job"])
         lease = GaugeMetricFamily(
             "sparserow_job_lease_left_seconds", "Shortest lease left among a job's workers (seconds).", labels=["job"]

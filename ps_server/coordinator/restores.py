@@ -186,7 +186,8 @@ class Restores:
 
             loaded = await (self._operations.restart(job_id, next_step, load_all) if job_id else load_all("[]"))
             is_whole = not (request.tables or request.renames or request.reset_optimizer)
-            cluster.rows_source = (folder.url, manifest.name) if is_whole else None
+            if is_whole:
+                cluster.has_rows_in(folder.url, manifest)
             self._save()
         rows = sum(reply.rows for reply in loaded)
         log.info("restored %s/%s: %d rows, lineage %d", folder.url, manifest.name, rows, lineage)

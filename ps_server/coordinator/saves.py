@@ -214,7 +214,7 @@ class Saves:
             manifest = await self._write(save, points, cuts)
             data = manifest.to_bytes()
             await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
-            self._cluster.rows_source = (save.folder.url, save.name)
+            self._cluster.has_rows_in(save.folder.url, manifest)
             self._note()
             save.phase = Phase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
@@ -235,6 +235,7 @@ class Saves:
 
     async def _fail(self, save: Save, error: SparserowError, *, remove: bool = True) -> None:
         save.problem, save.phase = error, Phase.FAILED
+        self._cluster.saves_failed += 1
         log.warning("save %s/%s failed: %s", save.folder.url, save.name, error)
         if remove:
             await self._fleet.end_cut(save.key)

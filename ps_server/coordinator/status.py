@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
@@ -18,6 +19,7 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
     steps: dict[int, int] = {}  # by job id
     shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard, steps) for shard in cluster.shards.shards))
     problem = cluster.shards.problem()
+    source, saved_at = cluster.rows_source, cluster.saved_at
     return pb.GetStatusReply(
         cluster_id=cluster.cluster_id,
         slot_count=cluster.slots.slot_count,
@@ -30,6 +32,8 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
             _job_status(job, steps.get(job.job_id), now)
             for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)
         ],
+        checkpoint="/".join(source) if source is not None else "",
+        checkpoint_age_sec=None if source is None or saved_at is None else max(0.0, time.time() - saved_at),
     )
 
 
@@ -56,6 +60,7 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
     status.requests, status.connections = stats.requests, stats.connections
     status.commits_lost = stats.commits_lost
     status.tables.extend(stats.tables)
+    status.load.CopyFrom(stats.load)
     if stats.HasField("tier"):
         status.tier.CopyFrom(stats.tier)
     for job_id, step in stats.job_steps.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security import Security, process_security
 from .coordinator_link import Place
+from .load import hottest_share, load_message
 from .native_schema import native_schema
 from .sweeper import Sweeper
 
@@ -39,6 +41,7 @@ class EngineOptions:
         ssd_path: folder that holds a folder ``shard-N`` for rows beyond the budget; None: memory alone.
         ssd_bytes: of files in it; 0 is what the disk has.
         sweep_every_sec: between sweeps of the tables whose policy removes rows; None: by command alone.
+        observe: whether requests are timed and their keys sampled.
     """
 
     shard: int
@@ -49,6 +52,7 @@ class EngineOptions:
     ssd_path: str | None = None
     ssd_bytes: int = 0
     sweep_every_sec: float | None = None
+    observe: bool = True
 
 
 class ShardEngine:
@@ -80,6 +84,7 @@ class ShardEngine:
             io_threads=options.io_threads,
             cluster_id=place.cluster_id,
             shard_index=options.shard,
+            observe=options.observe,
             **process_security().native_server(),
         )
         self.host = options.host
@@ -88,6 +93,7 @@ class ShardEngine:
         self._owned = np.zeros(place.slot_count, np.bool_)
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
+        self._began = time.monotonic()
         self._slot_share = 1.0  # of all slots, this shard's
         self._swept: set[int] = set()  # tables whose policy removes rows
         self._sweep_lock = threading.Lock()  # one sweep at a time
@@ -265,7 +271,12 @@ class ShardEngine:
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
             tier=_tier_message(self.tier_stats()),
             commits_lost=stats["commits_lost"],
+            load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
         )
+
+    def hottest_share(self) -> float:
+        """How much of the sampled keys the hottest one surely is, in [0, 1]."""
+        return hottest_share(self._server)
 
     def table_stats(self) -> list[_server.TableStats]:
         """Rows and bytes per table."""

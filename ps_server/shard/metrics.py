@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ...cpp_ext import _server
+from ...proto.request_histogram import request_histogram
 from ...proto.schema import SWEEP_RULES
 from .engine import ShardEngine
 
@@ -17,6 +18,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("connections_total", "sparserow_ps_connections", "Connections accepted since the start (count)."),
     ("frames_received", "sparserow_ps_frames_received", "Frames received (count)."),
     ("frames_refused", "sparserow_ps_frames_refused", "Frames answered with an error (count)."),
+    ("access_refused", "sparserow_ps_access_refused", "Frames refused for the sake of a token (count)."),
     ("bytes_received", "sparserow_ps_received_bytes", "Bytes received on the data plane (bytes)."),
     ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
@@ -113,6 +115,22 @@ class ShardMetrics(Collector):
             yield ssd_rows
             yield from self._tier(tier)
         yield self._staleness(stats["staleness"])
+        yield request_histogram(
+            "sparserow_ps_request_seconds",
+            stats["request_times"],
+            _server.REQUEST_BOUNDS_US,
+            {"shard": self._shard},
+        )
+        yield self._gauge(
+            "sparserow_ps_hottest_key_share",
+            "How much of the keys asked for, as sampled, is the one asked for most (0 to 1).",
+            self._engine.hottest_share(),
+        )
+        yield self._gauge(
+            "sparserow_ps_followers",
+            "Serving processes that follow this shard's changes (count).",
+            self._engine.store.change_stats()["cursors"],
+        )
 
     def _policies(self, tables: list[_server.TableStats]) -> Iterator[Metric]:
         """What admission and sweeps did; of every table, so that a query finds them before the first."""

@@ -1,0 +1,64 @@
+"""What a worker of a training job exports: how training goes, and its session's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..worker.training_report import EpochResult, Observer
+
+if TYPE_CHECKING:
+    from ..worker.session_metrics import SessionMetrics
+
+
+class TrainingMetrics(Collector):
+    """An observer that remembers the last that it was told, for Prometheus, and tells another one.
+
+    Args:
+        rank: of the worker.
+        observer: told too.
+
+    Attributes:
+        session: of the job's session; None: there is none yet.
+    """
+
+    def __init__(self, rank: int, observer: Observer) -> None:
+        self._rank, self._observer = str(rank), observer
+        self._epoch, self._samples = 1, 0
+        self._loss: float | None = None
+        self._auc: float | None = None
+        self._test_auc: float | None = None
+        self.session: SessionMetrics | None = None
+
+    def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """See :class:`Observer`."""
+        self._epoch, self._samples, self._loss, self._auc = epoch, samples, loss, auc
+        self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
+
+    def evaluating(self, epoch: int) -> None:
+        """See :class:`Observer`."""
+        self._observer.evaluating(epoch)
+
+    def epoch(self, result: EpochResult) -> None:
+        """See :class:`Observer`."""
+        self._test_auc = result.test_auc
+        self._observer.epoch(result)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics at this moment; those that nothing is known of yet have no sample."""
+        for name, sentence, value in (
+            ("epoch", "Epoch that is being trained, from 1 (number).", self._epoch),
+            ("samples", "Samples of this epoch so far, of all workers (count).", self._samples),
+            ("loss", "Mean loss of the last batches of this worker (nats).", self._loss),
+            ("auc", "AUC of the last batches of this worker (0 to 1).", self._auc),
+            ("test_auc", "AUC on the test files after the last epoch (0 to 1).", self._test_auc),
+        ):
+            family = GaugeMetricFamily(f"sparserow_train_{name}", sentence, labels=["rank"])
+            if value is not None:
+                family.add_metric([self._rank], value)
+            yield family
+        if self.session is not None:
+            yield from self.session.collect()

@@ -1,0 +1,122 @@
+"""Prometheus pages of the processes that test_control_plane and test_serving do not ask: gateway and workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import sparserow as sr
+from prometheus_client.parser import text_string_to_metric_families
+from sparserow.deploy.training_run import run_worker
+from sparserow.proto import rows_pb2 as pb
+from sparserow.proto import rows_pb2_grpc as pb_grpc
+from sparserow.proto.config import load_config
+from sparserow.proto.job import JobConfig
+from sparserow.worker.data import write_click_log
+from sparserow.worker.process_group import joined_group
+from sparserow.worker.training_report import EpochResult
+from sparserow_process import Launcher, free_port, wait_until
+
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def page(port: int) -> Samples:
+    """Samples by name and labels; none while nobody listens."""
+    with contextlib.suppress(urllib.error.URLError, ConnectionError):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+    return {}
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def test_a_gateway_counts_calls_rows_and_errors(launcher: Launcher) -> None:
+    port, metrics = free_port(), free_port()
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
+        session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        gateway = launcher.start(
+            "gateway", f"--coordinator={cluster.address}", f"--port={port}", f"--metrics-port={metrics}"
+        )
+        gateway.wait_for(r"gateway ready at gRPC \S+")
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            stub.Pull(pb.PullRowsRequest(namespace="ads", table="user", keys=[1, 2, 3]), timeout=10)
+            push = pb.PushRowsRequest(
+                namespace="ads", table="user", client="c", sequence=1, keys=[1], grads=b"\0" * 16, lr=0.1
+            )
+            for _ in range(2):
+                stub.Push(push, timeout=10)
+            with pytest.raises(grpc.RpcError):
+                stub.Pull(pb.PullRowsRequest(namespace="ads", table="none", keys=[1]), timeout=10)
+        samples = page(metrics)
+        gateway.signal(signal.SIGTERM)
+        assert gateway.end() == 0
+    assert value(samples, "sparserow_gateway_rows_total", method="Pull") == 3
+    assert value(samples, "sparserow_gateway_request_seconds_count", method="Push") == 2
+    assert value(samples, "sparserow_gateway_errors_total", method="Pull", code="NotFound") == 1
+    assert value(samples, "sparserow_gateway_pushes_repeated_total") == 1
+    assert value(samples, "sparserow_gateway_clients") == 1
+
+
+class _Asks:
+    """An observer that reads the page when the evaluation begins."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self.samples = port, {}
+
+    def batch(self, **figures: Any) -> None: ...
+
+    def evaluating(self, epoch: int) -> None:  # noqa: ARG002 - the protocol
+        self.samples = page(self._port)
+
+    def epoch(self, result: EpochResult) -> None: ...
+
+
+def test_a_worker_tells_how_training_goes(tmp_path: Path) -> None:
+    log = write_click_log(tmp_path, rows=2_000, test_rows=200, seed=3)
+    port = free_port()
+    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.backend=ps"]
+    job = load_config(JobConfig, JOBS / "demo.yaml", [*settings, f"train.metrics_port={port}", "train.batch_size=128"])
+    asks = _Asks(port)
+    with sr.local_cluster(shards=1) as cluster, joined_group(0, 1, "") as group:
+        run_worker(job, group, local_world=2, coordinator=cluster.address, observer=asks)
+    assert value(asks.samples, "sparserow_train_epoch", rank="0") == 1
+    labels = {"namespace": "demo", "rank": "0"}
+    assert value(asks.samples, "sparserow_session_steps_committed_total", **labels) == 16  # 2000 / 128
+    assert value(asks.samples, "sparserow_session_rows_pulled_total", **labels) > 1000
+    assert page(port) == {}  # it ended with the job
+
+
+@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="long: two workers; SPARSEROW_TEST_FULL=1")
+def test_each_worker_of_a_job_has_a_page(launcher: Launcher, tmp_path: Path) -> None:
+    log = write_click_log(tmp_path, rows=5_000, test_rows=500, seed=3)
+    port = free_port()
+    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=20000", "train.batch_size=64"]
+    settings += ["train.epochs=10000", "train.workers=2", "train.threads=1", f"train.metrics_port={port}"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    job = launcher.start("train", str(JOBS / "demo.yaml"), *sets)
+    for rank in range(2):
+        labels = {"namespace": "demo", "rank": str(rank)}
+        wait_until(
+            lambda rank=rank, labels=labels: (
+                (value(page(port + rank), "sparserow_session_steps_committed_total", **labels) or 0) > 10
+            ),
+            f"steps of worker {rank}",
+        )
+    wait_until(lambda: value(page(port), "sparserow_train_loss", rank="0") is not None, "the loss")
+    job.signal(signal.SIGINT)
+    job.end()
