@@ -12,6 +12,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-dev python3-venv python3-dev
+# Hosts of their own for tests/e2e/test_several_hosts.py, and packets that get lost between them; skipped without.
+APT_TEST_PACKAGES := iproute2 nftables
 NATIVE_SOURCES := $(shell find cpp_ext -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) $(wildcard proto/*.proto) setup.py pyproject.toml
 PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
@@ -23,6 +25,10 @@ setup: $(VENV)/.stamp-native
 build/.stamp-apt:
 	@mkdir -p build
 	@deploy/install_system_packages.sh $(APT_PACKAGES)
+	@touch $@
+
+build/.stamp-apt-tests: | build/.stamp-apt
+	@test "$$(id -u)" -ne 0 || deploy/install_system_packages.sh $(APT_TEST_PACKAGES)
 	@touch $@
 
 $(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
@@ -43,7 +49,7 @@ demo: setup
 test: lint test-cpp test-py
 
 # Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
-test-py: setup
+test-py: setup build/.stamp-apt-tests
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) tests
 
 # C++ tests under the address and undefined-behaviour sanitizers; FUZZ_FRAMES of broken frames.
@@ -60,7 +66,7 @@ sanitize: setup
 	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
-test-full: setup
+test-full: setup build/.stamp-apt-tests
 	@$(MAKE) test-cpp FUZZ_FRAMES=1000000
 	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -37,12 +37,12 @@ def free_port() -> int:
 class Process:
     """One running command line; its output is kept in files."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
-        stem = folder / f"{uuid.uuid4().hex[:8]}-{arguments[0]}"
+    def __init__(self, command: Sequence[str], name: str, folder: Path, environment: dict[str, str]) -> None:
+        stem = folder / f"{uuid.uuid4().hex[:8]}-{name}"
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "sparserow.deploy.cli", *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -97,9 +97,18 @@ class Launcher:
         self.environment = {**os.environ, MARK: self.mark}
         self._started: list[Process] = []
 
-    def start(self, *arguments: str) -> Process:
-        """Starts ``sparserow ARGUMENTS``."""
-        self._started.append(Process(list(arguments), self._folder, self.environment))
+    def start(self, *arguments: str, within: Sequence[str] = ()) -> Process:
+        """Starts ``sparserow ARGUMENTS``; ``within`` stands before the command line."""
+        name = next(word for word in arguments if not word.startswith("-"))
+        return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name)
+
+    def start_script(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Process:
+        """Starts a script of this folder."""
+        script = Path(__file__).with_name(name)
+        return self._start([*within, sys.executable, str(script), *arguments], script.stem)
+
+    def _start(self, command: Sequence[str], name: str) -> Process:
+        self._started.append(Process(command, name, self._folder, self.environment))
         return self._started[-1]
 
     def living(self) -> list[psutil.Process]:
