@@ -103,6 +103,11 @@ class Client:
             Unavailable, DeadlineExceeded: one did not answer.
         """
 
+    def move(self, shard: int, host: str, port: int) -> None:
+        """The shard listens elsewhere now, as one that came back may: whatever has no answer yet is asked there.
+        Harmless when it is where it was.
+        """
+
     def pull(
         self,
         table_id: int,

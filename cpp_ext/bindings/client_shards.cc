@@ -445,6 +445,12 @@ void bind_shards(py::module_& module) {
             raise_if_error(status);
           },
           py::kw_only(), py::arg("deadline_ms"))
+      .def(
+          "move",
+          [](PyClient& client, std::uint32_t shard, std::string host, std::uint16_t port) {
+            raise_if_error(client.shards()->move(shard, {std::move(host), port}));
+          },
+          py::arg("shard"), py::arg("host"), py::arg("port"))
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dim"),
            py::arg("schema_version") = 1, py::arg("step") = rpc::kNoStep, py::arg("deadline_ms") = kDeadline,
            py::arg("versions") = false, py::arg("found") = false)

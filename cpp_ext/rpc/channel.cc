@@ -41,7 +41,8 @@ Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats&
       options_(options),
       stats_(stats),
       grace_(grace),
-      name_(name_of(index, options.shards[index])),
+      endpoint_(options.shards[index]),
+      name_(name_of(index, endpoint_)),
       jitter_(std::random_device{}()),
       held_(options.replay_bytes),
       staging_(kStagingBytes) {}
@@ -51,6 +52,16 @@ Channel::Clock::duration Channel::backoff() const noexcept {
 }
 
 Status Channel::named(const Status& status) const { return Status(status.code(), name_ + ": " + status.message()); }
+
+void Channel::move(Endpoint endpoint) {
+  if (endpoint.host == endpoint_.host && endpoint.port == endpoint_.port) return;
+  endpoint_ = std::move(endpoint);
+  name_ = name_of(index_, endpoint_);
+  last_error_ = "it listens elsewhere now";
+  attempts_ = 0;
+  retry_at_ = {};
+  failed_ = state_ != State::kDown;  // the leader closes the connection to the place before
+}
 
 bool Channel::submit(Request& request) {
   request.header.request_id = next_id_++;
@@ -175,15 +186,14 @@ void Channel::break_off(const std::string& reason) {
 
 void Channel::dial(Clock::time_point now) {
   attempt_until_ = now + std::chrono::milliseconds(options_.connect_timeout_ms);
-  const Endpoint& endpoint = options_.shards[index_];
-  auto stream = start_connect(endpoint.host, endpoint.port);
+  auto stream = start_connect(endpoint_.host, endpoint_.port);
   if (!stream.is_ok()) {
     break_off(stream.status().message());
     return;
   }
   stream_ = std::move(stream).value();
-  if (options_.tls && !endpoint.host.starts_with("unix:")) {
-    stream_ = options_.tls->connect(std::move(stream_), endpoint.host);
+  if (options_.tls && !endpoint_.host.starts_with("unix:")) {
+    stream_ = options_.tls->connect(std::move(stream_), endpoint_.host);
   }
   state_ = State::kConnecting;
 }

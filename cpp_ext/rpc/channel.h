@@ -84,6 +84,8 @@ class Channel {
   // grace: until then (steady_clock's count) a request waits although its own deadline has passed.
   Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats, const std::atomic<Clock::rep>& grace);
 
+  // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
+  void move(Endpoint endpoint);
   // Of commits; with no budget for it nothing is added.
   [[nodiscard]] HeldCommits& held() noexcept { return held_; }
 
@@ -160,7 +162,8 @@ class Channel {
   const ClientOptions& options_;
   ClientStats& stats_;
   const std::atomic<Clock::rep>& grace_;
-  const std::string name_;  // "shard 1 (127.0.0.1:7001)"
+  Endpoint endpoint_;
+  std::string name_;  // "shard 1 (127.0.0.1:7001)"
   std::mt19937 jitter_;
 
   State state_ = State::kDown;

@@ -111,6 +111,16 @@ Status Client::Impl::touch(std::chrono::milliseconds deadline) {
   return run(call);
 }
 
+Status Client::Impl::move(std::uint32_t shard, Endpoint endpoint) {
+  if (shard >= shards()) return Status(Code::kInvalidArgument, "shard " + std::to_string(shard) + ": there is none");
+  {
+    const Lock lock(mutex_);
+    channels_[shard].move(std::move(endpoint));
+  }
+  wake_leader();
+  return Status::ok();
+}
+
 void Client::Impl::wake_leader() {
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full means that it is awake already
@@ -225,6 +235,7 @@ ClientStats Client::stats() const { return impl_->stats(); }
 void Client::extend(std::chrono::milliseconds grace) { impl_->extend(grace); }
 std::chrono::steady_clock::time_point Client::grace() const { return impl_->grace(); }
 Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }
+Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move(shard, std::move(endpoint)); }
 void Client::forget_held() {
   impl_->change_held([](HeldCommits& held) { held.clear(); });
 }

@@ -101,6 +101,9 @@ class Client final : public Shards {
   [[nodiscard]] std::chrono::steady_clock::time_point grace() const override;
   // Asks every shard for a sign of life, so that one that came back gets what is held for it.
   Status touch(std::chrono::milliseconds deadline);
+  // A shard listens elsewhere now, as one that came back may; harmless when it does not. InvalidArgument: no such
+  // shard.
+  Status move(std::uint32_t shard, Endpoint endpoint);
   void forget_held() override;
 
  private:

@@ -64,6 +64,7 @@ class Client::Impl {
                         bool with_state, const CallOptions& options);
   ClientStats stats() const;
   Status touch(std::chrono::milliseconds deadline);
+  Status move(std::uint32_t shard, Endpoint endpoint);
   void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
   template <class Change>
