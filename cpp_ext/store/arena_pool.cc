@@ -62,6 +62,11 @@ ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t m
   return arena == nullptr ? Run{} : Run{cut(*arena, granules_of(units)), units};
 }
 
+void ArenaPool::expect(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  expected_bytes_ = bytes;
+}
+
 std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
   const std::uint32_t first = find_run(arena, granules);
   take_from_bin(&arena);
@@ -125,7 +130,9 @@ ArenaPool::Arena* ArenaPool::open_arena() {
   Arena* arena = unopened_.back();
   if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
   const bool is_small_pool = held_arenas_.load(std::memory_order_relaxed) < kSmallPool;
-  if (!arena->is_huge && !(can_collapse_ && is_small_pool)) make_huge(*arena);
+  const bool fills_soon = expected_bytes_ >= kArenaBytes;
+  if (fills_soon) expected_bytes_ -= kArenaBytes;
+  if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) make_huge(*arena);
   unopened_.pop_back();
   held_arenas_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);

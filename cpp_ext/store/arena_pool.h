@@ -44,6 +44,9 @@ class ArenaPool {
   // choice is a new one.
   [[nodiscard]] Run allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least);
   void free(std::byte* run, std::size_t bytes);  // bytes, or units * unit_bytes, as given out
+  // So many bytes are about to be taken: the arenas that they fill are huge from their first page on, which saves a
+  // small pool its small pages and their copying. What an earlier call has announced and was not taken is forgotten.
+  void expect(std::uint64_t bytes);
 
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
 
@@ -94,6 +97,7 @@ class ArenaPool {
   std::atomic<std::uint64_t> held_arenas_{0};
   std::mutex mutex_;
   // Guarded by mutex_:
+  std::uint64_t expected_bytes_ = 0;
   bool can_collapse_ = true;                     // until the system says that it cannot
   std::vector<Region> regions_;                  // sorted by base
   std::vector<Arena*> unopened_;                 // no pages

@@ -114,9 +114,7 @@ std::uint32_t RowIndex::erase(std::uint64_t path) {
 RowIndex::Range RowIndex::range_at(std::uint64_t path) const {
   if (directory_.empty()) return {};
   const Segment segment = directory_[directory_at(path)];
-  const std::uint32_t depth = segment.depth();
-  const std::uint64_t next = depth == 0 ? 0 : (prefix_of(path, depth) + 1) << (64 - depth);
-  return {entries_of(segment), next};
+  return {entries_of(segment), after(path, segment.depth())};
 }
 
 bool RowIndex::is_full(Segment segment) noexcept {
@@ -127,12 +125,11 @@ bool RowIndex::is_sparse(Segment segment) noexcept {
   return segment.count() > kStep && segment.entries() * 100ull < segment.count() * kEntries * 40ull;
 }
 
-// Segments differ in their largest size by up to a third, as a function of what they hold.
-bool RowIndex::must_split(Segment segment, std::uint64_t path) noexcept {
+// Of a segment that is not split. Segments differ in it by up to a third, as a function of what they hold.
+std::uint32_t RowIndex::largest_count(Segment segment, std::uint64_t path) noexcept {
   const std::uint32_t depth = segment.depth();
-  if (depth >= kMaxDepth) return false;
-  const auto spread = static_cast<std::uint32_t>(mix_bits(prefix_of(path, depth) + depth) % 13) * kStep;
-  return grown_count(segment) > kLargest - spread;
+  if (depth >= kMaxDepth) return kHardLimit;
+  return kLargest - static_cast<std::uint32_t>(mix_bits(prefix_of(path, depth) + depth) % 13) * kStep;
 }
 
 std::uint32_t RowIndex::grown_count(Segment segment) noexcept {
@@ -158,7 +155,30 @@ std::vector<RowIndex::Entry> RowIndex::entries_of(Segment segment) {
 bool RowIndex::grow(std::uint64_t path) {
   const Segment segment = directory_[directory_at(path)];
   const std::vector<Entry> entries = entries_of(segment);
-  return must_split(segment, path) ? split(path, entries) : resize(path, entries, grown_count(segment));
+  const std::uint32_t count = grown_count(segment);
+  return count > largest_count(segment, path) ? split(path, entries) : resize(path, entries, count);
+}
+
+// Makes the segment of `path` as large as so many entries need, or splits it; true when it was split.
+bool RowIndex::grow_for(std::uint64_t path, std::size_t entries) {
+  const Segment segment = directory_[directory_at(path)];
+  const std::uint32_t count = count_for(entries);
+  if (count <= segment.count()) return false;
+  const bool is_split = count > largest_count(segment, path);
+  const std::vector<Entry> held = entries_of(segment);
+  return is_split ? split(path, held) : (resize(path, held, count), false);
+}
+
+void RowIndex::make_room(std::span<const std::uint64_t> paths) {
+  if (paths.empty() || (directory_.empty() && !start())) return;
+  for (std::size_t begin = 0; begin < paths.size();) {
+    const Segment segment = directory_[directory_at(paths[begin])];
+    const std::uint64_t prefix = prefix_of(paths[begin], segment.depth());
+    std::size_t end = begin + 1;
+    while (end < paths.size() && prefix_of(paths[end], segment.depth()) == prefix) ++end;
+    // Of a segment that was split, each half is looked at again.
+    if (!grow_for(paths[begin], segment.entries() + (end - begin))) begin = end;
+  }
 }
 
 // Every directory entry whose first `depth` bits are the path's.

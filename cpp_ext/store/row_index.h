@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "store/arena_pool.h"
@@ -57,6 +58,9 @@ class RowIndex {
     return found.bucket == nullptr ? kNone : found.bucket->rows[found.entry];
   }
 
+  // Before many paths are added: their segments grow once, and not by each few of them. Paths that follow each other
+  // should be in one segment, as sorted ones are; none of them is there. What has no memory is left to insert().
+  void make_room(std::span<const std::uint64_t> paths);
   // Adds a path that is not there. False when the system has no memory; then nothing has changed.
   [[nodiscard]] bool insert(std::uint64_t path, std::uint32_t row);
   // Names another row for a path that is there.
@@ -70,6 +74,20 @@ class RowIndex {
 
   // The segment that holds `path`, whole.
   [[nodiscard]] Range range_at(std::uint64_t path) const;
+  // The same without a copy: visit(path, row) for each entry. Returns the first path after the segment; 0 = it is the
+  // last.
+  template <class Visit>
+  std::uint64_t visit_range(std::uint64_t path, Visit&& visit) const {
+    if (directory_.empty()) return 0;
+    const Segment segment = directory_[directory_at(path)];
+    for (std::uint32_t at = 0; at < segment.count(); ++at) {
+      const Bucket& bucket = segment.buckets()[at];
+      for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
+        if (bucket.rows[entry] != kNone) visit(bucket.paths[entry], bucket.rows[entry]);
+      }
+    }
+    return after(path, segment.depth());
+  }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return segment_bytes_ + directory_.capacity() * sizeof(Segment);
@@ -123,6 +141,10 @@ class RowIndex {
     std::uint32_t distance = 0;  // buckets passed over
   };
 
+  // The first path after those that have the first `depth` bits of `path`; 0 = there is none.
+  static std::uint64_t after(std::uint64_t path, std::uint32_t depth) noexcept {
+    return depth == 0 ? 0 : ((path >> (64 - depth)) + 1) << (64 - depth);
+  }
   [[nodiscard]] std::size_t directory_at(std::uint64_t path) const noexcept {
     return depth_ == 0 ? 0 : path >> (64 - depth_);
   }
@@ -143,6 +165,7 @@ class RowIndex {
 
   bool start();
   bool grow(std::uint64_t path);
+  bool grow_for(std::uint64_t path, std::size_t entries);
   bool split(std::uint64_t path, const std::vector<Entry>& entries);
   bool resize(std::uint64_t path, const std::vector<Entry>& entries, std::uint32_t count);
   [[nodiscard]] Segment make_segment(std::uint32_t count, std::uint32_t depth);
@@ -153,7 +176,7 @@ class RowIndex {
   static void put(Segment segment, std::uint64_t path, std::uint32_t row) noexcept;
   static bool is_full(Segment segment) noexcept;
   static bool is_sparse(Segment segment) noexcept;
-  static bool must_split(Segment segment, std::uint64_t path) noexcept;
+  static std::uint32_t largest_count(Segment segment, std::uint64_t path) noexcept;
   static std::uint32_t grown_count(Segment segment) noexcept;
   static std::uint32_t count_for(std::size_t entries) noexcept;
 

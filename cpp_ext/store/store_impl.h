@@ -4,10 +4,12 @@
 #include <array>
 #include <atomic>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <span>
 #include <vector>
 
 #include "store/change_log.h"
@@ -85,6 +87,10 @@ class Store::Impl {
   std::weak_ptr<Snapshot> snapshot;  // guarded by snapshot_mutex
   // Before a batch of writes, with no lock held: while a save has no room for images of rows that change.
   void wait_for_snapshot();
+  // Rows of `store`, which this is the private part of, whose weights and more are set by fill(row, index).
+  using FillRow = std::function<void(RowRef, std::size_t)>;
+  Status put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
+                  const FillRow& fill);
   // A row in memory, under its stripe's exclusive lock.
   void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path);
 

@@ -1,21 +1,14 @@
-// Store's writes: apply, assign and erase.
+// Store's writes by a batch of gradients, and erasures.
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <mutex>
 #include <utility>
 
-#include "store/snapshot.h"
-#include "store/store_impl.h"
-#include "store/tiering.h"
+#include "store/store_writing.h"
 
 namespace sparserow {
 namespace {
-
-Status out_of_memory(const Table& table) {
-  return {Code::kResourceExhausted, "table " + table.schema.name +
-                                        ": the system refuses more memory, a part of the batch is applied; free "
-                                        "memory on this machine or set memory_budget_bytes"};
-}
 
 // Collects row updates and hands them to the optimizer a few at a time, while their rows are in cache. Gradients lie
 // in the order of keys, not of stripes: each is fetched as it comes in (4 M rows x 64, Adagrad: 330 -> 290 ns a row).
@@ -42,19 +35,7 @@ class UpdateGroup {
   std::size_t count_ = 0;
 };
 
-std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
-  return held == nullptr ? 0 : held->slab.bytes() + held->index.bytes();
-}
-
 }  // namespace
-
-// How the rows of a batch are written.
-struct Writing {
-  Stamps stamps;
-  float* scratch = nullptr;  // (dim)
-  bool admits_all = false;   // also keys that the table's policy would refuse
-  std::uint64_t sighting = 0;
-};
 
 // What a row that changes now is stamped with.
 Stamps Store::stamps_of(Table& table, std::uint64_t job, std::int64_t step) const {
@@ -64,13 +45,6 @@ Stamps Store::stamps_of(Table& table, std::uint64_t job, std::int64_t step) cons
   if (policy.stamps_seconds()) stamps.values[stamps.count++] = static_cast<std::uint32_t>(impl_->unix_seconds());
   return stamps;
 }
-
-// Of one block: which keys are known to be nowhere, and which must be asked for again.
-struct Store::Absences {
-  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
-  std::vector<std::uint64_t> tokens;    // by position
-  std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
-};
 
 // Looks up which of a block's rows that are not in memory are on the SSD, and brings those. What the reservation saw to
 // be nowhere still is while its token has not moved.
@@ -102,54 +76,6 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
                                      absences.tokens[miss.position] = impl_->tiering->token(miss.stripe, miss.path);
                                    }
                                  });
-}
-
-// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position), but for those that the
-// policy refuses. With an SSD a row is born only when it is known to be nowhere.
-// Returns the memory that it took, or nothing when the system refused more.
-template <class Visit>
-std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                                 std::span<const std::uint64_t> block, const Writing& writing,
-                                                 Absences* absences, Visit&& visit) {
-  Impl::Stripe& locked = impl_->stripes[stripe];
-  TableAdmission* const admission = writing.admits_all ? nullptr : table.admission.get();
-  bool has_memory = true;
-  const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
-  Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
-  walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
-    if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
-    if (id == RowIndex::kNone && absences != nullptr) {
-      const bool is_known =
-          !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, path);
-      if (!is_known) {
-        absences->deferred.push_back(position);
-        return;
-      }
-    }
-    if (id == RowIndex::kNone && admission != nullptr &&
-        !admission->admit(impl_->slots, stripe, path, writing.sighting))
-      return;
-    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], writing.scratch);
-    if (id == RowIndex::kNone) {
-      has_memory = false;
-      return;
-    }
-    RowRef row = table.row(stripe, id);
-    if (side != nullptr) {
-      locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
-    }
-    row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
-    std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
-    if (absences != nullptr) {
-      RowMeta meta = table.stripes[stripe]->slab.meta(id);
-      meta.set_changed();
-      meta.touch();
-    }
-    visit(row, position);
-  });
-  if (!has_memory) return std::nullopt;
-  const std::uint64_t bytes_after = bytes_of(table.stripes[stripe]);
-  return bytes_after - std::min(bytes_after, bytes_before);
 }
 
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
@@ -223,52 +149,6 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   return Status::ok();
 }
 
-Status Store::assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows) {
-  return set_rows(table_id, keys, rows, nullptr);
-}
-
-Status Store::assign_versions(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
-                              const std::uint64_t* versions) {
-  return set_rows(table_id, keys, rows, versions);
-}
-
-Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
-                       const std::uint64_t* versions) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
-  if (table == nullptr) return unknown_table(table_id);
-  Result<Reservation> reserved = reserve(table_id, keys);
-  if (!reserved.is_ok()) return reserved.status();
-  const std::uint32_t dim = table->schema.dim;
-  std::vector<float> scratch(dim);
-  const Writing writing{.stamps = stamps_of(*table, 0, -1), .scratch = scratch.data(), .admits_all = true};
-  BatchOrder order;
-  Absences absences;
-  Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
-  for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
-    const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    impl_->wait_for_snapshot();
-    order.group(table_id, impl_->slots, block);
-    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, reserved.value(), absences));
-    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.positions(stripe).empty()) continue;
-      const std::unique_lock lock(impl_->stripes[stripe].mutex);
-      const auto taken =
-          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
-            convert_from_float(table->schema.dtype, rows + (begin + position) * dim, row.weights(), dim);
-            if (versions != nullptr) row.set_version(versions[begin + position]);
-          });
-      if (!taken) return out_of_memory(*table);
-      reserved.value().consume(*taken);
-    }
-    for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
-      const std::size_t at = begin + position;
-      SR_RETURN_IF_ERROR(
-          set_rows(table_id, keys.subspan(at, 1), rows + at * dim, versions == nullptr ? nullptr : versions + at));
-    }
-  }
-  return Status::ok();
-}
-
 Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                    std::span<const std::uint64_t> if_versions) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
@@ -300,89 +180,6 @@ void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, 
   if (id == RowIndex::kNone) return;
   const RowRef row = table.row(stripe, id);
   told->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
-}
-
-Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
-  if (table == nullptr) return unknown_table(table_id);
-  const RowPolicy& policy = table->schema.policy;
-  const std::size_t count = rows.keys.size();
-  const std::size_t weight_bytes = table->schema.dim * size_of(table->schema.dtype);
-  const std::size_t state_floats = rows.state.empty() ? 0 : table->optimizer->state_floats();
-  if (rows.versions.size() != count || rows.update_counts.size() != count ||
-      rows.weights.size() != count * weight_bytes || rows.state.size() != count * state_floats ||
-      (!rows.age_steps.empty() && rows.age_steps.size() != count) ||
-      (!rows.push_seconds.empty() && rows.push_seconds.size() != count)) {
-    return {Code::kInvalidArgument, "install: table " + table->schema.name + ": " + std::to_string(count) +
-                                        " keys, and columns of other lengths than its schema asks for"};
-  }
-  Result<Reservation> reserved = reserve(table_id, rows.keys);
-  if (!reserved.is_ok()) return reserved.status();
-  std::vector<float> scratch(table->schema.dim);
-  const Writing writing{.stamps = stamps_of(*table, 0, -1), .scratch = scratch.data(), .admits_all = true};
-  BatchOrder order;
-  Absences absences;
-  Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
-  for (std::size_t begin = 0; begin < count; begin += BatchOrder::kBlock) {
-    const auto block = rows.keys.subspan(begin, std::min(BatchOrder::kBlock, count - begin));
-    order.group(table_id, impl_->slots, block);
-    if (tiered != nullptr) SR_RETURN_IF_ERROR(find_absent(*table, order, block, 0, 1, reserved.value(), absences));
-    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.positions(stripe).empty()) continue;
-      const std::unique_lock lock(impl_->stripes[stripe].mutex);
-      const auto taken =
-          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
-            const std::size_t at = begin + position;
-            std::memcpy(row.weights(), rows.weights.data() + at * weight_bytes, weight_bytes);
-            if (state_floats > 0) {
-              std::memcpy(row.state(table->layout), rows.state.data() + at * state_floats,
-                          state_floats * sizeof(float));
-            } else {
-              table->optimizer->init_state(row.state(table->layout));
-            }
-            row.set_version(rows.versions[at]);
-            row.set_update_count(rows.update_counts[at]);
-            std::uint32_t* stamp = row.stamps(table->layout);
-            if (policy.stamps_steps()) {
-              if (!rows.age_steps.empty()) *stamp = table->steps() - rows.age_steps[at];  // wraps, as ages do
-              ++stamp;
-            }
-            if (policy.stamps_seconds() && !rows.push_seconds.empty()) *stamp = rows.push_seconds[at];
-          });
-      if (!taken) return out_of_memory(*table);
-      reserved.value().consume(*taken);
-    }
-    for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
-      const std::size_t at = begin + position;
-      const auto one = [at](std::span<const std::uint32_t> column) {
-        return column.empty() ? column : column.subspan(at, 1);
-      };
-      SR_RETURN_IF_ERROR(install(table_id, {.keys = rows.keys.subspan(at, 1),
-                                            .versions = rows.versions.subspan(at, 1),
-                                            .update_counts = rows.update_counts.subspan(at, 1),
-                                            .weights = rows.weights.subspan(at * weight_bytes, weight_bytes),
-                                            .state = rows.state.subspan(at * state_floats, state_floats),
-                                            .age_steps = one(rows.age_steps),
-                                            .push_seconds = one(rows.push_seconds)}));
-    }
-  }
-  return Status::ok();
-}
-
-void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
-  Impl::Stripe& stripe = impl_->stripes[slot % impl_->slots.stripe_count()];
-  const std::unique_lock lock(stripe.mutex);
-  const std::uint32_t in_stripe = slot / impl_->slots.stripe_count();
-  stripe.erasures[in_stripe] = 0;
-  if (stripe.logs.empty()) {
-    stripe.sequences[in_stripe] = sequence;
-    return;
-  }
-  // A follower may have seen the slot half restored, at a higher sequence: it gets the slot whole.
-  const std::uint64_t next = std::max(stripe.sequences[in_stripe], sequence) + 1;
-  stripe.sequences[in_stripe] = next;
-  stripe.logs[in_stripe].written.reset(next, impl_->change_budget);
-  stripe.logs[in_stripe].erased.reset(next, impl_->change_budget);
 }
 
 }  // namespace sparserow

@@ -22,14 +22,23 @@ void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
   }
 }
 
-// A place for the row, and its entry in the index.
-std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t path) {
+TableStripe& Table::stripe_at(std::uint32_t stripe) {
   std::unique_ptr<TableStripe>& held = stripes[stripe];
   if (held == nullptr) held = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered);
-  const std::uint32_t id = held->slab.allocate();
+  return *held;
+}
+
+void Table::make_room(std::uint32_t stripe, std::span<const std::uint64_t> paths) {
+  stripe_at(stripe).index.make_room(paths);
+}
+
+// A place for the row, and its entry in the index.
+std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t path) {
+  TableStripe& held = stripe_at(stripe);
+  const std::uint32_t id = held.slab.allocate();
   if (id == RowSlab::kNone) return RowIndex::kNone;
-  if (!held->index.insert(path, id)) {
-    held->slab.free(id);
+  if (!held.index.insert(path, id)) {
+    held.slab.free(id);
     return RowIndex::kNone;
   }
   return id;
@@ -41,8 +50,10 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t
   RowRef row = stripes[stripe]->slab.at(id);
   row.set_version(0);
   row.set_update_count(0);
-  initial_rows.fill(key, scratch);
-  convert_from_float(schema.dtype, scratch, row.weights(), schema.dim);
+  if (scratch != nullptr) {
+    initial_rows.fill(key, scratch);
+    convert_from_float(schema.dtype, scratch, row.weights(), schema.dim);
+  }
   optimizer->init_state(row.state(layout));
   std::fill_n(row.stamps(layout), schema.policy.stamps(), 0u);
   if (is_tiered) stripes[stripe]->slab.meta(id).reset(RowMeta::kChanged);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "optim/optimizer.h"
@@ -82,8 +83,10 @@ class Table {
     return stripes[stripe]->slab.at(id);
   }
 
+  // Before many absent rows are added (row_index.h).
+  void make_room(std::uint32_t stripe, std::span<const std::uint64_t> paths);
   // Adds an absent row with its initial weights and state, update count 0 and version 0 (the caller sets it).
-  // RowIndex::kNone when the system has no memory. scratch: (dim).
+  // RowIndex::kNone when the system has no memory. scratch: (dim); null: the caller sets the weights.
   [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch);
   // Adds an absent row as the SSD has it. RowIndex::kNone when the system has no memory.
   [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t path, const RowImage& image);
@@ -119,6 +122,7 @@ class Table {
   std::array<std::uint64_t, kStripes> hands{};
 
  private:
+  TableStripe& stripe_at(std::uint32_t stripe);
   [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t path);
 
   StorePools* pools_;

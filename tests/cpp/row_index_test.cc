@@ -109,6 +109,43 @@ TEST_CASE("ranges follow each other in the order of paths and hold every entry o
   CHECK(ranges > 20);
 }
 
+TEST_CASE("room made for many paths keeps what is there and the promise, and visits see what ranges hold") {
+  ArenaPool pool;
+  RowIndex index(pool);
+  std::map<std::uint64_t, std::uint32_t> model;
+  std::uint32_t row = 0;
+  for (const std::uint32_t more : {3u, 500u, 1u, 40'000u, 128u, 128u, 20'000u}) {
+    std::map<std::uint64_t, std::uint32_t> added;
+    for (std::uint32_t i = 0; i < more; ++i, ++row) added[row_hash(4, row)] = row;
+    std::vector<std::uint64_t> paths;
+    for (const auto& [path, held] : added) paths.push_back(path);
+    const std::uint64_t allowed = index.bytes() + index.bytes_for(more);
+    index.make_room(paths);
+    const std::uint64_t roomy = index.bytes();
+    for (const auto& [path, held] : model) REQUIRE(index.find(path) == held);
+    for (const std::uint64_t path : paths) REQUIRE(index.find(path) == RowIndex::kNone);
+    for (const auto& [path, held] : added) REQUIRE(index.insert(path, held));
+    CHECK(index.bytes() == roomy);  // there was room for all
+    CHECK(index.bytes() <= allowed);
+    model.merge(added);
+  }
+  std::map<std::uint64_t, std::uint32_t> seen;
+  std::uint64_t path = 0;
+  do {
+    const RowIndex::Range range = index.range_at(path);
+    std::size_t visited = 0;
+    const std::uint64_t next = index.visit_range(path, [&](std::uint64_t at, std::uint32_t held) {
+      ++visited;
+      REQUIRE(seen.emplace(at, held).second);
+    });
+    REQUIRE(visited == range.entries.size());
+    REQUIRE(next == range.next);
+    path = next;
+  } while (path != 0);
+  CHECK(seen == model);
+  CHECK(static_cast<double>(index.bytes()) < 16.0 * static_cast<double>(model.size()));
+}
+
 TEST_CASE("paths that agree in every bit but a few are stored until a stated limit, never lost") {
   ArenaPool pool;
   RowIndex index(pool);

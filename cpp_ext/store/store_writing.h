@@ -1,0 +1,103 @@
+// How rows are written, under their stripe's lock: what apply() (store_write.cc) and what puts rows in place of others
+// (store_install.cc) have in common.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "store/snapshot.h"
+#include "store/store_impl.h"
+#include "store/tiering.h"
+
+namespace sparserow {
+
+inline Status out_of_memory(const Table& table) {
+  return {Code::kResourceExhausted, "table " + table.schema.name +
+                                        ": the system refuses more memory, a part of the batch is applied; free "
+                                        "memory on this machine or set memory_budget_bytes"};
+}
+
+inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
+  return held == nullptr ? 0 : held->slab.bytes() + held->index.bytes();
+}
+
+// How the rows of a batch are written.
+struct Writing {
+  Stamps stamps;
+  float* scratch = nullptr;  // (dim); null: whoever writes sets the weights of new rows too
+  bool admits_all = false;   // also keys that the table's policy would refuse
+  std::uint64_t sighting = 0;
+};
+
+// Of one block: which keys are known to be nowhere, and which must be asked for again.
+struct Store::Absences {
+  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
+  std::vector<std::uint64_t> tokens;    // by position
+  std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
+};
+
+// Rows of a stripe that are to be born, so that its index grows once for all of them.
+inline void make_room(Table& table, std::uint32_t stripe, const BatchOrder& order) {
+  std::vector<std::uint64_t> absent;
+  walk_stripe<Fetch::kNothing>(table, order, stripe,
+                               [&](std::uint16_t /*position*/, std::uint64_t path, std::uint32_t id) {
+                                 if (id == RowIndex::kNone) absent.push_back(path);
+                               });
+  if (!absent.empty()) table.make_room(stripe, absent);
+}
+
+// Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position), but for those that the
+// policy refuses. With an SSD a row is born only when it is known to be nowhere.
+// Returns the memory that it took, or nothing when the system refused more.
+template <class Visit>
+std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
+                                                 std::span<const std::uint64_t> block, const Writing& writing,
+                                                 Absences* absences, Visit&& visit) {
+  Impl::Stripe& locked = impl_->stripes[stripe];
+  TableAdmission* const admission = writing.admits_all ? nullptr : table.admission.get();
+  bool has_memory = true;
+  const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
+  if (writing.scratch == nullptr && absences == nullptr) make_room(table, stripe, order);
+  Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
+  walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+    if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
+    if (id == RowIndex::kNone && absences != nullptr) {
+      const bool is_known =
+          !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, path);
+      if (!is_known) {
+        absences->deferred.push_back(position);
+        return;
+      }
+    }
+    if (id == RowIndex::kNone && admission != nullptr &&
+        !admission->admit(impl_->slots, stripe, path, writing.sighting))
+      return;
+    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], writing.scratch);
+    if (id == RowIndex::kNone) {
+      has_memory = false;
+      return;
+    }
+    RowRef row = table.row(stripe, id);
+    if (side != nullptr) {
+      locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
+    }
+    row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
+    std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
+    if (absences != nullptr) {
+      RowMeta meta = table.stripes[stripe]->slab.meta(id);
+      meta.set_changed();
+      meta.touch();
+    }
+    visit(row, position);
+  });
+  if (!has_memory) return std::nullopt;
+  const std::uint64_t bytes_after = bytes_of(table.stripes[stripe]);
+  return bytes_after - std::min(bytes_after, bytes_before);
+}
+
+}  // namespace sparserow
