@@ -10,6 +10,7 @@ namespace sparserow {
 namespace {
 
 constexpr std::size_t kRowsUnderLock = 4096;  // about so many are copied before the stripe is let go
+constexpr std::size_t kFetchedAhead = 4;      // rows
 constexpr std::size_t kImageBytes = 64;       // of an image beside its data, about
 
 }  // namespace
@@ -160,25 +161,28 @@ void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, 
   const SlotOrder& slots = store_.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
+  const std::size_t fetched = std::min(table.layout.data_bytes + RowLayout::kHeadBytes, kMaxFetched);
   std::uint64_t path = slots.first_path(in_stripe);
   for (bool is_end = false; !is_end;) {
     const std::shared_lock lock(store_.stripes[stripe].mutex);
     const std::size_t before = out.rows.size();
-    const std::uint64_t begin = path;
     may_be_on_ssd = may_be_on_ssd || table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
     const TableStripe* held = table.stripes[stripe].get();
     is_end = held == nullptr;
     while (!is_end && out.rows.size() - before < kRowsUnderLock) {
-      const RowIndex::Range range = held->index.range_at(path);
-      for (const RowIndex::Entry& entry : range.entries) __builtin_prefetch(held->slab.data(entry.row));
-      for (const RowIndex::Entry& entry : range.entries) {
-        if (entry.path < begin || entry.path < path || slots.slot_in_stripe(entry.path) != in_stripe) continue;
-        const RowRef row = held->slab.at(entry.row);
-        if (is_wanted(slot, row.version())) {
-          add(out, table, entry.path, row.version(), row.update_count(), row.weights());
+      out.entries.clear();  // a segment has rows of other slots too
+      const std::uint64_t next = held->index.visit_range(path, [&](std::uint64_t at, std::uint32_t id) {
+        if (at >= path && slots.slot_in_stripe(at) == in_stripe) out.entries.push_back({at, id});
+      });
+      for (std::size_t i = 0; i < out.entries.size(); ++i) {
+        if (i + kFetchedAhead < out.entries.size()) {
+          fetch_lines(held->slab.data(out.entries[i + kFetchedAhead].row), fetched);
         }
+        const RowRef row = held->slab.at(out.entries[i].row);
+        if (!is_wanted(slot, row.version())) continue;
+        add(out, table, out.entries[i].path, row.version(), row.update_count(), row.weights());
       }
-      path = range.next;
+      path = next;
       is_end = path == 0 || slots.slot_in_stripe(path) != in_stripe;
     }
     // With an SSD what was seen here may still be somewhere else a moment later: all is handed out at the end.
@@ -195,9 +199,10 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
   Side& side = dump.sides[stripe];
   const bool is_last = slot + slots.stripe_count() >= slot_versions_.size();
   std::uint64_t freed = 0;
-  std::erase_if(side.images, [&](auto& entry) {
-    auto& [path, image] = entry;
-    if (slots.slot_in_stripe(path) != in_stripe || (!is_end && path >= end_path)) return false;
+  const auto end = is_end && is_last ? side.images.end()
+                                     : side.images.lower_bound(is_end ? slots.first_path(in_stripe + 1) : end_path);
+  for (auto at = side.images.begin(); at != end; ++at) {
+    const auto& [path, image] = *at;
     const auto known = out.by_path.find(path);
     if (known == out.by_path.end()) {
       add(out, *dump.table, path, image.version, image.update_count, image.data.get());
@@ -208,8 +213,8 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
       std::memcpy(out.data.data() + row.at, image.data.get(), dump.table->layout.data_bytes);
     }
     freed += dump.table->layout.data_bytes + kImageBytes;
-    return true;
-  });
+  }
+  side.images.erase(side.images.begin(), end);
   side.dumped = is_end ? slots.first_path(in_stripe + 1) : end_path;
   side.is_done = is_end && is_last;
   side_bytes_ -= freed;

@@ -19,6 +19,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -92,9 +93,9 @@ class Store::Snapshot {
   };
   // What is saved of one stripe of one table. Guarded by the stripe's lock.
   struct Side {
-    std::uint64_t dumped = 0;  // paths before it are handed out
-    bool is_done = false;      // all are
-    std::unordered_map<std::uint64_t, Image> images;
+    std::uint64_t dumped = 0;               // paths before it are handed out
+    bool is_done = false;                   // all are
+    std::map<std::uint64_t, Image> images;  // by path, of which those that were handed out are gone
   };
   // Null when the table came after the cut, or is handed out. Under the stripe's exclusive lock, as save().
   [[nodiscard]] Side* side(const Table& table, std::uint32_t stripe) noexcept;
@@ -121,6 +122,7 @@ class Store::Snapshot {
   struct Slot {
     std::vector<Row> rows;
     std::vector<std::byte> data;
+    std::vector<RowIndex::Entry> entries;                    // of one segment of the index
     std::unordered_map<std::uint64_t, std::size_t> by_path;  // of rows; filled where the SSD is asked
   };
 
