@@ -109,6 +109,8 @@ def load_version(
         def read(at: int) -> Future[tuple[Keys, NDArray[np.uint64], Rows]] | None:
             if at >= len(parts):
                 return None
+            for _, soon in parts[at : at + 2]:
+                folder.read_ahead(soon.file)
             table, part = parts[at]
             return reader.submit(read_rows, folder, part, table.dtype, table.schema.dim)
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 # A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
 _UNCLAIMED_SEC = 60.0
-_BATCH_BYTES = 1 << 20  # of rows that are installed at once, by each loader
+_BATCH_BYTES = 8 << 20  # of rows that are installed at once, by each loader
+_LEAST_BATCH_BYTES = 1 << 20  # the same under a small memory budget, of which it is a 128th
+_NICE = 10  # of threads that write rows, below those that serve them
 _FILTER_PARTS = ("slot", "end", "image")  # of the tensors filter.TABLE_ID.PART in a file of slots
 _LOADERS = max(1, min(4, os.cpu_count() or 1))
 
@@ -113,7 +116,7 @@ class ShardCheckpoints:
         self, snapshot: _server.Snapshot, schema: _server.TableSchema, folder: Folder, part_bytes: int
     ) -> Iterator[pb.DumpReply]:
         """One file is being written while the rows of the next are taken."""
-        with ThreadPoolExecutor(1) as writer:
+        with ThreadPoolExecutor(1, "sparserow-write", give_way) as writer:
             writing: Future[pb.DumpReply] | None = None
             for part in self._parts(snapshot, schema, part_bytes):
                 if writing is not None:
@@ -184,10 +187,21 @@ class ShardCheckpoints:
         with ThreadPoolExecutor(_LOADERS) as loaders:
             for table in request.tables:
                 # Files of one checkpoint have different rows; those of the next one in the chain come after them.
-                for _, parts in itertools.groupby(table.parts, lambda part: part.index):
+                for _, group in itertools.groupby(table.parts, lambda part: part.index):
+                    parts = list(group)
                     waiting = [
-                        (part, loaders.submit(self._load_part, folder, part, table, request, whole_since))
-                        for part in parts
+                        (
+                            part,
+                            loaders.submit(
+                                self._load_part,
+                                folder,
+                                parts[at : at + _LOADERS + 1 : _LOADERS],
+                                table,
+                                request,
+                                whole_since,
+                            ),
+                        )
+                        for at, part in enumerate(parts)
                     ]
                     for part, loading in waiting:
                         try:
@@ -224,13 +238,17 @@ class ShardCheckpoints:
     def _load_part(
         self,
         folder: Folder,
-        part: pb.ChainFile,
+        parts: list[pb.ChainFile],
         table: pb.LoadTable,
         request: pb.LoadRequest,
         whole_since: NDArray[np.uint32],
     ) -> None:
-        engine, where = self._engine, f"{folder.url}/{part.file.file}"
-        facts, rows = decode_rows(_read(folder, part.file), where)
+        """Loads the first of these files; the disk reads the others too, which loaders take next."""
+        engine, part = self._engine, parts[0]
+        for each in parts:
+            folder.read_ahead(each.file.file)
+        where = f"{folder.url}/{part.file.file}"
+        facts, rows = decode_rows(_read(folder, part.file), where, is_checked=True)
         if (facts.cluster_id, facts.table_id) != (request.cluster_id, table.saved_table_id):
             raise DataLoss(
                 f"{where}: has rows of {facts.table} of cluster {facts.cluster_id:x}; the manifest means a table of "
@@ -247,7 +265,9 @@ class ShardCheckpoints:
         if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin anew
             versions = np.full(len(rows.keys), request.lineage << 48, np.uint64)
         count = len(rows.keys)
-        per_batch = max(1, _BATCH_BYTES * count // max(1, rows.weights.nbytes + rows.state.nbytes))
+        budget = engine.store.memory_budget_bytes or _BATCH_BYTES * 128
+        batch_bytes = min(_BATCH_BYTES, max(_LEAST_BATCH_BYTES, budget // 128))
+        per_batch = max(1, batch_bytes * count // max(1, rows.weights.nbytes + rows.state.nbytes))
         for begin in range(0, count, per_batch):  # a batch must have room in memory at once
             batch = slice(begin, begin + per_batch)
             state = np.empty((0,), np.float32) if table.without_state else rows.state[batch]
@@ -302,17 +322,32 @@ def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:
     return check_file(folder, FileFacts(file.file, file.bytes, file.xxh3))
 
 
-async def in_thread(items: Callable[[], Iterator[Item]]) -> AsyncIterator[Item]:
-    """What an iterator gives, made in a thread, one at a time; left early, the iterator is closed."""
+def give_way() -> None:
+    """Lets other threads of this machine go first; for threads that nobody waits for."""
+    thread = threading.get_native_id()
+    with suppress(OSError):  # a wish
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))
+
+
+async def in_thread(items: Callable[[], Iterator[Item]], *, gives_way: bool = False) -> AsyncIterator[Item]:
+    """What an iterator gives, made in a thread of its own, one at a time; left early, the iterator is closed.
+
+    Args:
+        items: makes the iterator.
+        gives_way: the thread has a lower priority.
+    """
     iterator, done = items(), object()
 
     def take() -> Any:
         return next(iterator, done)
 
+    loop = asyncio.get_running_loop()
+    thread = ThreadPoolExecutor(1, "sparserow-rows", give_way if gives_way else None)
     try:
-        while (item := await asyncio.to_thread(take)) is not done:
+        while (item := await loop.run_in_executor(thread, take)) is not done:
             yield item
     finally:
         close = getattr(iterator, "close", None)
         if close is not None:
-            await asyncio.shield(asyncio.to_thread(close))
+            await asyncio.shield(loop.run_in_executor(thread, close))
+        thread.shutdown(wait=False)

@@ -74,7 +74,7 @@ class ShardService:
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpReply]:
         """Writes the rows of a cut, and says of each file that it is written."""
-        async for reply in in_thread(lambda: self._checkpoints().dump(request)):
+        async for reply in in_thread(lambda: self._checkpoints().dump(request), gives_way=True):
             yield reply
 
     async def EndCut(self, request: pb.EndCutRequest, context: Any) -> pb.EndCutReply:
