@@ -11,6 +11,7 @@ void bind_changes(pybind11::module_& module);    // server_changes.cc
 void bind_raw_ssd(pybind11::module_& module);    // server_raw_ssd.cc
 void bind_open_loop(pybind11::module_& module);  // server_open_loop.cc
 void bind_snapshot(pybind11::module_& module);   // server_snapshot.cc
+void bind_raw_tls(pybind11::module_& module);    // server_raw_tls.cc
 
 }  // namespace sparserow::bindings
 
@@ -23,4 +24,5 @@ PYBIND11_MODULE(_server, module) {
   sparserow::bindings::bind_raw_ssd(module);
   sparserow::bindings::bind_snapshot(module);
   sparserow::bindings::bind_open_loop(module);
+  sparserow::bindings::bind_raw_tls(module);
 }

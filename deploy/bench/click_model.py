@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,12 +69,6 @@ class CpuClock:
     def mean_ms(self, repetitions: int) -> float:
         """Milliseconds per step over the last ``repetitions``; process clocks tick too coarsely for a median."""
         return sum(self.seconds[-repetitions:]) / repetitions * 1000
-
-
-def process_cpu(pid: int) -> float:
-    """Seconds of CPU, user and system, of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ZipfBatches:

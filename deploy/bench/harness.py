@@ -118,10 +118,16 @@ def pinned_to_one_cpu() -> Iterator[int]:
         os.sched_setaffinity(0, before)
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def resident_bytes(pid: int | None = None) -> int:
+    """Resident memory of a process; None: of this one."""
+    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def process_cpu(pid: int) -> float:
+    """Seconds of CPU that the living threads of a process have had."""
+    spent = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in spent) / 1e9
 
 
 def machine_line() -> str:

@@ -21,8 +21,8 @@ from ...worker.connect import connect
 from ...worker.prefetch import prefetch
 from ...worker.session import Session
 from ..local_cluster import local_cluster
-from .click_model import CpuClock, Size, ZipfBatches, distributed_step, process_cpu, torch_step
-from .harness import Figure, median
+from .click_model import CpuClock, Size, ZipfBatches, distributed_step, torch_step
+from .harness import Figure, median, process_cpu
 
 DEPTH = 2
 LIMIT_OF_TORCH = 0.9

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 from numpy.typing import NDArray
 
+from ...proto.security import Security
+
 SLOT_COUNT = 16_384
 _START_SEC = 120.0
 _HEADER_BYTES = 16  # of a raw request: its own length and the length of the reply, both int64
@@ -33,7 +35,9 @@ def table_id(table: BenchTable) -> int:
     return _server.id_of_name(table.name)
 
 
-def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs: int) -> None:
+def _fill(
+    port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs: int, security: Security | None
+) -> None:
     from ...cpp_ext import _server
 
     store = _server.Store(slot_count=SLOT_COUNT)
@@ -49,7 +53,7 @@ def _fill(port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs:
             keys = np.arange(begin, min(begin + 100_000, table.rows), dtype=np.uint64)
             rows = np.full((len(keys), table.dim), 0.01, np.float32)
             store.assign(schema.id, keys, rows)
-    server = _server.Server(store, io_threads=io_threads)
+    server = _server.Server(store, io_threads=io_threads, **(security or Security()).native_server())
     server.set_route(1, np.zeros(SLOT_COUNT, np.uint16))
     for job in range(1, jobs + 1):
         server.set_job(job, f"bench{job}", None, [(0, 1, 0)])
@@ -122,11 +126,13 @@ def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int
 
 
 @contextmanager
-def shard_process(tables: Sequence[BenchTable], *, io_threads: int = 2, jobs: int = 1) -> Iterator[int]:
+def shard_process(
+    tables: Sequence[BenchTable], *, io_threads: int = 2, jobs: int = 1, security: Security | None = None
+) -> Iterator[int]:
     """Serves ``tables`` from another process, with jobs 1, 2, ... (asynchronous), each with worker 0 of epoch 1; yields
     its port.
     """
-    with other_process(_fill, (tuple(tables), io_threads, jobs)) as port:
+    with other_process(_fill, (tuple(tables), io_threads, jobs, security)) as port:
         yield port
 
 

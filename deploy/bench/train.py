@@ -28,10 +28,9 @@ from .click_model import (
     Size,
     ZipfBatches,
     distributed_step,
-    process_cpu,
     torch_step,
 )
-from .harness import Contender, Figure, median, time_in_turns
+from .harness import Contender, Figure, median, process_cpu, time_in_turns
 from .prefetched import measure_prefetch
 
 __all__ = ["FULL", "QUICK", "run_train"]

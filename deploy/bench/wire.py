@@ -19,7 +19,7 @@ from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process, table_id
 from .torch_rpc import torch_rpc
 
 FRAME_BYTES = 64 + 16 + 40  # header, section header, table descriptor
-_ACK_BYTES = 64 + 16 + 24
+ACK_BYTES = 64 + 16 + 24
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run_wire(size: Size) -> Sequence[Figure]:
 
             for what, run, run_rival, request_bytes, reply_bytes in (
                 ("pull", pull, rival_pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
-                ("push", push, rival_push, FRAME_BYTES + key_bytes + row_bytes, _ACK_BYTES),
+                ("push", push, rival_push, FRAME_BYTES + key_bytes + row_bytes, ACK_BYTES),
             ):
 
                 def exchange(_: object, there: int = request_bytes, back: int = reply_bytes) -> None:

@@ -26,6 +26,7 @@ class Benchmark(str, Enum):
     engine = "engine"
     wire = "wire"
     lookup = "lookup"
+    tls = "tls"
     train = "train"
     staleness = "staleness"
     cache = "cache"
@@ -34,6 +35,7 @@ class Benchmark(str, Enum):
     big_table = "big_table"
     serving = "serving"
     checkpoint = "checkpoint"
+    scale = "scale"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:

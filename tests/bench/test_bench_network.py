@@ -11,6 +11,8 @@ from sparserow_process import wait_until
     [
         ("wire", ["pull", "push", "raw TCP", "of torch RPC"]),
         ("lookup", ["p50", "p99", "raw TCP"]),
+        ("tls", ["tls pull", "tls push", "raw OpenSSL", "of plain TCP", "random streams"]),
+        ("scale", ["pull 2000 x 8, 2 shards", "push 2000 x 8", "4 shards, 3 stub workers", "heartbeats alone"]),
         ("sweeps", ["p99 without sweeps", "p99 with sweeps", "p99 with eviction", "rows evicted meanwhile"]),
         ("train", ["torch", "one shard", "in-process", "worker CPU", "server CPU", "Python and dispatch of 26 tables"]),
     ],
