@@ -12,8 +12,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-dev python3-venv python3-dev
-# Hosts of their own for tests/e2e/test_several_hosts.py, and packets that get lost between them; skipped without.
-APT_TEST_PACKAGES := iproute2 nftables
+# For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
+# them, and several coordinators (tests/faults/test_etcd.py).
+APT_TEST_PACKAGES := iproute2 nftables etcd-server
 NATIVE_SOURCES := $(shell find cpp_ext -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) $(wildcard proto/*.proto) setup.py pyproject.toml
 PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')

@@ -311,7 +311,8 @@ class ControlClient:
             method,
             request,
             deadline_sec=deadline_sec or self._deadline_sec,
-            patience_sec=self.patience_sec if method in _MAY_BE_REPEATED else 0.0,
+            may_repeat=method in _MAY_BE_REPEATED,
+            patience_sec=self.patience_sec,
         )
 
 

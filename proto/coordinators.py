@@ -13,6 +13,7 @@ from .grpc_status import error_of_status, leader_of_status
 from .security import Security, open_channel
 
 ELECTION_SEC = 20.0  # how long several coordinators may take to have a leader
+SILENCE_SEC = 3.0  # after which another of several is asked
 _PAUSE_SEC = 0.1
 
 
@@ -42,12 +43,13 @@ class Addresses:
             parse_address(part, what=what)
         self.now = self.all[0]
 
-    def turn(self, error: grpc.RpcError, asked: str) -> bool:
+    def turn(self, error: grpc.RpcError, asked: str, *, may_repeat: bool) -> bool:
         """After a failed call: whether the same call may be made again, of another coordinator.
 
         Args:
             error: of the call.
             asked: whom it was for.
+            may_repeat: whether the call does no harm when it is done twice.
         """
         leader = leader_of_status(error)
         unreachable = error.code() == grpc.StatusCode.UNAVAILABLE and leader is None and not _is_ours(error)
@@ -57,7 +59,7 @@ class Addresses:
         if asked == self.now:
             following = self.all[(self.all.index(asked) + 1) % len(self.all)]
             self.now = leader if leader in self.all and leader != asked else following
-        return not silent
+        return may_repeat or not silent
 
 
 def _is_ours(error: grpc.RpcError) -> bool:
@@ -86,28 +88,34 @@ class CoordinatorChannel:
         for channel in self._channels.values():
             channel.close()
 
-    def call(self, method: str, request: Any, *, deadline_sec: float, patience_sec: float = 0.0) -> Any:
+    def call(
+        self, method: str, request: Any, *, deadline_sec: float, may_repeat: bool = False, patience_sec: float = 0.0
+    ) -> Any:
         """One call.
 
         Args:
             method: its name in the service.
             request: its message.
-            deadline_sec: of each try.
-            patience_sec: for so long it is tried again while the coordinator cannot be reached or is not ready; only
-                for calls that may be made twice.
+            deadline_sec: of each try; of several coordinators one that may be repeated waits ``SILENCE_SEC`` at most.
+            may_repeat: whether it does no harm when it is done twice.
+            patience_sec: for so long one that may be repeated is tried again while the coordinator cannot be reached,
+                or is not ready.
 
         Raises:
             SparserowError: of the last try.
         """
         began = time.monotonic()
+        if may_repeat and len(self._stubs) > 1:
+            deadline_sec = min(deadline_sec, SILENCE_SEC)
         while True:
             asked = self._addresses.now
             try:
                 return getattr(self._stubs[asked], method)(request, timeout=deadline_sec)
             except grpc.RpcError as error:
                 failure = error_of_status(error, f"coordinator {asked}", remedy="; start it with `sparserow up`")
-                patience = patience_sec if failure.code in ("Unavailable", "DeadlineExceeded") else 0.0
-                if self._addresses.turn(error, asked):
+                may_come = may_repeat and failure.code in ("Unavailable", "DeadlineExceeded")
+                patience = patience_sec if may_come else 0.0
+                if self._addresses.turn(error, asked, may_repeat=may_repeat):
                     patience = max(patience, ELECTION_SEC)
                 if time.monotonic() - began >= patience:
                     raise failure from None

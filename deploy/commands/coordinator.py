@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,11 @@ def coordinator(
     advertise: options.Advertise = None,
     insecure: options.Insecure = False,
     state: Annotated[
-        Path | None, typer.Option(help="File that keeps ids, route and epochs over a restart. Default: memory only.")
+        str | None,
+        typer.Option(
+            help="What keeps ids, route and epochs over a restart: a file, or etcd://HOST:PORT[,HOST:PORT]/PREFIX "
+            "(etcds: with TLS) for several coordinators of which one leads. Default: memory only."
+        ),
     ] = None,
     slot_count: options.SlotCount = 16384,
     worker_lease: options.WorkerLease = "10s",
@@ -32,6 +37,8 @@ def coordinator(
 
     from ...proto.config import ClusterConfig, LogConfig, validate
     from ...ps_server.coordinator.cluster import ClusterOptions
+    from ...ps_server.coordinator.elected import run_elected
+    from ...ps_server.coordinator.etcd import EtcdPlace
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.logs import start_log
     from ...ps_server.stopping import StopRequest
@@ -48,6 +55,8 @@ def coordinator(
     )
     start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
 
+    etcd = EtcdPlace(state) if state is not None and "://" in state else None
+
     async def run() -> None:
         stop = StopRequest()
         config = CoordinatorOptions(
@@ -56,9 +65,19 @@ def coordinator(
             port=cluster.port,
             advertise=advertise,
             insecure=insecure,
-            state=state,
+            state=Path(state) if state is not None and etcd is None else None,
+            etcd=etcd,
             metrics_port=metrics_port,
         )
+        if etcd is not None:
+            async with run_elected(config) as elected:
+                print(f"sparserow: coordinator at {elected.address}, one of those at {etcd.url}", flush=True)
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait((stopping, elected.failure), return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if elected.failure.done():
+                    elected.failure.result()
+            return
         async with run_coordinator(config) as running:
             print(f"sparserow: coordinator at {running.address}, waiting for {shards} shards", flush=True)
             await stop.wait()

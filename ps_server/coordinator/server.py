@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
@@ -18,6 +19,7 @@ from ..control_server import ControlServer
 from ..listen import check_host
 from ..metrics import serve_metrics
 from .cluster import Cluster, ClusterOptions
+from .etcd import EtcdPlace
 from .fleet import Fleet
 from .metrics import CoordinatorMetrics
 from .recoveries import Recoveries
@@ -40,7 +42,8 @@ class CoordinatorOptions:
         host, port: of the control plane; port 0 lets the system choose.
         advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/advertise.py.
         insecure: accept an address that other machines can reach.
-        state: file that keeps the state over a restart; None keeps it in memory.
+        state: file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
+        etcd: keeps the state of several coordinators of which one leads (elected.py).
         metrics_port: of the Prometheus page on the same host; None is off.
     """
 
@@ -50,6 +53,7 @@ class CoordinatorOptions:
     advertise: str | None = None
     insecure: bool = False
     state: Path | None = None
+    etcd: EtcdPlace | None = None
     metrics_port: int | None = None
 
 
@@ -81,17 +85,13 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         state = StateFile(options.state) if options.state is not None else None
         if state is not None:
             stack.callback(state.close)
-        cluster = _load_or_create(options, state)
+        cluster = load_or_create(options, state.load() if state is not None else None)
 
         def save() -> None:
             if state is not None:
                 state.save(cluster.to_document())
 
-        save()
-        fleet = Fleet(cluster)
-        stack.push_async_callback(fleet.close)
-        service = CoordinatorService(cluster, fleet, save=save)
-        stack.push_async_callback(service.close)
+        service = await stack.enter_async_context(coordinating(cluster, save))
         server = ControlServer(
             SERVICE,
             lambda grpc_server: pb_grpc.add_CoordinatorServicer_to_server(service, grpc_server),
@@ -103,22 +103,39 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         await stack.enter_async_context(fresh_security())
         await server.set_serving(True)
-        service.go_on()
-        leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
-        stack.push_async_callback(_end, leases)
         coordinator = Coordinator(cluster, server, service.recoveries, told)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
         yield coordinator
 
 
-def _load_or_create(options: CoordinatorOptions, state: StateFile | None) -> Cluster:
-    document = state.load() if state is not None else None
+@contextlib.asynccontextmanager
+async def coordinating(cluster: Cluster, save: Callable[[], None]) -> AsyncIterator[CoordinatorService]:
+    """The service of a cluster, with its leases watched, for the duration of the block; nobody is served yet."""
+    async with contextlib.AsyncExitStack() as stack:
+        save()
+        fleet = Fleet(cluster)
+        stack.push_async_callback(fleet.close)
+        service = CoordinatorService(cluster, fleet, save=save)
+        stack.push_async_callback(service.close)
+        service.go_on()
+        leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))
+        stack.push_async_callback(_end, leases)
+        yield service
+
+
+def load_or_create(options: CoordinatorOptions, document: Any) -> Cluster:
+    """The cluster of a saved document, or a new one where there is none.
+
+    Raises:
+        SparserowError: the document is damaged, or of a cluster with other options.
+    """
     if document is None:
         return Cluster.create(options.cluster)
     try:
         return Cluster.from_document(document, options.cluster, now=time.monotonic())
     except SparserowError as error:
-        raise type(error)(f"--state {options.state}: {error}") from None
+        where = options.state if options.etcd is None else options.etcd.url
+        raise type(error)(f"--state {where}: {error}") from None
 
 
 async def _watch_leases(service: CoordinatorService, cluster: Cluster) -> None:

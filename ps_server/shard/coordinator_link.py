@@ -151,6 +151,6 @@ class CoordinatorLink:
                 return await getattr(self._stubs[asked], method)(request, timeout=CALL_DEADLINE_SEC)
             except grpc.RpcError as error:
                 remedy = "; start it with `sparserow coordinator` or `sparserow up`"
-                if not self._addresses.turn(error, asked) or loop.time() > deadline:
+                if not self._addresses.turn(error, asked, may_repeat=True) or loop.time() > deadline:
                     raise error_of_status(error, f"coordinator {asked}", remedy=remedy) from None
             await asyncio.sleep(_PAUSE_SEC)

@@ -1,0 +1,148 @@
+"""One of several coordinators of a cluster: it serves while it leads, and names the leader otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ...proto import control_pb2_grpc as pb_grpc
+from ...proto.errors import SparserowError
+from ...proto.fresh_security import fresh_security
+from ...proto.grpc_status import NotLeader
+from ..advertise import advertised
+from ..control_server import ControlServer
+from ..listen import check_host
+from ..metrics import serve_metrics
+from .cluster import Cluster
+from .etcd import EtcdSeat
+from .metrics import CoordinatorMetrics
+from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create
+from .service import CoordinatorService
+
+log = logging.getLogger(__name__)
+
+_STOP_GRACE_SEC = 2.0
+_SHORTEST_TTL_SEC = 2
+_LOOK_SEC = 1.0
+
+
+class _WhileItLeads(Collector):
+    """Methods of the service, and its metrics, while this coordinator leads."""
+
+    def __init__(self) -> None:
+        self.seat: EtcdSeat | None = None
+        self.term = 0
+        self.service: CoordinatorService | None = None
+        self.cluster: Cluster | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        if not method[0].isupper():
+            raise AttributeError(method)
+
+        async def answer(request: Any, context: Any) -> Any:
+            if self.seat is not None:
+                self.seat.check(self.term)
+            if self.service is None:
+                raise NotLeader("this coordinator is starting", "")
+            return await getattr(self.service, method)(request, context)
+
+        return answer
+
+    def collect(self) -> Iterator[Metric]:
+        """Of the cluster; nothing while another coordinator leads."""
+        cluster = self.cluster
+        if cluster is not None:
+            yield from CoordinatorMetrics(cluster).collect()
+
+
+class Elected:
+    """A running coordinator, leading or not.
+
+    Attributes:
+        address: ``HOST:PORT`` under which others reach it.
+        failure: ends, with an error, when this coordinator cannot lead: the state is damaged, say.
+    """
+
+    def __init__(self, address: str, failure: asyncio.Task[None]) -> None:
+        self.address = address
+        self.failure = failure
+
+
+@contextlib.asynccontextmanager
+async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
+    """Runs a coordinator with ``options.etcd`` for the duration of the block.
+
+    Raises:
+        SparserowError: the address or an option is at fault.
+    """
+    assert options.etcd is not None
+    check_host(options.host, insecure=options.insecure)
+    told = advertised(options.advertise, options.host, None)
+    gate = _WhileItLeads()
+    async with contextlib.AsyncExitStack() as stack:
+        server = ControlServer(
+            SERVICE,
+            lambda grpc_server: pb_grpc.add_CoordinatorServicer_to_server(gate, grpc_server),
+            host=options.host,
+            port=options.port,
+        )
+        stack.enter_context(serve_metrics(gate, host=options.host, port=options.metrics_port))
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
+        await stack.enter_async_context(fresh_security())
+        address = told.address(server.port)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        lease = min(options.cluster.worker_lease_sec, options.cluster.shard_lease_sec)
+        ttl_sec = max(_SHORTEST_TTL_SEC, round(lease / 2))
+
+        def on_change() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        gate.seat = EtcdSeat(options.etcd, address, ttl_sec, on_change)
+        stack.push_async_callback(asyncio.to_thread, gate.seat.close)
+        await server.set_serving(True)
+        leading = loop.create_task(_lead(options, gate, gate.seat, changed))
+        stack.push_async_callback(_end, leading)
+        yield Elected(address, leading)
+
+
+async def _lead(options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat, changed: asyncio.Event) -> None:
+    """One term after the other; between them this coordinator knows nothing of the cluster."""
+    while True:
+        await changed.wait()
+        changed.clear()
+        if term := seat.term:
+            with contextlib.suppress(NotLeader):
+                await _serve_term(options, gate, seat, term, changed)
+            gate.term, gate.service, gate.cluster = 0, None, None
+            log.warning("this coordinator does not lead any more")
+
+
+async def _serve_term(
+    options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat, term: int, changed: asyncio.Event
+) -> None:
+    cluster = load_or_create(options, await asyncio.to_thread(seat.load, term))
+
+    def save() -> None:
+        seat.save(term, cluster.to_document())
+
+    async with coordinating(cluster, save) as service:
+        gate.term, gate.service, gate.cluster = term, service, cluster
+        log.warning("this coordinator leads cluster %x", cluster.cluster_id)
+        while seat.term == term:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), _LOOK_SEC)
+                changed.clear()
+        changed.set()  # for the next term, which may have begun
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, SparserowError):
+        await task

@@ -1,0 +1,191 @@
+"""Several coordinators lead in turn through a real etcd; who does not lead writes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from restart_scene import DIM, ROWS, Trained, facts, is_ready, rows_of, status_of
+from sparserow.proto import etcd_pb2
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
+from sparserow.proto.grpc_status import NotLeader
+from sparserow.proto.schema import SGD, TableSchema
+from sparserow.ps_server.coordinator.etcd import EtcdPlace, EtcdSeat
+from sparserow_process import Launcher, free_port, wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)")
+
+
+class Etcd:
+    """One server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        port, peers = free_port(), f"http://127.0.0.1:{free_port()}"
+        self.endpoint, url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen(
+            ["etcd", f"--data-dir={folder / 'etcd'}", "--log-level=error", f"--listen-client-urls={url}",
+             f"--advertise-client-urls={url}", f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
+             f"--initial-cluster=default={peers}"],
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_until(self._answers, "etcd to listen")
+
+    def _answers(self) -> bool:
+        host, port = self.endpoint.split(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    server = Etcd(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def seat(etcd: Etcd, address: str) -> EtcdSeat:
+    return EtcdSeat(EtcdPlace(f"etcd://{etcd.endpoint}/tests/one"), address, 2, lambda: None)
+
+
+def lead(one: EtcdSeat) -> int:
+    wait_until(lambda: one.term, "a leader")
+    return one.term
+
+
+def test_who_has_lost_the_seat_without_knowing_it_writes_nothing(etcd: Etcd) -> None:
+    first = seat(etcd, "a:1")
+    term = lead(first)
+    first.save(term, {"of": "a"})
+    second = seat(etcd, "b:2")
+    wait_until(lambda: second.leader == "a:1", "the follower to see the leader")
+    with pytest.raises(NotLeader, match="coordinator b:2 is not the leader; the leader is a:1"):
+        second.load(0)
+    # As if the first had been stopped for a while and not looked at its clock yet.
+    first._closing.set()
+    first._thread.join = lambda _=None: None  # type: ignore[method-assign]
+    first._lose, lost = (lambda: None), first._lose  # type: ignore[method-assign]
+    wait_until(lambda: not first._thread.is_alive(), "its thread to end, which gives the lease back")
+    first._until = time.monotonic() + 60
+    next_term = lead(second)
+    assert second.load(next_term) == {"of": "a"}
+    second.save(next_term, {"of": "b"})
+    first._lose = lost  # type: ignore[method-assign]
+    assert first.term == term
+    with pytest.raises(NotLeader, match="coordinator a:1 is not the leader"):
+        first.save(term, {"of": "a again"})
+    assert second.load(next_term) == {"of": "b"}
+    assert first.term == 0
+    second.close()
+    first.close()
+
+
+def test_a_write_waits_for_etcd_as_long_as_the_term_lasts(etcd: Etcd) -> None:
+    one = seat(etcd, "a:1")
+    term = lead(one)
+    etcd.process.send_signal(signal.SIGSTOP)
+    threading.Timer(0.5, etcd.process.send_signal, (signal.SIGCONT,)).start()
+    one.save(term, {"n": 1})
+    assert one.load(term) == {"n": 1}
+    etcd.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(NotLeader):
+        one.save(term, {"n": 2})
+    etcd.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: one.term, "another term")
+    assert one.term != term, "what was begun in the former term must not be taken for the next one's"
+    one.close()
+
+
+def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
+    for url in ("etcd://h:1", "etcd:///a", "etc://h:1/a", "etcd://h/a"):
+        with pytest.raises(InvalidArgument, match="--state"):
+            EtcdPlace(url)
+    with pytest.raises(InvalidArgument, match="needs --security"):
+        EtcdPlace("etcds://h:1/a")
+    one = seat(etcd, "a:1")
+    term = lead(one)
+    key = one._place.state_key
+    one._call("KV", "Txn", etcd_pb2.TxnRequest(
+        success=[etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=key, value=b"{"))]))  # fmt: skip
+    with pytest.raises(DataLoss, match="is no JSON"):
+        one.load(term)
+    one.close()
+
+
+def test_training_goes_on_whoever_leads(launcher: Launcher, etcd: Etcd) -> None:
+    ports = [free_port(), free_port()]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    both = ",".join(addresses)
+    coordinators = {
+        address: launcher.start("coordinator", "--shards=1", "--slot-count=64", f"--port={port}", "--worker-lease=4s",
+                                "--shard-lease=4s", f"--state=etcd://{etcd.endpoint}/jobs/ads", "--log-level=warning")
+        for address, port in zip(addresses, ports, strict=True)
+    }  # fmt: skip
+    shard = launcher.start("ps", f"--coordinator={both}", "--shard=0", "--log-level=error")
+
+    def leader() -> str:
+        for address in addresses:
+            try:
+                status_of(address)
+            except SparserowError:
+                continue
+            return address
+        return ""
+
+    wait_until(lambda: is_ready(both), "a leader and its shard")
+    trained = Trained(both, 2)
+    trained.go_on(1)
+    before, first = facts(both), leader()
+    other = next(address for address in addresses if address != first)
+    with pytest.raises(Unavailable, match=f"coordinator {other} is not the leader; the leader is {first}"):
+        status_of(other)
+    # Stopped, and back when another one leads.
+    coordinators[first].signal(signal.SIGSTOP)
+    wait_until(lambda: _leads(other), "the other to lead")
+    wait_until(lambda: is_ready(both), "the shard to come over")
+    trained.go_on(5)
+    with ControlClient(both) as control:
+        control.create_table(TableSchema("later", "rows", DIM, SGD(lr=1.0)))
+    coordinators[first].signal(signal.SIGCONT)
+    with pytest.raises(Unavailable, match=f"coordinator {first} is not the leader"):
+        status_of(first)
+    assert leader() == other
+    with ControlClient(both) as control:
+        assert [table.full_name for table in control.list_tables("later")] == ["later/rows"]
+        control.drop_table("later", "rows")
+    assert facts(both) == before
+    # Killed.
+    coordinators[other].popen.kill()
+    wait_until(lambda: _leads(first), "the first to lead again")
+    wait_until(lambda: is_ready(both), "the shard to come over")
+    trained.go_on(5)
+    assert facts(both) == before
+    # etcd is away for longer than the leader's lease.
+    etcd.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not _leads(first), "the leader to step down")
+    trained.go_on(5)
+    etcd.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: is_ready(both), "a leader and its shard")
+    trained.go_on(5)
+    assert facts(both) == before
+    trained.end()
+    for rank, done in enumerate(trained.steps):
+        np.testing.assert_array_equal(rows_of(both, rank), np.full((ROWS, DIM), -done, np.float32))
+    assert shard.popen.poll() is None
+
+
+def _leads(address: str) -> bool:
+    try:
+        status_of(address)
+    except SparserowError:
+        return False
+    return True
