@@ -20,6 +20,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from .local_file import write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
@@ -128,18 +129,7 @@ class Folder:
                 data = b"".join(_bytes_of(piece) for piece in pieces)
                 self._again(lambda: self._file_system.pipe_file(f"{self._path}/{name}", data))
                 return
-            path = f"{self._path}/{name}"
-            try:
-                with open(path, "wb", buffering=0) as file:
-                    for piece in pieces:
-                        rest = _bytes_of(piece)
-                        while rest:
-                            rest = rest[file.write(rest) :]
-                    os.fdatasync(file.fileno())
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(path)
-                raise
+            write_file(f"{self._path}/{name}", [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a small file that appears in one instant, after all that was written before it.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 
 import numpy as np
 import pytest
@@ -256,3 +258,29 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_has_all_its_workers(tmp_p
         workers = tuple(files.WorkerEntry("w", 1, "0", rank=rank, worker_id=rank, epoch=1) for rank in ranks)
         saved(folder, files.begin_folder(folder), workers=workers)
     assert [newest(world) for world in (1, 2, 3)] == ["save-000003", "save-000002", "save-000004"]
+
+
+def test_a_large_file_has_all_bytes_of_its_pieces(tmp_path):
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    draw = np.random.default_rng(seed)
+    for last in (0, 1, 4096, 4097):
+        sizes = [7, 0, 1 << 20, (1 << 20) - 7, 5_000_000, last]
+        pieces = [draw.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+        Folder(str(tmp_path)).write("x", pieces)
+        assert (tmp_path / "x").read_bytes() == b"".join(piece.tobytes() for piece in pieces), sizes
+
+
+def test_a_file_system_without_direct_writes_gets_the_file_all_the_same(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuse(path, flags, *mode, **more):
+        if flags & getattr(os, "O_DIRECT", 0):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, *mode, **more)
+
+    data = np.arange(1 << 20, dtype=np.uint64)
+    monkeypatch.setattr(os, "open", refuse)
+    Folder(str(tmp_path)).write("x", [b"head", data])
+    monkeypatch.undo()
+    assert (tmp_path / "x").read_bytes() == b"head" + data.tobytes()
