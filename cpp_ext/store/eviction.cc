@@ -1,21 +1,17 @@
-// The way down: cold rows leave memory for the SSD. See tiering.h.
+// The way down: cold rows leave memory for the SSD. See tiering.h; which ones is in cold_rows.cc.
 #include <algorithm>
 
 #include "store/snapshot.h"
 #include "store/tiering.h"
-#include "util/random.h"
 
 namespace sparserow {
 namespace {
 
 constexpr int kRounds = 32;             // of eviction for one request
-constexpr int kPasses = 6;              // of a hand over one stripe: the hottest row has cooled down after five
 constexpr std::uint64_t kAhead = 32;    // of a stripe's rows one goes along, so that the next request finds room
 constexpr std::uint64_t kBatch = 4096;  // rows written at once
 
 }  // namespace
-
-std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_); }
 
 // Bytes over budget when `rows` more rows come; 0 when they fit.
 std::uint64_t Store::Tiering::excess(const Table& table, const Counts& rows) const {
@@ -117,91 +113,6 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
     const HoldClock clock;
     path = table.compact(stripe, path);
     longest_hold_.note(clock.held());
-  }
-}
-
-// The coldest of some stripes of some tables that have rows in memory; of those that have a part of memory of their
-// own, only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
-Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
-  std::vector<std::shared_ptr<Table>> tables;
-  {
-    const std::shared_lock lock(store_.tables_mutex);
-    for (const auto& [id, held] : store_.tables) {
-      if (!own_only || held.get() == &wanting) tables.push_back(held);
-    }
-  }
-  std::erase_if(tables, [&](const std::shared_ptr<Table>& held) {
-    return held->schema.policy.ram_share > 0 && held.get() != &wanting && excess_of_share(*held, 0) == 0;
-  });
-  Place best;
-  if (tables.empty()) return best;
-  constexpr int kSamples = 6;
-  for (int sample = 0, missed = 0; sample < kSamples && missed < 4 * static_cast<int>(kStripes);) {
-    const std::uint64_t random = next_random();
-    const auto& held = tables[(random >> 32) % tables.size()];
-    const std::uint32_t stripe = static_cast<std::uint32_t>(random) % store_.slots.stripe_count();
-    const double heat = heat_of(*held, stripe);
-    if (heat < 0) {
-      ++missed;
-      continue;
-    }
-    ++sample;
-    if (best.table == nullptr || heat < best.heat) best = {held, stripe, heat};
-  }
-  return best;
-}
-
-// Of some of its rows, on average; -1 when it has none in memory.
-double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
-  const std::uint64_t path = next_random();
-  const std::shared_lock lock(store_.stripes[stripe].mutex);
-  const TableStripe* held = table.stripes[stripe].get();
-  if (held == nullptr) return -1;
-  const RowIndex::Range range = held->index.range_at(path);
-  if (range.entries.empty()) return 0;
-  double sum = 0;
-  const std::size_t count = std::min<std::size_t>(range.entries.size(), 64);
-  for (std::size_t i = 0; i < count; ++i) sum += held->slab.meta(range.entries[i].row).heat();
-  return sum / static_cast<double>(count);
-}
-
-// Appends up to `want` rows that nobody needs in memory, the cold ones first: the hand halves the heat of those that
-// it passes, and takes those without any.
-void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
-  out.image.resize(table.codec.bytes());
-  const std::shared_lock lock(store_.stripes[stripe].mutex);
-  const TableStripe* held = table.stripes[stripe].get();
-  if (held == nullptr) return;
-  want = std::min(want, held->slab.rows());
-  std::uint64_t& hand = table.hands[stripe];
-  std::unordered_set<std::uint64_t> taken;  // paths, since the hand may come round
-  for (std::uint64_t passed = 0; taken.size() < want && passed < kPasses * held->slab.rows();) {
-    RowIndex::Range range = held->index.range_at(hand);
-    std::erase_if(range.entries, [&](const RowIndex::Entry& entry) { return entry.path < hand; });
-    std::sort(range.entries.begin(), range.entries.end(),
-              [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
-    hand = range.next;
-    for (const RowIndex::Entry& entry : range.entries) {
-      ++passed;
-      if (taken.size() == want) {
-        hand = entry.path;
-        break;
-      }
-      RowMeta meta = held->slab.meta(entry.row);
-      if (meta.is_pinned()) continue;
-      if (meta.heat() > 0) {
-        meta.cool();
-        continue;
-      }
-      if (!taken.insert(entry.path).second) continue;
-      const RowRef row = held->slab.at(entry.row);
-      const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, entry.path));
-      out.victims.push_back({key, entry.path, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
-      if (!meta.is_changed()) continue;
-      table.codec.encode(key, row, out.image.data());
-      out.batch.put(key_of(table, key), out.image);
-    }
-    if (range.entries.empty()) ++passed;
   }
 }
 

@@ -6,7 +6,8 @@
 // raises one of its stripe's *tokens*: what was read from the SSD holds, under the stripe's lock, as long as the token
 // has not moved since before the read; else it is read again.
 //
-// Rows leave coldest first (row_meta.h), by stripe: a hand goes round each stripe of each table. Where one table
+// Rows leave coldest first, by stripe: a hand goes round each stripe of each table, cools the rows that were used since
+// it last came (row_meta.h), and takes those of the others that have had fewest updates for their age. Where one table
 // grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory moves.
 //
 // Locks: evicting_ (one thread evicts, deletes or drops at a time), then the table map, then one stripe. claims_ is a
@@ -84,6 +85,11 @@ class Store::Tiering {
     std::uint16_t stripe = 0;
     bool is_changed = false;
   };
+  struct Cold {  // a row without heat
+    std::uint64_t path = 0;
+    std::uint32_t row = 0;
+    float worth = 0;
+  };
   struct Eviction {
     std::vector<Victim> victims;  // by stripe
     SsdBatch batch;               // images of those that changed
@@ -117,6 +123,7 @@ class Store::Tiering {
   [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
+  [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t path, RowRef row) const noexcept;
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
   void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
   [[nodiscard]] std::uint64_t next_random() noexcept;

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -325,6 +326,26 @@ TEST_CASE("rows that are used stay in memory while others pass through") {
   const std::uint64_t misses = store->tier_stats()->misses;
   (void)pull(*store, 1, hot);
   CHECK(store->tier_stats()->misses - misses <= 10);
+}
+
+TEST_CASE("rows with many updates outlast those that were updated once, though nobody has used them lately") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  std::vector<std::uint64_t> often(400);
+  std::iota(often.begin(), often.end(), 0u);
+  const std::vector<float> grads(often.size() * kDim, 1.0f);
+  for (int step = 0; step < 30; ++step) REQUIRE(store->apply(1, often, grads.data(), {.lr = 0.1f}).is_ok());
+  const std::uint64_t before = store->tier_stats()->rows_evicted;
+  std::uint64_t next = 1000;
+  while (store->tier_stats()->rows_evicted < before + 10'000) {  // several times what memory holds
+    std::vector<std::uint64_t> once(100);
+    for (std::uint64_t& key : once) key = next++;
+    REQUIRE(store->apply(1, once, grads.data(), {.lr = 0.1f}).is_ok());
+  }
+  const std::uint64_t missed = store->tier_stats()->misses;
+  static_cast<void>(pull(*store, 1, often));
+  CHECK(store->tier_stats()->misses - missed < often.size() / 10);
 }
 
 }  // namespace sparserow

@@ -1,0 +1,120 @@
+// Which rows leave memory: first where they are coldest, then which of a stripe. See tiering.h.
+#include <algorithm>
+
+#include "store/tiering.h"
+#include "util/random.h"
+
+namespace sparserow {
+namespace {
+
+constexpr int kPasses = 6;         // of a hand over one stripe: the hottest row has cooled down after five
+constexpr int kChoosyPasses = 2;   // of them; after that it takes any row without heat
+constexpr std::uint64_t kFew = 8;  // one row of so many goes at a time, so that those left are worth more
+
+}  // namespace
+
+std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_); }
+
+// The coldest of some stripes of some tables that have rows in memory; of those that have a part of memory of their
+// own, only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
+Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
+  std::vector<std::shared_ptr<Table>> tables;
+  {
+    const std::shared_lock lock(store_.tables_mutex);
+    for (const auto& [id, held] : store_.tables) {
+      if (!own_only || held.get() == &wanting) tables.push_back(held);
+    }
+  }
+  std::erase_if(tables, [&](const std::shared_ptr<Table>& held) {
+    return held->schema.policy.ram_share > 0 && held.get() != &wanting && excess_of_share(*held, 0) == 0;
+  });
+  Place best;
+  if (tables.empty()) return best;
+  constexpr int kSamples = 6;
+  for (int sample = 0, missed = 0; sample < kSamples && missed < 4 * static_cast<int>(kStripes);) {
+    const std::uint64_t random = next_random();
+    const auto& held = tables[(random >> 32) % tables.size()];
+    const std::uint32_t stripe = static_cast<std::uint32_t>(random) % store_.slots.stripe_count();
+    const double heat = heat_of(*held, stripe);
+    if (heat < 0) {
+      ++missed;
+      continue;
+    }
+    ++sample;
+    if (best.table == nullptr || heat < best.heat) best = {held, stripe, heat};
+  }
+  return best;
+}
+
+// Of some of its rows, on average; -1 when it has none in memory.
+double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
+  const std::uint64_t path = next_random();
+  const std::shared_lock lock(store_.stripes[stripe].mutex);
+  const TableStripe* held = table.stripes[stripe].get();
+  if (held == nullptr) return -1;
+  const RowIndex::Range range = held->index.range_at(path);
+  if (range.entries.empty()) return 0;
+  double sum = 0;
+  const std::size_t count = std::min<std::size_t>(range.entries.size(), 64);
+  for (std::size_t i = 0; i < count; ++i) sum += held->slab.meta(range.entries[i].row).heat();
+  return sum / static_cast<double>(count);
+}
+
+// Appends up to `want` rows that nobody needs in memory. A hand goes over the stripe, a segment of its index at a time:
+// it halves the heat of the rows that have some, and of the others it takes the few that are worth least.
+void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
+  out.image.resize(table.codec.bytes());
+  const std::shared_lock lock(store_.stripes[stripe].mutex);
+  const TableStripe* held = table.stripes[stripe].get();
+  if (held == nullptr) return;
+  const std::uint64_t rows = held->slab.rows();
+  want = std::min(want, rows);
+  std::uint64_t& hand = table.hands[stripe];
+  std::unordered_set<std::uint64_t> taken;  // paths, since the hand may come round
+  std::vector<Cold> cold;
+  for (std::uint64_t passed = 0; taken.size() < want && passed < kPasses * rows;) {
+    const RowIndex::Range range = held->index.range_at(hand);
+    hand = range.next;
+    cold.clear();
+    for (const RowIndex::Entry& entry : range.entries) {
+      RowMeta meta = held->slab.meta(entry.row);
+      if (meta.is_pinned() || taken.contains(entry.path)) continue;
+      if (meta.heat() > 0) {
+        meta.cool();
+        continue;
+      }
+      __builtin_prefetch(held->slab.data(entry.row) + table.layout.data_bytes);
+      cold.push_back({entry.path, entry.row, 0});
+    }
+    for (Cold& row : cold) row.worth = worth_of(stripe, row.path, held->slab.at(row.row));
+    std::uint64_t most = cold.size();
+    if (passed < kChoosyPasses * rows) most = range.entries.size() * std::max(rows / kFew, 2 * want) / rows + 1;
+    const std::uint64_t count = std::min({most, std::uint64_t{cold.size()}, want - taken.size()});
+    std::nth_element(cold.begin(), cold.begin() + static_cast<std::ptrdiff_t>(count), cold.end(),
+                     [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
+    for (std::size_t i = 0; i < count; ++i) {
+      const RowRef row = held->slab.at(cold[i].row);
+      const bool is_changed = held->slab.meta(cold[i].row).is_changed();
+      const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold[i].path));
+      taken.insert(cold[i].path);
+      out.victims.push_back({key, cold[i].path, row.version(), static_cast<std::uint16_t>(stripe), is_changed});
+      if (!is_changed) continue;
+      table.codec.encode(key, row, out.image.data());
+      out.batch.put(key_of(table, key), out.image);
+    }
+    passed += std::max<std::uint64_t>(range.entries.size(), 1);
+  }
+}
+
+// How much a row is worth keeping: its updates, squared, by the updates of its slot since its last one. The count
+// tells rows apart that are used less often than the hand comes round (which heat cannot), and what has gone out of
+// use has less and less of it.
+float Store::Tiering::worth_of(std::uint32_t stripe, std::uint64_t path, RowRef row) const noexcept {
+  constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
+  const std::uint64_t now = store_.stripes[stripe].sequences[store_.slots.slot_in_stripe(path)];
+  const std::uint64_t then = row.version() & kSequence;
+  const float uses = 1.0f + static_cast<float>(row.update_count());
+  return uses * uses / (1.0f + static_cast<float>(now - std::min(now, then)));
+}
+
+}  // namespace sparserow
