@@ -4,6 +4,11 @@ Each batch is drawn with repeats, as a batch of a model has them, then made uniq
 rate counts the unique rows. The references take turns with it: the same store all in memory, and the SSD's database
 alone, which reads as many rows in one batch as the store looked up there and writes as many as it evicted. Then a DLRM
 is trained over both stores (``tiered_training.py``). Figures come as their part ends.
+
+The stores are filled the rarest keys first, so that a tenth of the rows that is in memory then is about the tenth that
+a long run would have there. A store that is filled in any other order meets each key for the first time: of 20 million
+rows under Zipf(1.05) every miss of the first 500 batches was such a key (28.8 % of a batch's; 18 % are not among the
+tenth that is drawn most).
 """
 
 from __future__ import annotations
@@ -132,6 +137,7 @@ def _filled(store: _server.Store, ids: Keys, size: TiersSize, where: str) -> Fig
 
 
 def _fill(store: _server.Store, ids: Keys, size: TiersSize) -> None:
+    """ids: by how often they are drawn, most often first; pushed in the opposite order."""
     schema = _server.TableSchema(
         id=_TABLE,
         name="bench/tiers",
@@ -140,11 +146,12 @@ def _fill(store: _server.Store, ids: Keys, size: TiersSize) -> None:
         optimizer=_server.OptimizerSpec(kind="adagrad", eps=1e-10),
     )
     grads = np.ones((8192, size.dim), np.float32)
+    rarest_first = np.ascontiguousarray(ids[::-1])
     with Progress(transient=True, console=Console(stderr=True)) as progress:
         task = progress.add_task("fill", total=len(ids))
         store.create_table(schema)
         for begin in range(0, len(ids), len(grads)):
-            part = ids[begin : begin + len(grads)]
+            part = rarest_first[begin : begin + len(grads)]
             store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
             progress.advance(task, len(part))
 
