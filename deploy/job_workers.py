@@ -1,7 +1,8 @@
 """Starts the worker processes of a job on this machine and waits for their end.
 
 All or nothing: when one fails, the others are stopped, and the most telling of their errors is raised. Except with
-``train.dense`` ps: there the others go on without a worker that was killed, unless it is worker 0, which evaluates.
+``train.dense`` ps: there the others go on without a worker that was killed, unless it is worker 0, which evaluates;
+and with ``train.elastic`` another one takes its place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..proto.errors import Internal, SparserowError, Unavailable, error_of
+from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
 from ..proto.job import JobConfig
 from ..proto.security import process_security
 from ..worker.training_report import EpochResult, TrainResult, merged
@@ -28,6 +30,7 @@ from ..worker.training_report import EpochResult, TrainResult, merged
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
 _STOP_SEC = 5.0
 _CHECK_SEC = 0.5
+_PASSING = (Unavailable.number, DeadlineExceeded.number, Fenced.number, Internal.number)  # another worker may do better
 
 
 @dataclass
@@ -70,9 +73,11 @@ def run_job_workers(
     Raises:
         SparserowError: of the worker that failed.
     """
-    security = process_security().path
+    security, run = process_security().path, secrets.token_hex(8)
+    elastic = job.train.elastic
     with tempfile.TemporaryDirectory(prefix="sparserow-job-") as folder, _started(workers) as team:
-        for worker in team:
+
+        def give_order(worker: _Worker) -> None:
             order = {
                 "job": job.model_dump(mode="json", exclude_unset=True),
                 "rank": worker.rank,
@@ -82,15 +87,53 @@ def run_job_workers(
                 "trace_file": None if trace_file is None else str(trace_file),
                 "resume": resume,
                 "security": None if security is None else str(security.resolve()),
+                "run": run,
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")
-        answers = _listen(team, check, may_lose=job.train.dense == "ps")
+
+        for worker in team:
+            give_order(worker)
+        replacements = _Replacements(team, give_order, 0 if elastic is None else elastic.max_restarts)
+        answers = _listen(team, check, may_lose=job.train.dense == "ps", replacements=replacements)
     errors = [answer for answer in answers if "error" in answer]
     if errors:
         raise _most_telling(errors)
     results = [_result(answer["result"]) for answer in answers]
     return results[0] if job.train.dense == "ddp" else merged(results)
+
+
+class _Replacements:
+    """Workers in place of those that ended, as long as there are restarts left.
+
+    Args:
+        team: gets them, and loses those.
+        give_order: tells a worker what to do.
+        left: how many may be started.
+    """
+
+    def __init__(self, team: list[_Worker], give_order: Callable[[_Worker], None], left: int) -> None:
+        self._team, self._give_order, self._left = team, give_order, left
+
+    def of(self, worker: _Worker, answer: dict[str, Any]) -> _Worker | None:
+        """Another worker of the same rank, once the fault of the former has been told; None: the job has to end."""
+        if not self._left or answer["error"] not in _PASSING:
+            return None
+        self._left -= 1
+        where = f"worker {worker.rank} on {socket.gethostname()} (process {worker.process.pid})"
+        print(
+            f"sparserow: {where}: {answer['message']}; another one takes its place ({self._left} restarts left)\n"
+            + answer.get("trace", ""),
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+        worker.link.close()
+        worker.process.wait(_STOP_SEC)
+        fresh = _start(worker.rank)
+        self._team[self._team.index(worker)] = fresh
+        self._give_order(fresh)
+        return fresh
 
 
 def _result(said: dict[str, Any]) -> TrainResult:
@@ -127,13 +170,16 @@ def _start(rank: int) -> _Worker:
     return _Worker(rank, process, ours)
 
 
-def _listen(team: list[_Worker], check: Callable[[], None], *, may_lose: bool) -> list[dict[str, Any]]:
+def _listen(
+    team: list[_Worker], check: Callable[[], None], *, may_lose: bool, replacements: _Replacements
+) -> list[dict[str, Any]]:
     """The answers in rank order; of those that had spoken a while after the first error, when there is one.
 
     Args:
         team: the workers.
         check: as of :func:`run_job_workers`.
         may_lose: whether the others go on without a worker that was killed.
+        replacements: where there are any, in place of workers that ended.
     """
     answers: dict[int, dict[str, Any]] = {}
     deadline: float | None = None
@@ -154,6 +200,10 @@ def _listen(team: list[_Worker], check: Callable[[], None], *, may_lose: bool) -
                     continue
                 selector.unregister(worker.link)
                 answer = worker.answer()
+                fresh = replacements.of(worker, answer) if "error" in answer else None
+                if fresh is not None:
+                    selector.register(fresh.link, selectors.EVENT_READ, fresh)
+                    continue
                 if may_lose and worker.rank > 0 and "is_lost" in answer:
                     print(f"sparserow: {answer['message']}; the others go on", file=sys.stderr)
                     continue

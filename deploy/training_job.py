@@ -39,6 +39,7 @@ class TorchrunPlace:
     rank: int
     world: int
     local_world: int
+    run: str = ""
 
 
 def torchrun_place() -> TorchrunPlace | None:
@@ -46,7 +47,7 @@ def torchrun_place() -> TorchrunPlace | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return TorchrunPlace(rank, world, local)
+    return TorchrunPlace(rank, world, local, os.environ["TORCHELASTIC_RUN_ID"])
 
 
 def checked_resume(job: JobConfig, resume: str) -> str:
@@ -82,7 +83,12 @@ def run_job(
         SparserowError: a file, a setting, a server or a worker is at fault.
     """
     if place is not None:  # torchrun starts workers again by itself
-        return _run_under_torchrun(job, place, trace_file, resume)
+        from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
+
+        # torchrun shows the first error of all hosts with its rank, host and traceback.
+        result = record(_run_under_torchrun)(job, place, trace_file, resume)
+        assert result is not None
+        return result
     restarts = job.train.checkpoint.max_restarts if resume == "auto" and job.train.checkpoint is not None else 0
     for left in range(restarts, -1, -1):
         try:
@@ -97,7 +103,8 @@ def run_job(
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResult:
     with _cluster(job) as (coordinator, check):
-        if job.train.workers > 1 or resume == "auto":  # a worker of its own, so that its end is not this process's
+        # Workers of their own, so that the end of one is not this process's.
+        if job.train.workers > 1 or resume == "auto" or job.train.elastic is not None:
             from .job_workers import run_job_workers
 
             return run_job_workers(
@@ -123,6 +130,7 @@ def _run_here(
     coordinator: str | None,
     trace_file: Path | None,
     resume: str,
+    run: str = "",
 ) -> TrainResult:
     from .training_display import TrainingDisplay
     from .training_run import run_worker
@@ -136,6 +144,7 @@ def _run_here(
             observer=display,
             trace_file=trace_file,
             resume=resume,
+            run=run,
         )
 
 
@@ -175,6 +184,7 @@ def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, re
         coordinator=job.cluster.address,
         trace_file=trace_file,
         resume=resume,
+        run=place.run,
     )
 
 

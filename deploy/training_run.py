@@ -29,6 +29,7 @@ def run_worker(
     observer: Observer,
     trace_file: Path | None = None,
     resume: str = "never",
+    run: str = "",
 ) -> TrainResult:
     """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
 
@@ -41,6 +42,7 @@ def run_worker(
         trace_file: where rank 0 writes what ran when, of all workers; where workers never meet,
             another writes a file of its own, ``.RANK`` behind the name. None: nothing is recorded.
         resume: never; auto: from the newest checkpoint, where there is one; or the name of a checkpoint.
+        run: names the run, for ``train.elastic``.
 
     Raises:
         SparserowError: a file, a setting, a server or a peer is at fault.
@@ -58,7 +60,7 @@ def run_worker(
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
-        trainer = Trainer(job, group=group, backend=backend, observer=metrics)
+        trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run)
         if resume != "never":
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()

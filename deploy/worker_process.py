@@ -67,6 +67,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
                 observer=display,
                 trace_file=None if order["trace_file"] is None else Path(order["trace_file"]),
                 resume=order["resume"],
+                run=order["run"],
             )
         return {"result": result.as_dict()}
     except SparserowError as error:

@@ -5,6 +5,7 @@ Thread-safe. Every call has a deadline and raises an error of the taxonomy (prot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,9 @@ GradScaleName = Literal["mean", "sum"]
 GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum
 
 
-_MAY_BE_REPEATED = frozenset(("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus"))
+_MAY_BE_REPEATED = frozenset(
+    ("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus", "LeaseData")
+)
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,29 @@ class ControlClient:
         """
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
         self._call("DeregisterWorker", request)
+
+    def lease_data(
+        self, identity: WorkerIdentity, *, run: str, epoch: int, chunks: int, done: Sequence[int], step: int
+    ) -> pb.LeaseDataReply:
+        """Says which chunks of an epoch are done, and leases another one.
+
+        Args:
+            identity: of a worker of the job.
+            run: a new run of the job begins at its first epoch.
+            epoch: from 1.
+            chunks: that an epoch has; the same for all workers.
+            done: since the last call; all their commits are acknowledged.
+            step: of the worker's next commit.
+
+        Raises:
+            Fenced: the worker has left its job; its chunks go to others.
+            FailedPrecondition: another worker counts other chunks.
+        """
+        request = pb.LeaseDataRequest(
+            caller=_caller(identity), run=run, epoch=epoch, chunks=chunks, done=done, step=step
+        )
+        reply: pb.LeaseDataReply = self._call("LeaseData", request)
+        return reply
 
     def begin_save(self, url: str, identity: WorkerIdentity | None, *, deadline_sec: float) -> str:
         """Makes the folder of a checkpoint in ``url``, or finds the one that the job's other workers have begun.

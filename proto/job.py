@@ -9,11 +9,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from . import schema
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
+from .elastic_config import ElasticConfig, check_elastic
 from .errors import InvalidArgument
+from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .schedule import ConstantSchedule, ScheduleConfig
 from .schema import MAX_DIM
 from .table_config import TableConfig
@@ -141,87 +142,6 @@ class DeepFmConfig(_ModelBase):
 ModelConfig: TypeAlias = Annotated[DlrmConfig | DeepFmConfig, Field(discriminator="kind")]
 
 
-class DenseOptimizerConfig(StrictModel):
-    """Optimizer of the dense tower: torch's own in the worker, or with ``train.dense`` ps the servers' like it."""
-
-    kind: Literal["adam", "adamw", "adagrad", "sgd"] = Field("adam", description="Which of torch.optim.")
-    lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
-    weight_decay: float = Field(0.0, ge=0, le=1e3, description="As torch defines it for that optimizer.")
-
-    def row_optimizer(self) -> schema.RowOptimizer:
-        """The same optimizer on the servers, with ``train.dense`` ps.
-
-        Raises:
-            InvalidArgument: the servers have none of that kind.
-        """
-        if self.kind == "adam":
-            return schema.Adam(lr=self.lr, weight_decay=self.weight_decay)
-        if self.kind == "adagrad":
-            return schema.Adagrad(lr=self.lr, weight_decay=self.weight_decay)
-        if self.kind == "sgd":
-            return schema.SGD(lr=self.lr, weight_decay=self.weight_decay)
-        raise InvalidArgument(
-            f"train.dense_optimizer.kind: {self.kind} is not allowed with train.dense ps; allowed: adam, adagrad, sgd"
-        )
-
-
-class SgdConfig(StrictModel):
-    """SGD with optional momentum, on each row."""
-
-    kind: Literal["sgd"] = Field(description="Which optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum.")
-
-    def row_optimizer(self) -> schema.SGD:
-        """As a table's schema holds it."""
-        return schema.SGD(lr=self.lr, momentum=self.momentum)
-
-
-class AdagradConfig(StrictModel):
-    """Adagrad, on each row."""
-
-    kind: Literal["adagrad"] = Field(description="Which optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
-    eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
-    initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
-
-    def row_optimizer(self) -> schema.Adagrad:
-        """As a table's schema holds it."""
-        return schema.Adagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
-
-
-class RowWiseAdagradConfig(StrictModel):
-    """Adagrad with one accumulator a row; torch has none, so it needs backend ps."""
-
-    kind: Literal["rowwise_adagrad"] = Field(description="Which optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
-    eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
-    initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
-
-    def row_optimizer(self) -> schema.RowWiseAdagrad:
-        """As a table's schema holds it."""
-        return schema.RowWiseAdagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
-
-
-class AdamConfig(StrictModel):
-    """Adam, on each row; bias correction counts the row's own updates, which torch has not, so it needs backend ps."""
-
-    kind: Literal["adam"] = Field(description="Which optimizer.")
-    lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
-    eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
-
-    def row_optimizer(self) -> schema.Adam:
-        """As a table's schema holds it."""
-        return schema.Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
-
-
-RowOptimizerConfig: TypeAlias = Annotated[
-    SgdConfig | AdagradConfig | RowWiseAdagradConfig | AdamConfig, Field(discriminator="kind")
-]
-
-
 class TrainConfig(StrictModel):
     """How it is trained."""
 
@@ -262,6 +182,12 @@ class TrainConfig(StrictModel):
         None,
         description="Where and when the job is saved; null: never.",
         json_schema_extra={"allowed": "a section with url"},
+    )
+    elastic: ElasticConfig | None = Field(
+        None,
+        description="For workers that come and go: data is leased to whoever is there, and a worker that ends is "
+        "started again; null: each worker has its share, known beforehand.",
+        json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
     )
     threads: int = Field(
         0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
@@ -405,4 +331,11 @@ class JobConfig(StrictModel):
             if is_set:
                 raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
         train.dense_optimizer.row_optimizer()
+        return self
+
+    @model_validator(mode="after")
+    def _elastic_workers_never_meet(self) -> JobConfig:
+        train = self.train
+        if train.elastic is not None:
+            check_elastic(train.dense, train.staleness, train.prefetch, has_checkpoints=train.checkpoint is not None)
         return self

@@ -21,6 +21,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
     "train": (
         *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable"),
         *("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat", "Coordinator/DeregisterWorker"),
+        "Coordinator/LeaseData",
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
         *("Coordinator/Restore", "Rows/Push"),
     ),

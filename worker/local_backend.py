@@ -9,7 +9,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ..proto.errors import FailedPrecondition
-from ..proto.job import AdagradConfig, SgdConfig, TrainConfig
+from ..proto.job import TrainConfig
+from ..proto.optimizer_config import AdagradConfig, SgdConfig
 from .data import Batch
 from .loss_scale import LossScale
 from .models import HashedEmbeddings

@@ -19,6 +19,8 @@ from ..proto.job import JobConfig
 from .build_model import build_model
 from .checkpoint.save import Stateful
 from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
+from .data.leased import LeasedReader
+from .data_leases import SessionLeases
 from .evaluation import evaluate
 from .metrics import auc
 from .models import Tower
@@ -64,12 +66,21 @@ class Trainer:
         group: this worker and its peers.
         backend: where the tables live.
         observer: told of progress.
+        run: names the run, for the leases of ``train.elastic``; workers of one run give the same.
 
     Raises:
         SparserowError: a file or a setting is at fault.
     """
 
-    def __init__(self, job: JobConfig, *, group: WorkerGroup, backend: TrainingBackend, observer: Observer) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        *,
+        group: WorkerGroup,
+        backend: TrainingBackend,
+        observer: Observer,
+        run: str = "",
+    ) -> None:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         features = group.share(fit_features(job.data) if group.makes_shared else None)
         assert features is not None
@@ -82,13 +93,26 @@ class Trainer:
                 tower.is_checkpointed = job.train.activation_checkpointing
         self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
-        self._batches = backend.batches(self._train_reader)
+        self._leased = self._leases(run)
+        self._batches = self._leased or backend.batches(self._train_reader)
         if isinstance(self._model, DistributedDataParallel) and backend.trace.is_recording:
             trace_allreduce(self._model, backend.trace, lambda: self._step.number)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
+
+    def _leases(self, run: str) -> LeasedReader | None:
+        elastic, session = self._job.train.elastic, self._backend.session
+        if elastic is None or session is None:
+            return None
+        return LeasedReader(
+            self._train_reader,
+            lease_rows=elastic.lease_rows,
+            leases=SessionLeases(session, run),
+            settle=session.flush,
+            fills=self._job.train.staleness is not None,
+        )
 
     def _made_checkpoints(self) -> TrainingCheckpoints | None:
         config, session = self._job.train.checkpoint, self._backend.session
@@ -163,7 +187,7 @@ class Trainer:
             progress.begin_epoch(epoch + 1)
             if epoch < train.epochs:
                 self._step.rates.scale(train.lr_decay)
-        seconds = sum(result.samples / result.samples_per_sec for result in history)
+        seconds = sum(result.samples / result.samples_per_sec for result in history if result.samples)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
         restores, lost = self._backend.shard_losses()
@@ -171,7 +195,7 @@ class Trainer:
         return TrainResult(
             test_auc=history[-1].test_auc,
             test_log_loss=history[-1].test_log_loss,
-            samples_per_sec=sum(result.samples for result in history) / seconds,
+            samples_per_sec=sum(result.samples for result in history) / seconds if seconds else 0.0,
             epochs=train.epochs,
             rows=self._backend.rows(),
             shards=self._backend.shards,
@@ -192,6 +216,8 @@ class Trainer:
     def _train(self, epoch: int) -> None:
         """The batches of an epoch, or what is left of them."""
         self._model.train()
+        if self._leased is not None:
+            self._leased.begin_at(epoch)
         recent, progress = _Recent(), self._progress
         began = observed = time.perf_counter()
         seconds_before = progress.seconds
@@ -209,7 +235,8 @@ class Trainer:
             if now - observed >= _OBSERVE_EVERY_SEC:
                 observed = now
                 late_loss, late_auc = recent.figures()
-                done, all_samples = self._train_reader.done, progress.samples * self._group.world
+                reader = self._leased or self._train_reader
+                done, all_samples = reader.done, progress.samples * self._group.world
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         self._group.wait()  # all ranks' last step is applied
         progress.seconds = seconds_before + time.perf_counter() - began
@@ -220,12 +247,13 @@ class Trainer:
         progress = self._progress
         samples, loss_sum, seconds = progress.samples, progress.loss_sum, progress.seconds
         total = self._group.total(samples)
-        if total == 0:
+        if total == 0 and self._leased is None:  # with leases others had all of it
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
+        rate = total / seconds if seconds else 0.0
         if not self._group.meets and self._group.rank != 0:
-            return EpochResult(epoch, loss_sum / max(samples, 1), total, total / seconds, math.nan, math.nan)
+            return EpochResult(epoch, loss_sum / max(samples, 1), total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
         tested = evaluate(self._bare, self._test_reader, self._group)
-        return EpochResult(epoch, loss_sum / max(samples, 1), total, total / seconds, tested.auc, tested.log_loss)
+        return EpochResult(epoch, loss_sum / max(samples, 1), total, rate, tested.auc, tested.log_loss)

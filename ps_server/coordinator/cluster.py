@@ -16,6 +16,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.manifest import Manifest
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema, schema_of_message
+from .data_leases import DataLeases, JobData
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import Roster, Span
@@ -53,6 +54,7 @@ class Cluster:
     rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: as the shards were last told
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
+    data: DataLeases = field(default_factory=DataLeases)
     row_saves: dict[str, tuple[int, float]] = field(default_factory=dict)  # by URL: of which job, every so many seconds
     saved_at: float | None = None  # Unix seconds: when that was made
     saves_failed: int = 0
@@ -107,6 +109,7 @@ class Cluster:
             "rows_source": self.rows_source,
             "row_saves": [[url, job_id, every_sec] for url, (job_id, every_sec) in self.row_saves.items()],
             "saved_at": self.saved_at,
+            "data": [[job_id, data.to_document()] for job_id, data in self.data.jobs.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
         }
 
@@ -150,6 +153,7 @@ class Cluster:
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None
+            cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: (job_id, every_sec) for url, job_id, every_sec in document["row_saves"]}
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}

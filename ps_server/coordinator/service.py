@@ -12,6 +12,7 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .cluster import Cluster
+from .data_leases import Ask
 from .fleet import Fleet
 from .membership import JobTerms, Ticket
 from .operations import Operations
@@ -263,6 +264,19 @@ class CoordinatorService:
             restoring=any(not shard.is_live or shard.restoring for shard in shards) and not self.recoveries.problem(),
             shard_restores=self.recoveries.done,
         )
+
+    async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:
+        """Takes note of the data that a worker has trained on, and gives it more."""
+        caller, cluster = request.caller, self._cluster
+        ticket = cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        job = cluster.jobs.check(ticket)
+        members = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
+        ask = Ask(request.run, request.epoch, request.chunks, request.done, request.step)
+        holder = ticket.worker_id, ticket.epoch
+        given = cluster.data.answer(job.job_id, job.generation, ask, holder, members)
+        if given.chunk is not None or request.done:
+            self._save()
+        return pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""

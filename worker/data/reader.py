@@ -120,6 +120,16 @@ class ClickReader:
         self._file_begins: list[int] | None = None  # cumulative bytes in the pass's file order, then the total
 
     @property
+    def files(self) -> tuple[DataFile, ...]:
+        """What is read."""
+        return self._files
+
+    @property
+    def options(self) -> ReadOptions:
+        """How it is dealt."""
+        return self._options
+
+    @property
     def features(self) -> Features:
         """The transforms in use."""
         return self._features
@@ -209,6 +219,35 @@ class ClickReader:
             for window in read_windows(file.path, self._options.window_lines, _begin(file)):
                 yield decoder.decode(window, policy)
 
+    def windows(self, index: int, lines: int) -> Iterator[Window]:
+        """All lines of a file behind its header, in runs of ``lines``; does not move the reader."""
+        return read_windows(self._files[index].path, lines, _begin(self._files[index]))
+
+    def batches_of(self, index: int, window: Window, order: Sequence[int]) -> Iterator[Batch]:
+        """The batches of a window of file ``index``, whoever reads it; shuffled by the seed and ``order`` alone. Does
+        not move the reader, but for its count of bad lines.
+        """
+        lines = self._decoders[index].decode(window, self._policy)
+        if self._options.shuffle:
+            lines = lines.take(np.random.default_rng([self._options.seed, *order]).permutation(len(lines)))
+        whole = self._batch(lines)
+        for begin in range(0, len(whole), self._options.batch_size):
+            part = slice(begin, begin + self._options.batch_size)
+            yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
+
+    def empty_batch(self) -> Batch:
+        """Of no sample."""
+        window = Window(self._files[0].path, _FILE_START, b"", 0)
+        return self._batch(self._decoders[0].decode(window, self._policy))
+
+    def _batch(self, lines: Lines) -> Batch:
+        features = self._features
+        return Batch(
+            torch.from_numpy(features.dense(lines)),
+            torch.from_numpy(features.sparse(lines)),
+            torch.from_numpy(lines.labels),
+        )
+
     def _dealt(self) -> dict[str, Any]:
         options = self._options
         return {
@@ -240,9 +279,7 @@ class ClickReader:
         if options.shuffle:
             random = np.random.default_rng([options.seed, now.epoch, now.file, now.window, options.rank])
             lines = lines.take(random.permutation(len(lines)))
-        dense = torch.from_numpy(self._features.dense(lines))
-        sparse = torch.from_numpy(self._features.sparse(lines))
-        labels = torch.from_numpy(lines.labels)
+        whole = self._batch(lines)
         count = math.ceil(math.ceil(window.lines / options.world) / options.batch_size)
         for batch in range(now.batch, count):
             part = slice(batch * options.batch_size, (batch + 1) * options.batch_size)
@@ -253,7 +290,7 @@ class ClickReader:
             if self._file_begins is not None:
                 at = self._file_begins[now.file] + window.place.offset + len(window.text) * (batch + 1) / count
                 self._done = at / self._file_begins[-1]
-            yield Batch(dense[part], sparse[part], labels[part])
+            yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
 
 
 def _begin(file: DataFile) -> Place:

@@ -1,0 +1,213 @@
+"""Which worker trains on which part of an epoch's data. No I/O; not thread-safe.
+
+A pass over the data is cut into chunks, which the workers count alike. A worker leases one chunk after the other; what
+it has not reported as done goes to another worker when it leaves the job or dies. So every sample of an epoch is
+trained on at least once, by however many workers there are at any moment.
+
+Invariants:
+ 1. A chunk is leased to at most one member of the job.
+ 2. A chunk is done only when its worker said so, and was a member then: all its commits are acknowledged.
+ 3. An epoch is over when all its chunks are done; the next one begins with the first worker that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...proto.errors import FailedPrecondition, InvalidArgument
+
+Key = tuple[int, int]  # (worker id, epoch of its registration)
+
+MOST_CHUNKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A chunk that is trained on now.
+
+    Attributes:
+        holder: who has it.
+        step: with which its holder commits the first batch of it.
+        skip: batches before that one, which the rows have already.
+    """
+
+    holder: Key
+    step: int
+    skip: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a worker asks.
+
+    Attributes:
+        run: names the run; a new run of the job begins at its first epoch.
+        epoch: from 1.
+        chunks: that an epoch has, as this worker counts.
+        done: chunks that it has finished since it asked last.
+        step: of its next commit.
+        wants: whether it takes another chunk.
+    """
+
+    run: str
+    epoch: int
+    chunks: int
+    done: Collection[int]
+    step: int
+    wants: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What it gets: a chunk and the batches of it to leave out; or none, because the epoch is over, or because others
+    still have the last chunks (then it asks again).
+    """
+
+    chunk: int | None = None
+    skip: int = 0
+    is_over: bool = False
+
+
+@dataclass
+class JobData:
+    """One job's pass over its data.
+
+    Attributes:
+        generation: of the job when it was last asked.
+        skips: of chunks that nobody has, the batches that the rows have already; 0 where a chunk is not here.
+    """
+
+    run: str
+    generation: int
+    epoch: int
+    chunks: int
+    done: set[int] = field(default_factory=set)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    skips: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all chunks of the epoch are done."""
+        return len(self.done) == self.chunks
+
+    def answer(self, ask: Ask, holder: Key, members: Collection[Key]) -> Answer:
+        """Takes what a worker says, and gives it a chunk.
+
+        Args:
+            ask: its words.
+            holder: who asks; one of ``members``.
+            members: of the job, now.
+
+        Raises:
+            FailedPrecondition: it counts other chunks than the others, or goes on before the epoch is over.
+        """
+        if ask.epoch < self.epoch:  # it came late, or again: that epoch is over
+            return Answer(is_over=True)
+        if ask.epoch > self.epoch:
+            if ask.epoch != self.epoch + 1 or not self.is_over:
+                raise FailedPrecondition(
+                    f"epoch: {ask.epoch} cannot begin; {len(self.done)} of {self.chunks} chunks of epoch {self.epoch} "
+                    "are done"
+                )
+            self.epoch, self.chunks = ask.epoch, ask.chunks
+            self.done, self.leases, self.skips = set(), {}, {}
+        if ask.chunks != self.chunks:
+            raise FailedPrecondition(
+                f"chunks: {ask.chunks} here and {self.chunks} for another worker; all must read the same files with "
+                "the same data and train settings"
+            )
+        for chunk in ask.done:
+            if chunk in self.leases and self.leases[chunk].holder == holder:
+                del self.leases[chunk]
+                self.done.add(chunk)
+        for chunk, lease in list(self.leases.items()):  # of who has left; its own, when it was not answered
+            if lease.holder not in members or lease.holder == holder:
+                del self.leases[chunk]
+                if lease.skip:
+                    self.skips[chunk] = lease.skip
+        if self.is_over or not ask.wants:
+            return Answer(is_over=self.is_over)
+        free = next((c for c in range(self.chunks) if c not in self.done and c not in self.leases), None)
+        if free is None:
+            return Answer()
+        skip = self.skips.pop(free, 0)
+        self.leases[free] = Lease(holder, ask.step, skip)
+        return Answer(chunk=free, skip=skip)
+
+    def at_cut(self, committed: dict[Key, int]) -> dict[str, Any]:
+        """What rows that are cut at the workers' last steps have of the epoch: for a checkpoint.
+
+        Args:
+            committed: the last step of each worker that is in the cut; -1: none.
+        """
+        skips = dict(self.skips)
+        for chunk, lease in self.leases.items():
+            batches = lease.skip + max(0, committed.get(lease.holder, -1) + 1 - lease.step)
+            if batches:
+                skips[chunk] = batches
+        return {"epoch": self.epoch, "chunks": self.chunks, "done": sorted(self.done), "skips": sorted(skips.items())}
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "run": self.run,
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "chunks": self.chunks,
+            "done": sorted(self.done),
+            "leases": [[chunk, *lease.holder, lease.step, lease.skip] for chunk, lease in self.leases.items()],
+            "skips": sorted(self.skips.items()),
+        }
+
+    @staticmethod
+    def of_document(saved: dict[str, Any]) -> JobData:
+        """The reverse of :meth:`to_document`."""
+        leases = {chunk: Lease((worker, epoch), step, skip) for chunk, worker, epoch, step, skip in saved["leases"]}
+        return JobData(
+            saved["run"],
+            saved["generation"],
+            saved["epoch"],
+            saved["chunks"],
+            set(saved["done"]),
+            leases,
+            dict(saved["skips"]),
+        )
+
+
+class DataLeases:
+    """The data of all jobs of a cluster."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, JobData] = {}  # by job id
+
+    def answer(self, job_id: int, generation: int, ask: Ask, holder: Key, members: Collection[Key]) -> Answer:
+        """As :meth:`JobData.answer`; a job that is new, or whose former run is over, begins at ``ask.epoch``.
+
+        Raises:
+            InvalidArgument: a number is out of range.
+            FailedPrecondition: as :meth:`JobData.answer`.
+        """
+        if not 0 < ask.chunks <= MOST_CHUNKS:
+            raise InvalidArgument(f"chunks: {ask.chunks} is not allowed; allowed: [1, {MOST_CHUNKS}]")
+        if ask.epoch < 1:
+            raise InvalidArgument(f"epoch: {ask.epoch} is not allowed; allowed: >= 1")
+        known = self.jobs.get(job_id)
+        # Between two generations all workers were gone: those of the same run go on where they were.
+        if known is None or (known.generation != generation and (known.run != ask.run or known.is_over)):
+            known = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
+        known.generation = generation
+        return known.answer(ask, holder, members)
+
+    def restore(self, job_id: int, generation: int, run: str, saved: dict[str, Any]) -> None:
+        """Goes back to what a checkpoint has (:meth:`JobData.at_cut`)."""
+        self.jobs[job_id] = JobData(
+            run,
+            generation,
+            saved["epoch"],
+            saved["chunks"],
+            set(saved["done"]),
+            {},
+            dict(saved["skips"]),
+        )

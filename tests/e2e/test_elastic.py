@@ -1,0 +1,102 @@
+"""Workers that come and go: each sample of an epoch is trained on at least once, whoever is there."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+from sparserow.proto.control import ControlClient
+from sparserow.worker.data import key_of
+from sparserow_process import Launcher, wait_until
+
+SAMPLES, TEST_SAMPLES, VALUES, ROWS = 6000, 1000, 20, 2**44
+
+
+def write_csv(path: Path, first: int, count: int) -> None:
+    """Each sample has an id of its own, and a value that tells its label nine times of ten."""
+    draw = np.random.default_rng(first)
+    values = draw.integers(0, VALUES, count)
+    labels = (values % 2) ^ (draw.random(count) < 0.1)
+    lines = [
+        f"{first + index},{value},{label}" for index, (value, label) in enumerate(zip(values, labels, strict=True))
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    for name, first, count in (("train", 0, SAMPLES), ("test", SAMPLES, TEST_SAMPLES)):
+        write_csv(tmp_path / f"{name}.csv", first, count)
+    text = f"""
+name: elastic
+data:
+  format: csv
+  train: {tmp_path / "train.csv"}
+  test: {tmp_path / "test.csv"}
+  csv: {{columns: [id, value, label], label: label, categorical: [id, value]}}
+model: {{kind: deepfm, dim: 4, hidden: [8], rows: {ROWS}, min_rows: 1}}
+train:
+  epochs: 2
+  batch_size: 20
+  workers: 2
+  staleness: 8
+  dense: ps
+  threads: 1
+  elastic: {{lease_rows: 200}}
+  dense_optimizer: {{kind: adam, lr: 0.01}}
+  row_optimizer: {{kind: adagrad, lr: 0.1}}
+"""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def trained_ids(address: str) -> set[int]:
+    """Samples that were trained on: a row is born when a push is applied."""
+    with sr.connect(address, "elastic", job="reader", staleness=None) as session:
+        (name,) = (table.name for table in session.catalog.list_tables("elastic") if table.name.endswith(".id"))
+        keys = {int(key) for keys, _ in session.table(name).scan() for key in keys}
+    return {sample for sample in range(SAMPLES + TEST_SAMPLES) if key_of(str(sample)) % ROWS in keys}
+
+
+def jobs_of(address: str):
+    with ControlClient(address) as control:
+        return [job for job in control.status().jobs if job.name == "elastic"]
+
+
+def members_of(address: str) -> dict[int, int]:
+    """Epoch by rank."""
+    return {member.rank: member.epoch for job in jobs_of(address) for member in job.members if member.lease_left_sec}
+
+
+def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    up = launcher.start("up", "--shards=1", "--port=0", "--worker-lease=60s")
+    address = up.wait_for(r"ready at (\S+:\d+)")[1]
+    result = tmp_path / "result.json"
+    arguments = ("train", str(job), "--set", f"cluster.address={address}", "--json", str(result))
+    run = launcher.start(*arguments)
+    wait_until(lambda: any(each.highest_step >= 10 for each in jobs_of(address)), "the first steps", 180)
+    first, victim = sorted(launcher.by_role()["worker"], key=lambda process: process.pid)
+    first.suspend()  # which is as many steps behind as is allowed: nobody ends before all are there
+    victim.kill()
+    launcher.environment.update(TORCHELASTIC_RUN_ID="another", RANK="2", WORLD_SIZE="3", LOCAL_WORLD_SIZE="3")
+    joined = launcher.start(*arguments)
+    wait_until(lambda: members_of(address) == {0: 1, 1: 2, 2: 1}, "another one in its place, and one that joins", 180)
+    first.resume()
+    assert run.popen.wait(180) == 0, run.err
+    assert joined.popen.wait(60) == 0, joined.err
+    where = f"worker 1 on {socket.gethostname()} (process {victim.pid})"
+    assert f"{where}: worker 1 ended by signal 9" in run.err
+    assert "another one takes its place (9 restarts left)" in run.err
+    figures = json.loads(result.read_text())
+    assert 0.8 < figures["test_auc"] < 0.95
+    assert trained_ids(address) == set(range(SAMPLES))
+    of_the_two = sum(epoch["samples"] for epoch in figures["history"])
+    assert 0.2 < of_the_two / (2 * SAMPLES) < 0.9, "the one that joined has its share"
+    up.signal(signal.SIGTERM)
+    assert up.end() == 0

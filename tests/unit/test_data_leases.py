@@ -1,0 +1,117 @@
+"""Leases of an epoch's chunks: each is done once by those who stay, again when its worker goes, and never by two."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+
+import pytest
+from sparserow.proto.errors import FailedPrecondition, InvalidArgument
+from sparserow.ps_server.coordinator.data_leases import Answer, Ask, DataLeases, JobData
+
+A, B = (1, 1), (2, 1)
+
+
+def ask(epoch: int = 1, *done: int, chunks: int = 3, step: int = 0, run: str = "r") -> Ask:
+    return Ask(run, epoch, chunks, done, step)
+
+
+@pytest.fixture
+def data() -> JobData:
+    return JobData("r", 1, 1, 3)
+
+
+def test_each_chunk_is_given_once_and_the_epoch_ends_with_the_last(data: JobData) -> None:
+    assert data.answer(ask(), A, {A, B}) == Answer(0)
+    assert data.answer(ask(), B, {A, B}) == Answer(1)
+    assert data.answer(ask(1, 0), A, {A, B}) == Answer(2)
+    assert data.answer(ask(1, 1), B, {A, B}) == Answer(), "others still have the last one"
+    assert data.answer(ask(1, 2), A, {A, B}) == Answer(is_over=True)
+    assert data.answer(ask(), B, {A, B}) == Answer(is_over=True)
+    assert data.answer(ask(2), B, {A, B}) == Answer(0)
+    assert data.answer(ask(1), A, {A, B}) == Answer(is_over=True), "one that comes late goes on to the present epoch"
+
+
+def test_what_one_had_that_left_goes_to_another(data: JobData) -> None:
+    data.answer(ask(), A, {A, B})
+    assert data.answer(ask(), B, {B}) == Answer(0)
+    # Its word that the chunk was done comes too late, from a former self.
+    again = (1, 2)
+    assert data.answer(ask(1, 0), again, {again, B}) == Answer(1)
+    assert data.done == set()
+
+
+def test_a_call_that_is_repeated_takes_nothing_away(data: JobData) -> None:
+    assert data.answer(ask(), A, {A}) == Answer(0)
+    assert data.answer(ask(), A, {A}) == Answer(0)
+    assert data.answer(ask(1, 0), A, {A}) == Answer(1)
+    assert data.answer(ask(1, 0), A, {A}) == Answer(1)
+
+
+def test_what_does_not_fit_is_refused(data: JobData) -> None:
+    data.answer(ask(), A, {A})
+    with pytest.raises(FailedPrecondition, match="chunks: 4 here and 3 for another worker"):
+        data.answer(ask(chunks=4), B, {A, B})
+    with pytest.raises(FailedPrecondition, match="epoch: 2 cannot begin; 0 of 3 chunks of epoch 1 are done"):
+        data.answer(ask(2), B, {A, B})
+    for wrong in (ask(chunks=0), ask(epoch=0)):
+        with pytest.raises(InvalidArgument, match="is not allowed"):
+            DataLeases().answer(1, 1, wrong, A, {A})
+
+
+def test_another_run_begins_anew_and_the_same_one_goes_on() -> None:
+    leases = DataLeases()
+    assert leases.answer(7, 1, ask(), A, {A}) == Answer(0)
+    assert leases.answer(7, 1, ask(1, 0), A, {A}) == Answer(1)
+    assert leases.answer(7, 2, ask(), B, {B}) == Answer(1), "all workers were gone, chunk 0 is done"
+    assert leases.answer(7, 3, ask(run="another"), B, {B}) == Answer(0)
+    for chunk in range(3):
+        last = leases.answer(7, 3, ask(1, chunk, run="another"), B, {B})
+    assert last.is_over
+    assert leases.answer(7, 4, ask(run="another"), B, {B}) == Answer(0), "it was over"
+
+
+def test_it_outlives_the_coordinator(data: JobData) -> None:
+    data.answer(ask(), A, {A, B})
+    data.answer(ask(1, 0, step=5), A, {A, B})
+    assert JobData.of_document(json.loads(json.dumps(data.to_document()))) == data
+
+
+def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
+    data.answer(ask(step=10), A, {A, B})
+    data.answer(ask(step=4), B, {A, B})
+    cut = data.at_cut({A: 12, B: 3})
+    assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)]}
+    leases = DataLeases()
+    leases.restore(7, 5, "r", json.loads(json.dumps(cut)))
+    assert leases.answer(7, 5, ask(step=20), B, {B}) == Answer(0, skip=3)
+    assert leases.jobs[7].at_cut({B: 21})["skips"] == [(0, 5)]
+
+
+def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:
+    seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(200):
+        chunks = draw.randrange(1, 8)
+        data = JobData("r", 1, 1, chunks)
+        members: dict[int, int] = {0: 1}
+        held: dict[tuple[int, int], int | None] = {}
+        trained: list[int] = []
+        while not data.is_over:
+            worker = draw.randrange(4)
+            if worker in members and draw.random() < 0.2 and len(members) > 1:
+                held.pop((worker, members.pop(worker)), None)
+                continue
+            epoch = members.setdefault(worker, draw.randrange(1 << 30))
+            key = worker, epoch
+            done = [held[key]] if held.get(key) is not None else []
+            trained += done
+            keys = set(members.items())
+            answer = data.answer(Ask("r", 1, chunks, done, 0), key, keys)
+            held[key] = answer.chunk
+            now = [chunk for who, chunk in held.items() if who in keys and chunk is not None]
+            assert len(now) == len(set(now))
+        assert sorted(trained) == list(range(chunks)), "whoever stays does each once"

@@ -1,0 +1,108 @@
+"""Batches of the parts of an epoch that the coordinator leases to this worker, for workers that come and go.
+
+A *chunk* is a run of whole lines of one file: every worker cuts the files alike. Which worker trains on a chunk is
+decided when it asks; the batches of a chunk are the same whoever it is, a pure function of (seed, epoch, chunk).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ...proto.errors import InvalidArgument
+from .batch import Batch
+from .line_windows import Place, read_windows
+from .reader import ClickReader
+
+_POLL_SEC = 0.1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Lines of a file."""
+
+    file: int
+    place: Place
+    lines: int
+
+
+class Leases(Protocol):
+    """Where chunks come from."""
+
+    def lease(self, epoch: int, chunks: int, done: list[int]) -> tuple[int | None, int, bool]:
+        """Says what is done; returns a chunk or None, batches of it to leave out, and whether the epoch is over."""
+
+
+class LeasedReader:
+    """An iterable of :class:`Batch`; each ``iter()`` is what this worker gets of one epoch. Not thread-safe.
+
+    A batch must be trained on, and its commit sent, when the next one is asked for.
+
+    Args:
+        reader: decodes; its files are those of the epoch, its options give batch size, shuffling and seed.
+        lease_rows: lines of a chunk, rounded up to whole batches.
+        leases: where chunks come from.
+        settle: returns when all commits of this worker are acknowledged.
+        fills: whether to yield an empty batch while others have the last chunks, so that nobody waits for this worker's
+            step; else it only waits.
+    """
+
+    def __init__(
+        self, reader: ClickReader, *, lease_rows: int, leases: Leases, settle: Callable[[], None], fills: bool
+    ) -> None:
+        self._reader, self._leases, self._settle, self._fills = reader, leases, settle, fills
+        size = reader.options.batch_size
+        self._lines = -(-lease_rows // size) * size
+        self._chunks = [
+            Chunk(index, window.place, window.lines)
+            for index in range(len(reader.files))
+            for window in reader.windows(index, self._lines)
+            if not window.text.isspace()
+        ]
+        if not self._chunks:
+            raise InvalidArgument(f"{reader.files[0].path}: no data lines")
+        self._epoch = 0
+        self._done = 0
+
+    @property
+    def done(self) -> float | None:
+        """Chunks of the epoch that this worker has done, as a share of all, in [0, 1]."""
+        return self._done / len(self._chunks)
+
+    def begin_at(self, epoch: int) -> None:
+        """The next ``iter()`` is of this epoch, from 1."""
+        self._epoch = epoch - 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._epoch += 1
+        self._done = 0
+        order = np.arange(len(self._chunks))
+        if self._reader.options.shuffle:
+            order = np.random.default_rng([self._reader.options.seed, self._epoch]).permutation(order)
+        finished: list[int] = []
+        while True:
+            if finished:
+                self._settle()
+            which, skip, is_over = self._leases.lease(self._epoch, len(self._chunks), finished)
+            finished = []
+            if is_over:
+                return
+            if which is not None:
+                yield from self._batches(int(order[which]), skip)
+                finished = [which]
+                self._done += 1
+            elif self._fills:
+                yield self._reader.empty_batch()
+            else:
+                time.sleep(_POLL_SEC)
+
+    def _batches(self, number: int, skip: int) -> Iterator[Batch]:
+        chunk, reader = self._chunks[number], self._reader
+        window = next(read_windows(reader.files[chunk.file].path, chunk.lines, chunk.place))
+        for index, batch in enumerate(reader.batches_of(chunk.file, window, [self._epoch, number])):
+            if index >= skip:
+                yield batch

@@ -1,0 +1,36 @@
+"""Leases of data by a session: which part of an epoch this worker trains on next."""
+
+from __future__ import annotations
+
+from ..proto.control import ControlClient
+from ..proto.errors import FailedPrecondition
+from .session import Session
+
+
+class SessionLeases:
+    """Chunks of an epoch from the coordinator of a session.
+
+    Args:
+        session: of a worker of the job.
+        run: names the run; workers of one run give the same.
+    """
+
+    def __init__(self, session: Session, run: str) -> None:
+        if session.identity is None or not isinstance(session.catalog, ControlClient):
+            raise FailedPrecondition("leases of data need a session with a coordinator")
+        self._session, self._run = session, run
+        self._identity, self._control = session.identity, session.catalog
+
+    def lease(self, epoch: int, chunks: int, done: list[int]) -> tuple[int | None, int, bool]:
+        """Says what is done; returns a chunk or None, batches of it to leave out, and whether the epoch is over.
+
+        Raises:
+            Fenced: this worker has left its job.
+            FailedPrecondition: other workers count other chunks.
+            Unavailable: the coordinator cannot be reached.
+        """
+        self._session.catch_up()  # from its first commit on the steps of a worker that joined are in a row
+        reply = self._control.lease_data(
+            self._identity, run=self._run, epoch=epoch, chunks=chunks, done=done, step=self._session.current_step
+        )
+        return (reply.chunk if reply.HasField("chunk") else None), reply.skip, reply.is_over
