@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -47,7 +48,8 @@ def local_serving(
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalServing]:
-    """Starts serving processes on this machine and stops them at the end of the block.
+    """Starts serving processes on this machine and stops them at the end of the block. Each answers for every key over
+    gRPC, also where the slots are shared out: the processes know each other.
 
     Args:
         model: ``NAME[@ALIAS|@VERSION]``.
@@ -73,19 +75,35 @@ def local_serving(
     named = [f"--{name}={value}" for name, value in options.items() if value is not None]
     named += [f"--model={model}", f"--sync-interval={sync_interval}", f"--poll={poll}", f"--log-level={log_level}"]
     processes: list[subprocess.Popen[str]] = []
+    places = [(shard, replica) for shard in range(shards) for replica in range(replicas)]
     try:
-        for shard in range(shards):
-            for replica in range(replicas):
-                processes.append(_start([*named, f"--shard={shard}/{shards}", f"--replica={replica}"]))
-        deadline = time.monotonic() + deadline_sec
-        addresses = tuple(_ready_address(process, deadline) for process in processes)
+        with contextlib.ExitStack() as reserved:
+            ports = [0 for _ in places]
+            if shards > 1:
+                ports = [reserved.enter_context(_reserved_port()) for _ in places]
+                named.append(f"--peers={','.join(f'127.0.0.1:{port}' for port in ports)}")
+            for (shard, replica), port in zip(places, ports, strict=True):
+                place = [f"--shard={shard}/{shards}", f"--replica={replica}", f"--port={port}"]
+                processes.append(_start([*named, *place]))
+            deadline = time.monotonic() + deadline_sec
+            addresses = tuple(_ready_address(process, deadline) for process in processes)
         yield LocalServing(addresses, tuple(process.pid for process in processes))
     finally:
         _stop(processes)
 
 
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A free port that the system gives to nobody else meanwhile: a socket is bound to it and never listens, so that
+    one that names the port can."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
 def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"{__package__}.cli", *security_arguments(), "serve", "--port=0", *arguments]
+    command = [sys.executable, "-m", f"{__package__}.cli", *security_arguments(), "serve", *arguments]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

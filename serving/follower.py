@@ -35,6 +35,8 @@ FRESHNESS_SEC: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.
 _CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
+_PAUSE_PER_BUSY = 4.0  # so that the two sides spend a fifth of their time with it at most
+_LONGEST_PAUSE_SEC = 0.6
 _IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -100,7 +102,8 @@ class FollowOptions:
     Args:
         coordinator: ``HOST:PORT`` of the training cluster.
         name: of this process among all followers of the cluster; begins the cursors' names.
-        interval_sec: between a page and the next one, when nothing is behind: changes of one row in it are sent once.
+        interval_sec: between one round over all slots and the next, at least: changes of one row in it are sent once.
+            After a round that took long, the pause is longer, up to 0.6 s.
         retry_sec: after a failure.
         hold: which rows the training shards hold back.
     """
@@ -206,20 +209,31 @@ class Follower:
                 self._stop.wait(self._options.retry_sec)
 
     def _follow(self, shard: int, stream: _ShardStream) -> None:
+        """Rounds over all slots, until it ends. A row that changed often since the last round is sent once, so the
+        more there is to send, the longer the pause until the next one."""
         while not self._stop.is_set():
             begun = time.monotonic()
-            applied, is_last = stream.turn()
+            busy, is_last = 0.0, False
+            while not is_last and not self._stop.is_set():
+                page_begun = time.monotonic()
+                applied, is_last = stream.turn()
+                if applied is None:
+                    continue
+                busy += time.monotonic() - page_begun
+                self._count(applied)
             with self._lock:
                 if is_last:
                     self._caught_up[shard] = begun
-                if applied is None:
-                    continue
-                self._stats.pages += 1
-                self._stats.rows += applied["rows"]
-                self._stats.unchanged += applied["unchanged"]
-                self._stats.erased += applied["erased"]
-                self._count_freshness(applied["oldest_at_ms"])
-            self._stop.wait(self._options.interval_sec)
+            shortest = self._options.interval_sec
+            self._stop.wait(max(shortest, min(busy * _PAUSE_PER_BUSY, _LONGEST_PAUSE_SEC)))
+
+    def _count(self, applied: dict[str, Any]) -> None:
+        with self._lock:
+            self._stats.pages += 1
+            self._stats.rows += applied["rows"]
+            self._stats.unchanged += applied["unchanged"]
+            self._stats.erased += applied["erased"]
+            self._count_freshness(applied["oldest_at_ms"])
 
     def _count_freshness(self, oldest_at_ms: NDArray[np.uint32]) -> None:
         known = oldest_at_ms[oldest_at_ms != 0]
@@ -291,8 +305,9 @@ class _ShardStream:
         self._channel.close()
 
     def turn(self) -> tuple[dict[str, Any] | None, bool]:
-        """Reads a page and applies it: what came of it, None when there was none within a second; and whether this
-        store has everything now that the shard had at the beginning of the call, but for what is held back."""
+        """Reads a page and applies it: what came of it, None when there was none within a second; and whether it was
+        the last page of a round: this store has everything then that the shard had when the round began, but for what
+        is held back."""
         slots, positions = self._acked
         reply = self._call(
             self._stub.ReadChanges,

@@ -14,7 +14,7 @@ from ..proto.schema import TableSchema
 from .fleet import Asked, Fleet, FleetOptions
 from .registry import Alias
 
-_RETRY_SEC = 1.0  # between tries to find the peers
+_RETRY_SEC = 0.2  # between tries to find the peers
 _REFRESH_SEC = 0.25  # between looks at what they serve
 
 

@@ -52,13 +52,8 @@ void ack_page(Store& store, const std::string& name, const py::array& slots, con
       static_cast<std::size_t>(slots.size()) != until.size()) {
     raise_if_error({Code::kInvalidArgument, "slots: allowed: a contiguous uint32 array as long as versions"});
   }
-  const auto* passed = static_cast<const std::uint32_t*>(slots.data());
-  raise_if_error(without_gil([&] {
-    for (std::size_t i = 0; i < until.size(); ++i) {
-      SR_RETURN_IF_ERROR(store.changes().ack(name, passed[i], until[i]));
-    }
-    return Status::ok();
-  }));
+  const std::span passed(static_cast<const std::uint32_t*>(slots.data()), until.size());
+  raise_if_error(without_gil([&] { return store.changes().ack(name, passed, until); }));
 }
 
 py::dict apply_page(Store& store, const py::bytes& page) {

@@ -1,6 +1,7 @@
 #include "store/change_hold.h"
 
 #include <algorithm>
+#include <set>
 
 #include "store/change_log.h"
 
@@ -13,15 +14,6 @@ constexpr std::uint64_t kPatience = 64;   // refusals for each copy, before a sl
 // The system's clock, low half: it goes round.
 bool is_older(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<std::int32_t>(a - b) < 0; }
 
-ChangedKeys& table_of(SlotChanges& changes, std::uint32_t table_id) {
-  const auto at = std::lower_bound(changes.tables.begin(), changes.tables.end(), table_id,
-                                   [](const ChangedKeys& table, std::uint32_t id) { return table.table_id < id; });
-  if (at != changes.tables.end() && at->table_id == table_id) return *at;
-  ChangedKeys table;
-  table.table_id = table_id;
-  return *changes.tables.insert(at, std::move(table));
-}
-
 }  // namespace
 
 void ChangeHold::begin(SlotChanges& changes) {
@@ -31,14 +23,9 @@ void ChangeHold::begin(SlotChanges& changes) {
   slot.look->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
   slot.look->position = changes.until;
   if (slot.look->is_snapshot) return;  // names every row
-  for (const auto& [name, held] : slot.held) {
-    ChangedKeys& table = table_of(changes, name.first);
-    const auto at = std::lower_bound(table.keys.begin(), table.keys.end(), name.second);
-    if (at != table.keys.end() && *at == name.second) continue;
-    if (!table.times.empty() || table.keys.empty())
-      table.times.insert(table.times.begin() + (at - table.keys.begin()), 0);
-    table.keys.insert(at, name.second);
-  }
+  for (const auto& [name, held] : slot.held) changes.written.push_back({.key = name.second, .table_id = name.first});
+  join_rows(changes.written);
+  for (const ErasedRow& row : changes.erased) slot.look->gone.emplace_back(row.table_id, row.key);
 }
 
 bool ChangeHold::has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const {
@@ -52,24 +39,24 @@ bool ChangeHold::has_moved(const Slot& slot, const RowName& name, std::span<cons
   return !(squares <= double{options_.move} * double{options_.move});  // a row that is not finite has moved
 }
 
-std::vector<std::uint8_t> ChangeHold::choose(const SlotChanges& changes, const ChangedKeys& table, std::uint32_t dim,
-                                             std::span<const float> rows, std::span<const std::uint8_t> found) {
+std::vector<std::uint8_t> ChangeHold::choose(const SlotChanges& changes, std::span<const ChangedRow> names,
+                                             std::uint32_t dim, std::span<const float> rows,
+                                             std::span<const std::uint8_t> found) {
   const Clock::time_point now = Clock::now();
-  const std::unordered_set<std::uint64_t> erased(table.erased.begin(), table.erased.end());
-  std::vector<std::uint8_t> goes(table.keys.size());
+  std::vector<std::uint8_t> goes(names.size());
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[changes.slot];
   Pending& look = *slot.look;
-  for (const std::uint64_t key : table.erased) look.gone.emplace_back(table.table_id, key);
+  const std::set<RowName> erased(look.gone.begin(), look.gone.end());
   for (std::size_t i = 0; i < goes.size(); ++i) {
     if (found[i] == 0) continue;
-    const RowName name{table.table_id, table.keys[i]};
+    const RowName name{names[i].table_id, names[i].key};
     const std::span<const float> row = rows.subspan(i * dim, dim);
     const auto before = slot.held.find(name);
     Held held{.updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
     if (before != slot.held.end()) held = before->second;
-    if (!table.times.empty()) held.updates += table.times[i];
-    const bool is_known = !look.is_snapshot && !table.times.empty() && !erased.contains(name.second);
+    held.updates += names[i].times;
+    const bool is_known = !look.is_snapshot && changes.is_counted && !erased.contains(name);
     const bool is_counted = options_.updates > 0 && held.updates >= options_.updates;
     const bool is_far = options_.move > 0.0f && has_moved(slot, name, row);
     if (is_known && !is_counted && !is_far && now < held.until) {

@@ -29,7 +29,7 @@
 namespace sparserow {
 
 struct SlotChanges;
-struct ChangedKeys;
+struct ChangedRow;
 
 struct HoldOptions {
   std::uint32_t updates = 0;
@@ -46,9 +46,9 @@ class ChangeHold {
 
   // Names the rows that wait in `changes` too.
   void begin(SlotChanges& changes);
-  // Which rows of a table go now: (n) 1 or 0. rows: (n, dim) of table.keys as they are now; found: (n), 0 where the row
-  // is gone.
-  std::vector<std::uint8_t> choose(const SlotChanges& changes, const ChangedKeys& table, std::uint32_t dim,
+  // Which rows go now: (n) 1 or 0. names: (n) of one table, some of changes.written; rows: (n, dim) as they are now;
+  // found: (n), 0 where the row is gone.
+  std::vector<std::uint8_t> choose(const SlotChanges& changes, std::span<const ChangedRow> names, std::uint32_t dim,
                                    std::span<const float> rows, std::span<const std::uint8_t> found);
   // Ends a look. When nothing is sent, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
   struct Look {

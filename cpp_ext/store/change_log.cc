@@ -1,6 +1,8 @@
 #include "store/change_log.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <utility>
 
 #include "store/store_impl.h"
@@ -17,27 +19,25 @@ bool is_wanted(const std::vector<std::uint32_t>& tables, std::uint32_t table_id)
   return tables.empty() || std::binary_search(tables.begin(), tables.end(), table_id);
 }
 
-// How often each key stands there.
-void count_runs(ChangedKeys& table) {
-  for (std::size_t i = 0; i < table.keys.size(); ++i) {
-    if (i == 0 || table.keys[i] != table.keys[i - 1]) table.times.push_back(0);
-    ++table.times.back();
-  }
-}
-
-std::vector<ChangedKeys> ordered(std::map<std::uint32_t, ChangedKeys>& tables, bool is_counted) {
-  std::vector<ChangedKeys> out;
-  for (auto& [id, table] : tables) {
-    std::sort(table.keys.begin(), table.keys.end());
-    if (is_counted) count_runs(table);
-    table.keys.erase(std::unique(table.keys.begin(), table.keys.end()), table.keys.end());
-    table.table_id = id;
-    out.push_back(std::move(table));
-  }
-  return out;
-}
+constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
+constexpr std::size_t kSlotsAtOnce = 64;  // that are passed while a stripe is held
 
 }  // namespace
+
+void join_rows(std::vector<ChangedRow>& rows) {
+  std::sort(rows.begin(), rows.end(), [](const ChangedRow& a, const ChangedRow& b) {
+    return a.table_id != b.table_id ? a.table_id < b.table_id : a.key < b.key;
+  });
+  std::size_t kept = 0;
+  for (const ChangedRow& row : rows) {
+    if (kept > 0 && rows[kept - 1].key == row.key && rows[kept - 1].table_id == row.table_id) {
+      rows[kept - 1].times += row.times;
+    } else {
+      rows[kept++] = row;
+    }
+  }
+  rows.resize(kept);
+}
 
 std::vector<std::uint64_t> ChangeLog::versions() const {
   const Store::Impl& store = *store_->impl_;
@@ -70,6 +70,18 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
   }
+  // What was noted before a cursor's versions, and not seen yet, it would not see.
+  Store::Impl& store = *store_->impl_;
+  for (std::uint32_t number = 0; number < store.slots.stripe_count(); ++number) {
+    const std::shared_lock stripe_lock(store.stripes[number].mutex);
+    for (std::uint32_t slot = number; slot < slot_count; slot += store.slots.stripe_count()) {
+      const std::uint64_t version = cursor.versions[slot];
+      if (version != kNotFollowed) {
+        store.stripes[number].logs[slot / store.slots.stripe_count()].see(version & kSequence);
+      }
+    }
+  }
+  if (hold.updates > 0) store.counts_writes = true;
   cursors_.insert_or_assign(name, std::move(cursor));
   return Status::ok();
 }
@@ -100,7 +112,7 @@ void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
     end_rings();
     return;
   }
-  for (std::uint32_t slot = 0; slot < store_->options().slot_count; ++slot) pass(slot);
+  pass_all();
 }
 
 Status ChangeLog::start_rings() {
@@ -130,25 +142,41 @@ void ChangeLog::end_rings() {
     }
     stripe.logs = {};
   }
+  store.counts_writes = false;
   store.change_budget.give_back(std::uint64_t{store.options.slot_count} * sizeof(SlotLog));
 }
 
-// Drops what every cursor has of a slot.
-void ChangeLog::pass(std::uint32_t slot) {
-  constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
-  std::uint64_t passed = kNotFollowed;
-  for (const auto& [name, cursor] : cursors_) {
-    const std::uint64_t version = cursor.versions[slot];
-    const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
-    passed = std::min(passed, is_held ? cursor.hold->safe(slot, version) : version);
-  }
+void ChangeLog::pass_all() {
+  std::vector<std::uint32_t> all(store_->options().slot_count);
+  std::iota(all.begin(), all.end(), 0u);
+  pass(all);
+}
+
+// Drops what every cursor has of these slots.
+void ChangeLog::pass(std::span<const std::uint32_t> slots) {
   Store::Impl& store = *store_->impl_;
-  Store::Impl::Stripe& stripe = store.stripes[slot % store.slots.stripe_count()];
-  const std::uint32_t in_stripe = slot / store.slots.stripe_count();
-  const std::unique_lock lock(stripe.mutex);
-  const std::uint64_t sequence = passed == kNotFollowed ? stripe.sequences[in_stripe] : passed & kSequence;
-  stripe.logs[in_stripe].written.pass(sequence, store.change_budget);
-  stripe.logs[in_stripe].erased.pass(sequence, store.change_budget);
+  const std::uint32_t stripes = store.slots.stripe_count();
+  std::array<std::vector<std::uint32_t>, kStripes> by_stripe;
+  for (const std::uint32_t slot : slots) by_stripe[slot % stripes].push_back(slot);
+  for (std::uint32_t number = 0; number < stripes; ++number) {
+    Store::Impl::Stripe& stripe = store.stripes[number];
+    const std::span<const std::uint32_t> all = by_stripe[number];
+    for (std::size_t begin = 0; begin < all.size(); begin += kSlotsAtOnce) {
+      const std::unique_lock lock(stripe.mutex);
+      for (const std::uint32_t slot : all.subspan(begin, std::min(kSlotsAtOnce, all.size() - begin))) {
+        std::uint64_t passed = kNotFollowed;
+        for (const auto& [name, cursor] : cursors_) {
+          const std::uint64_t version = cursor.versions[slot];
+          const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
+          passed = std::min(passed, is_held ? cursor.hold->safe(slot, version) : version);
+        }
+        const std::uint64_t sequence = passed == kNotFollowed ? stripe.sequences[slot / stripes] : passed & kSequence;
+        SlotLog& log = stripe.logs[slot / stripes];
+        log.written.pass(sequence, store.change_budget);
+        log.erased.pass(sequence, store.change_budget);
+      }
+    }
+  }
 }
 
 ChangeLog::Cursor* ChangeLog::find(const std::string& name) {
@@ -158,80 +186,61 @@ ChangeLog::Cursor* ChangeLog::find(const std::string& name) {
   return &found->second;
 }
 
-Result<std::vector<std::uint32_t>> ChangeLog::slots_behind(const std::string& name, std::uint32_t begin,
-                                                           std::size_t limit) {
+Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32_t begin) {
   const std::vector<std::uint64_t> now = versions();
-  const auto slot_count = static_cast<std::uint32_t>(now.size());
   const std::lock_guard lock(cursors_mutex_);
   const Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
   const auto due = cursor->hold != nullptr ? cursor->hold->due() : std::unordered_set<std::uint32_t>{};
-  std::vector<std::uint32_t> slots;
-  for (std::uint32_t i = 0; i < slot_count && slots.size() < limit; ++i) {
-    const std::uint32_t slot = (begin + i) % slot_count;
+  Behind behind{.slots = {}, .tables = cursor->tables, .hold = cursor->hold};
+  for (std::uint32_t slot = begin; slot < now.size(); ++slot) {
     const std::uint64_t version = cursor->versions[slot];
-    if (version != kNotFollowed && (version < now[slot] || due.contains(slot))) slots.push_back(slot);
+    if (version == kNotFollowed) continue;
+    if (version < now[slot] || (!due.empty() && due.contains(slot))) behind.slots.push_back({slot, version});
   }
-  return slots;
+  return behind;
 }
 
-Result<SlotChanges> ChangeLog::read(const std::string& name, std::uint32_t slot) {
-  std::vector<std::uint32_t> wanted;
-  SlotChanges out{.slot = slot};
-  {
-    const std::lock_guard lock(cursors_mutex_);
-    const Cursor* cursor = find(name);
-    if (cursor == nullptr) return no_cursor(name);
-    if (slot >= cursor->versions.size() || cursor->versions[slot] == kNotFollowed) {
-      return Status(Code::kInvalidArgument, "cursor '" + name + "': does not follow slot " + std::to_string(slot));
-    }
-    out.since = cursor->versions[slot];
-    wanted = cursor->tables;
-  }
+Result<SlotChanges> ChangeLog::read(const Behind& behind, const Behind::Slot& from) {
+  SlotChanges out{.slot = from.slot, .since = from.since};
   const Store::Impl& store = *store_->impl_;
-  const Store::Impl::Stripe& stripe = store.stripes[slot % store.slots.stripe_count()];
-  const std::uint32_t in_stripe = slot / store.slots.stripe_count();
-  const std::uint64_t since = out.since & ((std::uint64_t{1} << 48) - 1);
-  std::map<std::uint32_t, ChangedKeys> tables;
-  bool is_complete = false;
+  const Store::Impl::Stripe& stripe = store.stripes[from.slot % store.slots.stripe_count()];
+  const std::uint64_t since = from.since & kSequence;
   {
     const std::shared_lock lock(stripe.mutex);
-    out.until = store.version_of(slot);
-    if (stripe.logs.empty()) return no_cursor(name);  // closed since
-    const SlotLog& log = stripe.logs[in_stripe];
-    const bool is_of_this_lineage = out.since >> 48 == out.until >> 48;
-    if (!is_of_this_lineage || since < log.erased.floor()) {
+    out.until = store.version_of(from.slot);
+    if (stripe.logs.empty()) return Status(Code::kNotFound, "the cursor was closed; open it again");
+    const SlotLog& log = stripe.logs[from.slot / store.slots.stripe_count()];
+    log.see(out.until & kSequence);
+    if (from.since >> 48 != out.until >> 48 || since < log.erased.floor()) {
       out.kind = SlotChanges::Kind::kSnapshot;
       out.since = 0;
     } else {
-      is_complete = since >= log.written.floor();
-      if (is_complete) {
+      out.is_counted = since >= log.written.floor();
+      if (out.is_counted) {
         log.written.visit_after(since, [&](const Change& change) {
-          if (!is_wanted(wanted, change.table_id)) return;
+          if (!is_wanted(behind.tables, change.table_id)) return;
           if (out.oldest_at_ms == 0) out.oldest_at_ms = change.at_ms;
-          tables[change.table_id].keys.push_back(change.key);
+          out.written.push_back({change.key, change.table_id, 1});
         });
       }
       log.erased.visit_after(since, [&](const Change& change) {
-        if (!is_wanted(wanted, change.table_id)) return;
-        ChangedKeys& table = tables[change.table_id];
-        table.erased.push_back(change.key);
-        table.erased_versions.push_back(out.until >> 48 << 48 | change.sequence);
+        if (!is_wanted(behind.tables, change.table_id)) return;
+        out.erased.push_back({change.key, out.until >> 48 << 48 | change.sequence, change.table_id});
       });
     }
   }
-  if (!is_complete) {
-    SR_RETURN_IF_ERROR(list_rows(slot, out.since, wanted, tables));
-    const std::lock_guard lock(cursors_mutex_);
+  if (!out.is_counted) {
+    SR_RETURN_IF_ERROR(list_rows(from.slot, out.since, behind.tables, out.written));
     ++(out.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
   }
-  out.tables = ordered(tables, is_complete);
+  join_rows(out.written);
   return out;
 }
 
 // Keys of the slot whose rows are newer than `since`, from a look at all of them.
 Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
-                            std::map<std::uint32_t, ChangedKeys>& tables) const {
+                            std::vector<ChangedRow>& rows) const {
   const Store::Impl& store = *store_->impl_;
   const SlotOrder& slots = store.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
@@ -246,7 +255,7 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
   for (const auto& table : all) {
     const auto add = [&](std::uint64_t path, std::uint64_t version) {
       if (version <= since) return;
-      tables[table->schema.id].keys.push_back(key_of_hash(table->schema.id, slots.hash(stripe, path)));
+      rows.push_back({key_of_hash(table->schema.id, slots.hash(stripe, path)), table->schema.id, 0});
     };
     bool may_be_on_ssd = false;
     {
@@ -269,32 +278,37 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
   return Status::ok();
 }
 
-Result<std::vector<ChangedKeys>> ChangeLog::keys_of(std::uint32_t slot) const {
-  std::map<std::uint32_t, ChangedKeys> tables;
-  SR_RETURN_IF_ERROR(list_rows(slot, 0, {}, tables));
-  return ordered(tables, false);
+Result<std::vector<ChangedRow>> ChangeLog::rows_of(std::uint32_t slot) const {
+  std::vector<ChangedRow> rows;
+  SR_RETURN_IF_ERROR(list_rows(slot, 0, {}, rows));
+  join_rows(rows);
+  return rows;
 }
 
-Status ChangeLog::ack(const std::string& name, std::uint32_t slot, std::uint64_t version) {
+Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> slots,
+                      std::span<const std::uint64_t> versions) {
+  const std::vector<std::uint64_t> now = this->versions();
   const std::lock_guard lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
-  if (slot >= cursor->versions.size()) {
-    return {Code::kInvalidArgument, "cursor '" + name + "': there is no slot " + std::to_string(slot)};
+  for (const std::uint32_t slot : slots) {
+    if (slot >= now.size()) {
+      return {Code::kInvalidArgument, "cursor '" + name + "': there is no slot " + std::to_string(slot)};
+    }
   }
-  std::uint64_t now = 0;
-  {
-    const Store::Impl& store = *store_->impl_;
-    const std::shared_lock stripe_lock(store.stripes[slot % store.slots.stripe_count()].mutex);
-    now = store.version_of(slot);
+  std::vector<std::uint32_t> moved;
+  moved.reserve(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    std::uint64_t& held = cursor->versions[slots[i]];
+    if (held == kNotFollowed || versions[i] > now[slots[i]]) continue;
+    if (cursor->hold != nullptr ? !cursor->hold->commit(slots[i], versions[i]) || versions[i] < held
+                                : versions[i] <= held) {
+      continue;
+    }
+    held = versions[i];
+    moved.push_back(slots[i]);
   }
-  std::uint64_t& held = cursor->versions[slot];
-  if (held == kNotFollowed || version > now) return Status::ok();
-  if (cursor->hold != nullptr ? !cursor->hold->commit(slot, version) || version < held : version <= held) {
-    return Status::ok();
-  }
-  held = version;
-  pass(slot);
+  pass(moved);
   return Status::ok();
 }
 
@@ -305,15 +319,8 @@ Status ChangeLog::passed(const std::string& name, std::uint32_t slot, std::uint6
   std::uint64_t& held = cursor->versions[slot];
   if (version <= held) return Status::ok();
   held = version;
-  pass(slot);
+  pass(std::span(&slot, 1));
   return Status::ok();
-}
-
-Result<std::shared_ptr<ChangeHold>> ChangeLog::hold_of(const std::string& name) {
-  const std::lock_guard lock(cursors_mutex_);
-  const Cursor* cursor = find(name);
-  if (cursor == nullptr) return no_cursor(name);
-  return cursor->hold;
 }
 
 ChangeLogStats ChangeLog::stats() const {

@@ -20,6 +20,7 @@
 // Thread-safe. Locks: cursors_mutex_, then one stripe; writers of rows, who hold a stripe, never take the former.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -35,23 +36,33 @@
 
 namespace sparserow {
 
-struct ChangedKeys {
+// A row that was written, and existed then.
+struct ChangedRow {
+  std::uint64_t key = 0;
   std::uint32_t table_id = 0;
-  std::vector<std::uint64_t> keys;             // that were written and existed then
-  std::vector<std::uint32_t> times;            // how often each was; empty where that is not known
-  std::vector<std::uint64_t> erased;           // keys
-  std::vector<std::uint64_t> erased_versions;  // of the erasures: a row is older, or was born again
+  std::uint32_t times = 0;  // how often it was, as far as cursors count it (SlotChanges::is_counted)
+};
+// A row that was erased: at this version, so it is older, or was born again.
+struct ErasedRow {
+  std::uint64_t key = 0;
+  std::uint64_t version = 0;
+  std::uint32_t table_id = 0;
 };
 
 struct SlotChanges {
   enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
   std::uint32_t slot = 0;
   Kind kind = Kind::kDelta;
+  bool is_counted = false;            // the rows are from the ring, and those that wait were not passed over
+  std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
   std::uint64_t since = 0;            // version; 0 of a snapshot
   std::uint64_t until = 0;            // version: with these changes a follower has everything up to it
-  std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
-  std::vector<ChangedKeys> tables{};  // by id; those without changes are left out
+  std::vector<ChangedRow> written{};  // by table, then by key; each once
+  std::vector<ErasedRow> erased{};    // oldest first
 };
+
+// Sorts rows and joins those of one name.
+void join_rows(std::vector<ChangedRow>& rows);
 
 // One row as this store holds it.
 struct RowFacts {
@@ -90,22 +101,35 @@ class ChangeLog {
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
 
-  // Slots with changes for the cursor, at most `limit`, from `begin` on and around. NotFound.
-  Result<std::vector<std::uint32_t>> slots_behind(const std::string& name, std::uint32_t begin, std::size_t limit);
-  // What the slot has for the cursor; does not move it. NotFound.
-  Result<SlotChanges> read(const std::string& name, std::uint32_t slot);
-  // The follower has taken what read() gave up to `version`. A version of another lineage, or one older than
-  // acknowledged, changes nothing; nor does one that is not of the last read of a cursor that holds rows back.
-  // NotFound.
-  Status ack(const std::string& name, std::uint32_t slot, std::uint64_t version);
+  // What a cursor has not got: slots, from `begin` on, ascending. NotFound.
+  struct Behind {
+    struct Slot {
+      std::uint32_t slot = 0;
+      std::uint64_t since = 0;  // version up to which the cursor has it
+    };
+    std::vector<Slot> slots;
+    std::vector<std::uint32_t> tables;  // that it wants, ascending; empty: all
+    std::shared_ptr<ChangeHold> hold;   // what holds rows back; null when nothing does
+  };
+  Result<Behind> behind(const std::string& name, std::uint32_t begin);
+  // What one of these slots has for the cursor; does not move it. NotFound: no cursor is open any more.
+  Result<SlotChanges> read(const Behind& behind, const Behind::Slot& slot);
+  // The follower has taken what read() gave up to these versions: (n) each. A version of another lineage, or one older
+  // than acknowledged, changes nothing; nor does one that is not of the last read of a cursor that holds rows back.
+  // NotFound; InvalidArgument, then nothing is acknowledged.
+  Status ack(const std::string& name, std::span<const std::uint32_t> slots, std::span<const std::uint64_t> versions);
 
   // The cursor moves past a read() of which nothing was to be sent. NotFound.
   Status passed(const std::string& name, std::uint32_t slot, std::uint64_t version);
-  // What holds rows back for the cursor; null when nothing does. NotFound.
-  Result<std::shared_ptr<ChangeHold>> hold_of(const std::string& name);
 
-  // Every key of a slot, by table; tables without are left out.
-  Result<std::vector<ChangedKeys>> keys_of(std::uint32_t slot) const;
+  // Sets weights of a store that follows, to rows and the versions (n) that they have elsewhere; passes over rows that
+  // are here in the same version or, without `replaces`, a newer one. Returns how many were written. As
+  // Store::assign().
+  Result<std::uint64_t> assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
+                                      const std::uint64_t* versions, bool replaces);
+
+  // Every row of a slot, by table, then by key.
+  Result<std::vector<ChangedRow>> rows_of(std::uint32_t slot) const;
 
   // What is known of a row. NotFound: no such table.
   Result<RowFacts> facts(std::uint32_t table_id, std::uint64_t key) const;
@@ -126,15 +150,16 @@ class ChangeLog {
   void drop(std::map<std::string, Cursor>::iterator cursor);
   Status start_rings();
   void end_rings();
-  void pass(std::uint32_t slot);
+  void pass_all();
+  void pass(std::span<const std::uint32_t> slots);
   Status list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
-                   std::map<std::uint32_t, ChangedKeys>& tables) const;
+                   std::vector<ChangedRow>& rows) const;
 
   Store* store_;
   mutable std::mutex cursors_mutex_;
   std::map<std::string, Cursor> cursors_;  // guarded by cursors_mutex_
-  std::uint64_t scans_ = 0;                // guarded by cursors_mutex_
-  std::uint64_t snapshots_ = 0;            // guarded by cursors_mutex_
+  std::atomic<std::uint64_t> scans_{0};
+  std::atomic<std::uint64_t> snapshots_{0};
 };
 
 }  // namespace sparserow

@@ -121,10 +121,27 @@ class ChangeRing {
 };
 
 // What a slot has to tell followers: rows that were written, and tombstones of rows that are gone.
+//
+// A row that was written again is not noted again as long as nobody has looked at the slot: whoever looks then finds
+// the row as it is. So the log holds a row once for each look, however hot it is.
 struct SlotLog {
-  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor) {}
+  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor), seen_(floor) {}
+
+  // Somebody has what there is up to `sequence`. Under the stripe's lock, shared is enough.
+  void see(std::uint64_t sequence) const noexcept {
+    const std::atomic_ref<std::uint64_t> seen(seen_);
+    std::uint64_t before = seen.load(std::memory_order_relaxed);
+    while (before < sequence && !seen.compare_exchange_weak(before, sequence, std::memory_order_relaxed)) {
+    }
+  }
+  // Whether a row whose last change was at `sequence` is in `written`, or was forgotten there, for all who look.
+  [[nodiscard]] bool is_noted(std::uint64_t sequence) const noexcept { return sequence > seen_; }
+
   ChangeRing written;
   ChangeRing erased;
+
+ private:
+  mutable std::uint64_t seen_;
 };
 
 }  // namespace sparserow

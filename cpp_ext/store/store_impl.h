@@ -22,6 +22,8 @@ namespace sparserow {
 // The low half of the system's clock in milliseconds.
 [[nodiscard]] std::uint32_t wall_ms() noexcept;
 
+struct Newest;
+
 class Store::Impl {
  public:
   explicit Impl(const StoreOptions& store_options);
@@ -37,14 +39,20 @@ class Store::Impl {
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
-  // The next version of the slot of `path`, for a row that is written or erased, which followers are told. The
-  // stripe's lock is held exclusively.
-  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, std::uint32_t table_id,
-                                      std::uint64_t key) noexcept {
+  // The next version of the slot of `path`, for a row that is written, which followers are told; `before` is the row's
+  // version until now. The stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key,
+                                      std::uint64_t before) noexcept {
     const std::uint32_t slot = slots.slot_in_stripe(path);
     const std::uint64_t sequence = ++stripe.sequences[slot];
-    if (!stripe.logs.empty()) stripe.logs[slot].written.add({sequence, key, table_id, wall_ms()}, change_budget);
-    return version_of_sequence(sequence);
+    const std::uint64_t version = version_of_sequence(sequence);
+    if (stripe.logs.empty()) return version;
+    SlotLog& log = stripe.logs[slot];
+    const bool is_noted = (before ^ version) >> 48 == 0 && log.is_noted(before & (~std::uint64_t{0} >> 16));
+    if (!is_noted || counts_writes.load(std::memory_order_relaxed)) {
+      log.written.add({sequence, key, table_id, wall_ms()}, change_budget);
+    }
+    return version;
   }
   void erased(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key) noexcept {
     const std::uint32_t slot = slots.slot_in_stripe(path);
@@ -75,6 +83,7 @@ class Store::Impl {
   StorePools pools;  // outlive the tables
   mutable std::array<Stripe, kStripes> stripes;
   ChangeBudget change_budget;
+  std::atomic<bool> counts_writes{false};  // a follower wants to know how often each row was written
   std::atomic<std::uint64_t> promised_bytes{0};
   std::mutex promise_mutex;  // leaf; makes check and promise one step
 
@@ -90,7 +99,7 @@ class Store::Impl {
   // Rows of `store`, which this is the private part of, whose weights and more are set by fill(row, index).
   using FillRow = std::function<void(RowRef, std::size_t)>;
   Status put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
-                  const FillRow& fill);
+                  const FillRow& fill, Newest* newest = nullptr);
   // A row in memory, under its stripe's exclusive lock.
   void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path);
 

@@ -8,12 +8,12 @@
 namespace sparserow {
 
 // Finds or bears the rows of `keys` and calls fill(row, first + its index) for each, under its stripe's lock; fill sets
-// the weights.
+// the weights. With `newest` some are passed over.
 Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
-                             const FillRow& fill) {
+                             const FillRow& fill, Newest* newest) {
   Result<Reservation> reserved = store.reserve(table.schema.id, keys);
   if (!reserved.is_ok()) return reserved.status();
-  const Writing writing{.stamps = store.stamps_of(table, 0, -1), .admits_all = true};
+  const Writing writing{.stamps = store.stamps_of(table, 0, -1), .admits_all = true, .newest = newest};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = tiering != nullptr ? &absences : nullptr;
@@ -22,6 +22,7 @@ Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::ui
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     wait_for_snapshot();
     order.group(table.schema.id, slots, block);
+    if (newest != nullptr) newest->first = first + begin;
     if (tiered != nullptr) {
       SR_RETURN_IF_ERROR(store.find_absent(table, order, block, 0, 1, reserved.value(), absences));
     }
@@ -38,7 +39,7 @@ Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::ui
       reserved.value().consume(*taken);
     }
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
-      SR_RETURN_IF_ERROR(put_rows(store, table, block.subspan(position, 1), first + begin + position, fill));
+      SR_RETURN_IF_ERROR(put_rows(store, table, block.subspan(position, 1), first + begin + position, fill, newest));
     }
   }
   return Status::ok();
@@ -62,6 +63,21 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
     convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
     if (versions != nullptr) row.set_version(versions[at]);
   });
+}
+
+Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                               const float* rows, const std::uint64_t* versions, bool replaces) {
+  Store::Impl& store = *store_->impl_;
+  const std::shared_ptr<Table> table = store.table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  const std::uint32_t dim = table->schema.dim;
+  const auto fill = [&](RowRef row, std::size_t at) {
+    convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
+    row.set_version(versions[at]);
+  };
+  Newest newest{.versions = versions, .replaces = replaces};
+  SR_RETURN_IF_ERROR(store.put_rows(*store_, *table, keys, 0, fill, &newest));
+  return keys.size() - newest.passed_over;
 }
 
 Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
@@ -110,6 +126,7 @@ void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
   stripe.sequences[in_stripe] = next;
   stripe.logs[in_stripe].written.reset(next, impl_->change_budget);
   stripe.logs[in_stripe].erased.reset(next, impl_->change_budget);
+  stripe.logs[in_stripe].see(next);
 }
 
 }  // namespace sparserow

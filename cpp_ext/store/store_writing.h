@@ -26,12 +26,28 @@ inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept
   return held == nullptr ? 0 : held->slab.bytes() + held->index.bytes();
 }
 
+// Versions that rows have elsewhere: what is here already is passed over.
+struct Newest {
+  const std::uint64_t* versions = nullptr;
+  bool replaces = false;  // any other version is taken, else newer ones
+  std::size_t first = 0;  // index of the block's first row
+  std::uint64_t passed_over = 0;
+
+  bool takes(std::uint64_t held, std::uint16_t position) noexcept {
+    const std::uint64_t version = versions[first + position];
+    const bool is_taken = held == 0 || (replaces ? held != version : held < version);
+    passed_over += is_taken ? 0 : 1;
+    return is_taken;
+  }
+};
+
 // How the rows of a batch are written.
 struct Writing {
   Stamps stamps;
   float* scratch = nullptr;  // (dim); null: whoever writes sets the weights of new rows too
   bool admits_all = false;   // also keys that the table's policy would refuse
   std::uint64_t sighting = 0;
+  Newest* newest = nullptr;  // null: every row is written
 };
 
 // Of one block: which keys are known to be nowhere, and which must be asked for again.
@@ -83,10 +99,11 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
       return;
     }
     RowRef row = table.row(stripe, id);
+    if (writing.newest != nullptr && !writing.newest->takes(row.version(), position)) return;
     if (side != nullptr) {
       locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
     }
-    row.set_version(impl_->written(locked, path, table.schema.id, block[position]));
+    row.set_version(impl_->written(locked, path, table.schema.id, block[position], row.version()));
     std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);

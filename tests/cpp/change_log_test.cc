@@ -17,7 +17,7 @@ TEST_CASE("a store that nobody follows keeps no changes") {
   const auto store = make_store();
   push(*store, 1, range(0, 1000));
   CHECK(store->changes().stats().used_bytes == 0);
-  CHECK(store->changes().slots_behind("serving", 0, 10).status().code() == Code::kNotFound);
+  CHECK(store->changes().behind("serving", 0).status().code() == Code::kNotFound);
 }
 
 TEST_CASE("a follower gets what is there, then what changes, and acknowledged changes are dropped") {

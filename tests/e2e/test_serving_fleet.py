@@ -98,6 +98,13 @@ def test_any_process_answers_for_every_key(root: str, launcher: Launcher) -> Non
     wait_until(lambda: parts(ask(addresses[0]))[1].all(), "the second shard")
 
 
+def test_processes_on_this_machine_know_each_other(root: str) -> None:
+    with sr.local_serving("ctr", root=root, shards=2, poll="50ms") as serving:
+        for address in serving.addresses:
+            wait_until(lambda address=address: parts(ask(address))[1].all(), "the peers")
+            np.testing.assert_array_equal(parts(ask(address))[0], rows_of(1))
+
+
 def test_peers_are_checked(root: str, launcher: Launcher) -> None:
     for arguments, words in (
         (("--peers=127.0.0.1:1",), "--peers has no effect with one shard"),

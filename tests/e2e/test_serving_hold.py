@@ -28,21 +28,22 @@ def test_a_row_is_sent_when_it_has_changed_enough(tmp_path: Path, launcher: Laun
         addresses = [process.wait_for(r"ready at gRPC (\S+),")[1] for process in (patient, hasty)]
         with sr.ServingClient(addresses[0]) as first, sr.ServingClient(addresses[1]) as second:
 
-            def push(keys: np.ndarray, times: int) -> None:
+            def push(keys: np.ndarray, times: int, step: float = 1.0) -> None:
                 for _ in range(times):
-                    table.push(keys, np.ones((len(keys), DIM), np.float32))  # a step of 1 in L2
+                    table.push(keys, np.full((len(keys), DIM), step, np.float32))  # moves a row by `step` in L2
 
             def served(client: sr.ServingClient, keys: np.ndarray) -> np.ndarray:
                 return client.lookup("user", keys, deadline_ms=10_000).rows
 
-            # A shard that measures moves must have sent a row once to know what the follower has.
-            push(both, 3)
-            wait_until(lambda: (served(first, both) == -1.5).all(), "what changed enough")
+            # A shard that measures moves must have sent a row once to know what the follower has, and does so at once:
+            # whenever it looks, each of these is enough.
+            push(both, 3, step=3.0)
+            wait_until(lambda: (served(first, both) == -4.5).all(), "what changed enough")
             push(KEYS, 2)
             push(MARKS, 3)
-            wait_until(lambda: (served(first, MARKS) == -3.0).all(), "the marks, which changed enough")
-            assert (served(first, KEYS) == -1.5).all()  # wait, although their slots were read since
+            wait_until(lambda: (served(first, MARKS) == -6.0).all(), "the marks, which changed enough")
+            assert (served(first, KEYS) == -4.5).all()  # wait, although their slots were read since
             wait_until(lambda: (served(second, both) == table.pull(both)).all(), "what has waited long enough")
             push(KEYS, 1)
-            wait_until(lambda: (served(first, KEYS) == -3.0).all(), "what has changed enough by now")
+            wait_until(lambda: (served(first, KEYS) == -6.0).all(), "what has changed enough by now")
             np.testing.assert_array_equal(served(first, both), table.pull(both))

@@ -1,0 +1,178 @@
+// From a page to a store that follows.
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "store/change_page.h"
+#include "store/change_page_format.h"
+#include "util/hash.h"
+
+namespace sparserow {
+namespace {
+
+Status damaged(const std::string& what) { return {Code::kDataLoss, "page of changes: " + what}; }
+
+// Reads a page from its front; every length is checked against what is left. What it gives lies in the page.
+class PageReader {
+ public:
+  explicit PageReader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  template <class T>
+  bool read(T& value) {
+    if (rest_.size() < sizeof(T)) return false;
+    std::memcpy(&value, rest_.data(), sizeof(T));
+    rest_ = rest_.subspan(sizeof(T));
+    return true;
+  }
+  template <class T>
+  bool read(std::span<const T>& values, std::uint64_t count) {
+    if (count > rest_.size() / sizeof(T)) return false;
+    values = {reinterpret_cast<const T*>(rest_.data()), count};
+    rest_ = rest_.subspan(count * sizeof(T));
+    return true;
+  }
+  [[nodiscard]] bool is_empty() const noexcept { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> rest_;
+};
+
+struct TableChanges {
+  PageTable head;
+  std::span<const std::uint64_t> keys, versions, erased, erased_versions;
+  std::span<const std::byte> rows;
+};
+struct ParsedPage {
+  std::vector<TableChanges> tables;
+  std::vector<PageSlot> slots;
+};
+
+bool read_table(PageReader& reader, TableChanges& table) {
+  PageTable& head = table.head;
+  if (!reader.read(head) || head.dim < 1 || head.dim > kMaxDim || !is_valid(static_cast<Dtype>(head.dtype)) ||
+      head.replaces > 1) {
+    return false;
+  }
+  const std::size_t bytes = row_bytes(static_cast<Dtype>(head.dtype), head.dim);
+  return reader.read(table.keys, head.n) && reader.read(table.versions, head.n) &&
+         reader.read(table.erased, head.erased) && reader.read(table.erased_versions, head.erased) &&
+         reader.read(table.rows, padded(head.n * bytes));
+}
+
+// page: aligned to 8 bytes.
+Result<ParsedPage> parse(std::span<const std::byte> page) {
+  PageReader reader(page);
+  PageHead head;
+  if (!reader.read(head) || head.magic != kPageMagic || head.format != kPageFormat || head.zero != 0)
+    return damaged("is none, or of another format");
+  const auto covered = page.subspan(sizeof head);
+  if (XXH3_64bits(covered.data(), covered.size()) != head.checksum) return damaged("fails its checksum");
+  ParsedPage parsed;
+  for (std::uint32_t i = 0; i < head.tables; ++i) {
+    if (!read_table(reader, parsed.tables.emplace_back())) return damaged("ends within a table");
+  }
+  for (std::uint32_t i = 0; i < head.slots; ++i) {
+    if (!reader.read(parsed.slots.emplace_back())) return damaged("ends within a slot");
+  }
+  if (!reader.is_empty()) return damaged("has bytes after its last slot");
+  return parsed;
+}
+
+Status check_schema(const Store& store, const PageTable& head) {
+  const auto schema = store.schema(head.table_id);
+  if (!schema || (schema->dim == head.dim && schema->version == head.schema_version)) return Status::ok();
+  return {Code::kFailedPrecondition, "table '" + schema->name + "': changes have schema version " +
+                                         std::to_string(head.schema_version) + " and dim " + std::to_string(head.dim) +
+                                         ", this store " + std::to_string(schema->version) + " and " +
+                                         std::to_string(schema->dim)};
+}
+
+Status erase_older(Store& store, const TableChanges& table, AppliedPage& applied) {
+  const std::size_t n = table.erased.size();
+  std::vector<std::byte> rows(n * row_bytes(Dtype::kFloat32, table.head.dim));
+  std::vector<std::uint64_t> held(n);
+  SR_RETURN_IF_ERROR(
+      store.pull(table.head.table_id, table.erased, Dtype::kFloat32, rows.data(), {.versions = held.data()}));
+  std::vector<std::uint64_t> gone;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (held[i] < table.erased_versions[i]) gone.push_back(table.erased[i]);
+  }
+  const auto erased = store.erase(table.head.table_id, gone);
+  SR_RETURN_IF_ERROR(erased.status());
+  applied.erased += erased.value();
+  return Status::ok();
+}
+
+Status apply_table(Store& store, const TableChanges& table, AppliedPage& applied) {
+  const auto dtype = static_cast<Dtype>(table.head.dtype);
+  std::vector<float> converted;
+  const auto* rows = reinterpret_cast<const float*>(table.rows.data());
+  if (dtype != Dtype::kFloat32) {
+    const std::size_t bytes = row_bytes(dtype, table.head.dim);
+    converted.resize(table.keys.size() * table.head.dim);
+    for (std::size_t i = 0; i < table.keys.size(); ++i) {
+      convert_to_float(dtype, table.rows.data() + i * bytes, converted.data() + i * table.head.dim, table.head.dim);
+    }
+    rows = converted.data();
+  }
+  const auto written = store.changes().assign_newest(table.head.table_id, table.keys, rows, table.versions.data(),
+                                                     table.head.replaces != 0);
+  SR_RETURN_IF_ERROR(written.status());
+  applied.rows += written.value();
+  applied.unchanged += table.keys.size() - written.value();
+  return table.erased.empty() ? Status::ok() : erase_older(store, table, applied);
+}
+
+// What the store has of slots that came whole, and the page has not, goes.
+Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) {
+  using Names = std::unordered_map<std::uint32_t, std::vector<std::uint64_t>>;  // keys by table
+  std::unordered_map<std::uint32_t, std::unordered_set<std::uint64_t>> kept;
+  for (const TableChanges& table : page.tables) {
+    if (table.head.replaces != 0) kept[table.head.table_id].insert(table.keys.begin(), table.keys.end());
+  }
+  Names gone;
+  for (const PageSlot& slot : page.slots) {
+    if (slot.kind != static_cast<std::uint8_t>(SlotChanges::Kind::kSnapshot)) continue;
+    const auto held = store.changes().rows_of(slot.slot);
+    SR_RETURN_IF_ERROR(held.status());
+    for (const ChangedRow& row : held.value()) {
+      const auto stays = kept.find(row.table_id);
+      if (stays == kept.end() || !stays->second.contains(row.key)) gone[row.table_id].push_back(row.key);
+    }
+  }
+  for (const auto& [table_id, keys] : gone) {
+    const auto erased = store.erase(table_id, keys);
+    SR_RETURN_IF_ERROR(erased.status());
+    applied.erased += erased.value();
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page) {
+  std::vector<std::uint64_t> aligned;
+  if (reinterpret_cast<std::uintptr_t>(page.data()) % alignof(std::uint64_t) != 0) {
+    aligned.resize(page.size() / sizeof(std::uint64_t) + 1);
+    std::memcpy(aligned.data(), page.data(), page.size());
+    page = std::as_bytes(std::span(aligned)).first(page.size());
+  }
+  const auto parsed = parse(page);
+  SR_RETURN_IF_ERROR(parsed.status());
+  for (const PageSlot& slot : parsed.value().slots) {
+    if (slot.slot >= store.options().slot_count) return damaged("has a slot that this store has not");
+  }
+  for (const TableChanges& table : parsed.value().tables) SR_RETURN_IF_ERROR(check_schema(store, table.head));
+  AppliedPage applied;
+  for (const TableChanges& table : parsed.value().tables) {
+    if (store.schema(table.head.table_id)) SR_RETURN_IF_ERROR(apply_table(store, table, applied));
+  }
+  SR_RETURN_IF_ERROR(erase_others(store, parsed.value(), applied));
+  for (const PageSlot& slot : parsed.value().slots) {
+    applied.slots.push_back({slot.slot, slot.until, slot.position, slot.oldest_at_ms});
+  }
+  return applied;
+}
+
+}  // namespace sparserow

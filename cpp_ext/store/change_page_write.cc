@@ -1,0 +1,223 @@
+// From a store to a page.
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "store/change_page.h"
+#include "store/change_page_format.h"
+#include "util/hash.h"
+
+namespace sparserow {
+namespace {
+
+template <class T>
+void append(std::vector<std::byte>& out, const T* values, std::size_t count) {
+  const auto bytes = std::as_bytes(std::span(values, count));
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
+
+// Gathers the changes of slots by table, then writes them.
+class PageWriter {
+ public:
+  PageWriter(const Store& store, std::shared_ptr<ChangeHold> hold) : store_(store), hold_(std::move(hold)) {}
+
+  // Takes a slot's changes; returns about how many bytes it all is now.
+  std::uint64_t add(SlotChanges changes) {
+    if (hold_ != nullptr) hold_->begin(changes);
+    const auto slot = static_cast<std::uint32_t>(slots_.size());
+    const bool replaces = changes.kind == SlotChanges::Kind::kSnapshot;
+    std::size_t at = 0;
+    while (at < changes.written.size()) {
+      const std::uint32_t id = changes.written[at].table_id;
+      const std::size_t begin = at;
+      while (at < changes.written.size() && changes.written[at].table_id == id) ++at;
+      TableBatch* table = batch(id, replaces);
+      if (table == nullptr) continue;
+      for (std::size_t i = begin; i < at; ++i) table->keys.push_back(changes.written[i].key);
+      if (hold_ != nullptr) table->parts.push_back({slot, begin, at});
+      bytes_ += (at - begin) * table->bytes_of_row;
+    }
+    for (const ErasedRow& row : changes.erased) {
+      TableBatch* table = batch(row.table_id, replaces);
+      if (table == nullptr) continue;
+      table->erased.push_back(row.key);
+      table->erased_versions.push_back(row.version);
+      bytes_ += 2 * sizeof(std::uint64_t);
+    }
+    // Erasures and whole slots are always sent; with a hold, rows may all wait.
+    is_sent_.push_back(hold_ == nullptr || replaces || !changes.erased.empty() ? 1 : 0);
+    slots_.push_back(std::move(changes));
+    bytes_ += sizeof(PageSlot);
+    return bytes_;
+  }
+
+  // Writes the page. Slots of which nothing goes are left out of it and named in `passed`.
+  Status finish(ChangePage& page, std::vector<SlotChanges>& passed) {
+    page.bytes.reserve(bytes_ + sizeof(PageHead) + batches_.size() * (sizeof(PageTable) + sizeof(std::uint64_t)));
+    page.bytes.resize(sizeof(PageHead));
+    PageHead head;
+    for (auto& [name, table] : batches_) {
+      if (table.schema) SR_RETURN_IF_ERROR(write_table(table, name.second, page.bytes, head.tables));
+    }
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      SlotChanges& changes = slots_[i];
+      PageSlot slot{.slot = changes.slot,
+                    .kind = static_cast<std::uint8_t>(changes.kind),
+                    .zero = {},
+                    .oldest_at_ms = changes.oldest_at_ms,
+                    .zero2 = 0,
+                    .since = changes.since,
+                    .until = changes.until,
+                    .position = changes.until};
+      if (hold_ != nullptr) {
+        const ChangeHold::Look look = hold_->end(changes, is_sent_[i] != 0);
+        slot.until = look.safe;
+        slot.oldest_at_ms = look.oldest_at_ms;
+      }
+      if (is_sent_[i] == 0) {
+        passed.push_back(std::move(changes));
+        continue;
+      }
+      append(page.bytes, &slot, 1);
+      ++head.slots;
+    }
+    page.slots = head.slots;
+    head.checksum = XXH3_64bits(page.bytes.data() + sizeof head, page.bytes.size() - sizeof head);
+    std::memcpy(page.bytes.data(), &head, sizeof head);
+    return Status::ok();
+  }
+
+ private:
+  struct Part {
+    std::uint32_t slot;      // in slots_
+    std::size_t begin, end;  // in its written rows
+  };
+  struct TableBatch {
+    std::optional<TableSchema> schema;  // none: dropped since, which the next read of a slot says
+    std::uint64_t bytes_of_row = 0;     // with key and version
+    std::vector<std::uint64_t> keys, erased, erased_versions;
+    std::vector<Part> parts;  // of the keys, where rows may be held back
+  };
+
+  TableBatch* batch(std::uint32_t table_id, bool replaces) {
+    const auto [at, is_new] = batches_.try_emplace({table_id, replaces});
+    if (is_new) {
+      at->second.schema = store_.schema(table_id);
+      if (const auto& schema = at->second.schema) {
+        at->second.bytes_of_row = row_bytes(schema->dtype, schema->dim) + 2 * sizeof(std::uint64_t);
+      }
+    }
+    return at->second.schema ? &at->second : nullptr;
+  }
+
+  // The rows that a table's keys have now; those that went meanwhile are left out, and come as tombstones later.
+  Status write_table(TableBatch& table, bool replaces, std::vector<std::byte>& out, std::uint32_t& tables) {
+    const TableSchema& schema = *table.schema;
+    const std::size_t bytes_of_row = row_bytes(schema.dtype, schema.dim);
+    const std::size_t n = table.keys.size();
+    std::vector<std::byte> rows(n * bytes_of_row);
+    std::vector<std::uint64_t> versions(n);
+    std::vector<std::uint8_t> goes(n);
+    const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows.data(), {versions.data(), goes.data()});
+    if (pulled.code() == Code::kNotFound) return Status::ok();
+    SR_RETURN_IF_ERROR(pulled);
+    if (hold_ != nullptr) choose(table, rows, goes);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (goes[i] == 0) continue;
+      if (kept != i) {
+        table.keys[kept] = table.keys[i];
+        versions[kept] = versions[i];
+        std::memcpy(rows.data() + kept * bytes_of_row, rows.data() + i * bytes_of_row, bytes_of_row);
+      }
+      ++kept;
+    }
+    if (kept == 0 && table.erased.empty()) return Status::ok();
+    const PageTable head{.table_id = schema.id,
+                         .schema_version = schema.version,
+                         .dim = schema.dim,
+                         .dtype = static_cast<std::uint8_t>(schema.dtype),
+                         .replaces = static_cast<std::uint8_t>(replaces),
+                         .zero = {},
+                         .n = static_cast<std::uint32_t>(kept),
+                         .erased = static_cast<std::uint32_t>(table.erased.size())};
+    append(out, &head, 1);
+    append(out, table.keys.data(), kept);
+    append(out, versions.data(), kept);
+    append(out, table.erased.data(), table.erased.size());
+    append(out, table.erased_versions.data(), table.erased.size());
+    append(out, rows.data(), kept * bytes_of_row);
+    out.resize(padded(out.size()));
+    ++tables;
+    return Status::ok();
+  }
+
+  // Asks what holds rows back, slot by slot.
+  void choose(const TableBatch& table, std::span<const std::byte> rows, std::vector<std::uint8_t>& goes) {
+    const TableSchema& schema = *table.schema;
+    const std::size_t bytes_of_row = row_bytes(schema.dtype, schema.dim);
+    std::vector<float> floats;
+    std::size_t at = 0;
+    for (const Part& part : table.parts) {
+      const std::size_t n = part.end - part.begin;
+      floats.resize(n * schema.dim);
+      for (std::size_t i = 0; i < n; ++i) {
+        convert_to_float(schema.dtype, rows.data() + (at + i) * bytes_of_row, floats.data() + i * schema.dim,
+                         schema.dim);
+      }
+      const SlotChanges& changes = slots_[part.slot];
+      const auto chosen = hold_->choose(changes, std::span(changes.written).subspan(part.begin, n), schema.dim, floats,
+                                        std::span(goes).subspan(at, n));
+      for (std::size_t i = 0; i < n; ++i) {
+        goes[at + i] = chosen[i];
+        is_sent_[part.slot] |= chosen[i];
+      }
+      at += n;
+    }
+  }
+
+  const Store& store_;
+  const std::shared_ptr<ChangeHold> hold_;
+  std::vector<SlotChanges> slots_;
+  std::vector<std::uint8_t> is_sent_;  // of each
+  std::map<std::pair<std::uint32_t, bool>, TableBatch> batches_;
+  std::uint64_t bytes_ = 0;
+};
+
+// One page of slots from `begin` on; with rows held back it may have none.
+Result<ChangePage> read_page(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes) {
+  ChangeLog& log = store.changes();
+  const auto behind = log.behind(cursor, begin);
+  SR_RETURN_IF_ERROR(behind.status());
+  PageWriter writer(store, behind.value().hold);
+  std::uint64_t bytes = 0;
+  std::size_t looked_at = 0;
+  for (const ChangeLog::Behind::Slot& slot : behind.value().slots) {
+    if (looked_at > 0 && bytes >= max_bytes) break;
+    auto changes = log.read(behind.value(), slot);
+    SR_RETURN_IF_ERROR(changes.status());
+    bytes = writer.add(std::move(changes).value());
+    ++looked_at;
+  }
+  ChangePage page;
+  page.is_last = looked_at == behind.value().slots.size();
+  page.next_begin = page.is_last ? 0 : behind.value().slots[looked_at].slot;
+  std::vector<SlotChanges> passed;
+  SR_RETURN_IF_ERROR(writer.finish(page, passed));
+  for (const SlotChanges& changes : passed) SR_RETURN_IF_ERROR(log.passed(cursor, changes.slot, changes.until));
+  return page;
+}
+
+}  // namespace
+
+Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes) {
+  for (bool is_from_start = begin == 0;;) {
+    auto page = read_page(store, cursor, begin, max_bytes);
+    if (!page.is_ok() || page.value().slots > 0 || (page.value().is_last && is_from_start)) return page;
+    is_from_start |= page.value().is_last;
+    begin = page.value().next_begin;
+  }
+}
+
+}  // namespace sparserow
