@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..proto.errors import Internal, SparserowError, Unavailable
+from ..proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
 from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ..proto.security import process_security
 from .access import check_call, server_credentials
@@ -77,10 +77,19 @@ class ControlServer:
         add_service: registers the servicer with a server, and those of ``beside``.
         host, port: 0 lets the system choose; ``port`` afterwards says which.
         beside: full names of other services that it registers.
+        health_port: of a second listener without TLS that has health alone, for probes that cannot show a certificate;
+            0 lets the system choose; None: none.
     """
 
     def __init__(
-        self, service: str, add_service: Callable[[Any], None], *, host: str, port: int, beside: Sequence[str] = ()
+        self,
+        service: str,
+        add_service: Callable[[Any], None],
+        *,
+        host: str,
+        port: int,
+        beside: Sequence[str] = (),
+        health_port: int | None = None,
     ) -> None:
         check_port_free(host, port)
         self._service = service
@@ -101,11 +110,27 @@ class ControlServer:
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
         self.host = host
+        self._probes = None if health_port is None else self._probe_server(host, health_port)
+
+    def _probe_server(self, host: str, port: int) -> Any:
+        if not 0 <= port <= 65535:
+            raise InvalidArgument(f"--health-port {port} is not allowed; allowed: [0, 65535]")
+        check_port_free(host, port, option="--health-port")
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
+        log.info("health is answered at %s:%d", host, bound)
+        return server
 
     async def start(self) -> None:
         """Answers from now on; health says NOT_SERVING until :meth:`set_serving`."""
         await self.set_serving(False)
         await self._server.start()
+        if self._probes is not None:
+            await self._probes.start()
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service says of this service and of the server."""
@@ -117,3 +142,5 @@ class ControlServer:
         """Refuses new calls and gives those under way ``grace_sec``."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_sec)
+        if self._probes is not None:
+            await self._probes.stop(None)

@@ -29,10 +29,17 @@ def coordinator(
     worker_lease: options.WorkerLease = "10s",
     shard_lease: options.ShardLease = "10s",
     metrics_port: options.MetricsPort = None,
+    health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
+    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
+    from ...ps_server.parent import die_with_parent as follow
+
+    if die_with_parent:
+        follow(die_with_parent)
+
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate
@@ -68,6 +75,7 @@ def coordinator(
             state=Path(state) if state is not None and etcd is None else None,
             etcd=etcd,
             metrics_port=metrics_port,
+            health_port=health_port,
         )
         if etcd is not None:
             async with run_elected(config) as elected:

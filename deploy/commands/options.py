@@ -40,6 +40,10 @@ IoThreads = Annotated[int, typer.Option(help="Network threads of a shard.")]
 MetricsPort = Annotated[
     int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: none is served.")
 ]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(help="Port of gRPC health alone, without TLS, for probes of Kubernetes. Default: none is served."),
+]
 LogFormat = Annotated[str, typer.Option(help="plain or json: how log lines are written to stderr.")]
 LogLevel = Annotated[str, typer.Option(help="Least severity that is logged: debug, info, warning or error.")]
 ModelRoot = Annotated[str, typer.Option("--root", help="Path or URL of the folder of published models.")]

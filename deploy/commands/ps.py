@@ -27,6 +27,7 @@ def ps(
         str, typer.Option(help="How long requests under way may take after SIGTERM, such as 10s.")
     ] = "10s",
     metrics_port: options.MetricsPort = None,
+    health_port: options.HealthPort = None,
     observe: Annotated[
         bool, typer.Option(help="Time requests and sample their keys, for metrics and `sparserow status`.")
     ] = True,
@@ -80,6 +81,7 @@ def ps(
         advertise=advertise,
         insecure=insecure,
         metrics_port=metrics_port,
+        health_port=health_port,
         drain_sec=parse_seconds(drain),
     )
 

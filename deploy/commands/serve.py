@@ -71,6 +71,7 @@ def serve(
         str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
     ] = "30s",
     metrics_port: options.MetricsPort = None,
+    health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
     die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
@@ -148,7 +149,7 @@ def serve(
         await run_serve(
             config,
             StopRequest(),
-            lambda service, add: ControlServer(service, add, host=host, port=port),
+            lambda service, add: ControlServer(service, add, host=host, port=port, health_port=health_port),
             pb_grpc.add_ServingServicer_to_server,
             lambda collector: serve_metrics(collector, host=host, port=metrics_port),
             say_ready,

@@ -45,6 +45,7 @@ class CoordinatorOptions:
         state: file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
         etcd: keeps the state of several coordinators of which one leads (elected.py).
         metrics_port: of the Prometheus page on the same host; None is off.
+        health_port: of health alone, without TLS, on the same host; None is off.
     """
 
     cluster: ClusterOptions
@@ -55,6 +56,7 @@ class CoordinatorOptions:
     state: Path | None = None
     etcd: EtcdPlace | None = None
     metrics_port: int | None = None
+    health_port: int | None = None
 
 
 class Coordinator:
@@ -97,6 +99,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
             lambda grpc_server: pb_grpc.add_CoordinatorServicer_to_server(service, grpc_server),
             host=options.host,
             port=options.port,
+            health_port=options.health_port,
         )
         stack.enter_context(serve_metrics(CoordinatorMetrics(cluster), host=options.host, port=options.metrics_port))
         await server.start()

@@ -42,6 +42,7 @@ class ShardOptions:
         advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/advertise.py.
         insecure: accept an address that other machines can reach.
         metrics_port: of the Prometheus page on the same host; None is off.
+        health_port: of health alone, without TLS, on the same host; None is off.
         drain_sec: how long requests under way may take once the process is asked to stop.
     """
 
@@ -51,6 +52,7 @@ class ShardOptions:
     advertise: str | None = None
     insecure: bool = False
     metrics_port: int | None = None
+    health_port: int | None = None
     drain_sec: float = 10.0
 
 
@@ -86,7 +88,14 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
             pb_grpc.add_ShardServicer_to_server(service, grpc_server)
             changes_grpc.add_ChangesServicer_to_server(changes, grpc_server)
 
-        server = ControlServer(SERVICE, add_services, host=host, port=options.control_port, beside=(CHANGES_SERVICE,))
+        server = ControlServer(
+            SERVICE,
+            add_services,
+            host=host,
+            port=options.control_port,
+            beside=(CHANGES_SERVICE,),
+            health_port=options.health_port,
+        )
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         link = CoordinatorLink(options.coordinator, index, (told.host, server.port))

@@ -1,0 +1,104 @@
+"""deploy/Dockerfile names what the Makefile and pyproject.toml name, and its image of servers needs no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sparserow.deploy.security_files import init_security
+from sparserow.deploy.server_requirements import server_requirements
+from sparserow_process import Launcher, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def stage(name: str) -> str:
+    """The lines of a stage."""
+    found = re.search(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def packages(name: str) -> set[str]:
+    """Of apt, that a stage installs."""
+    (words,) = re.findall(r"--no-install-recommends(.*?)&&", stage(name).replace("\\\n", " "), re.DOTALL)
+    return set(words.split())
+
+
+def test_it_is_built_of_what_the_makefile_installs() -> None:
+    (apt,) = re.findall(r"^APT_PACKAGES := (.*)$", MAKEFILE, re.MULTILINE)
+    assert packages("build") == set(apt.split())
+    (torch,) = re.findall(r"^TORCH \?= (.*)$", MAKEFILE, re.MULTILINE)
+    assert set(re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)) == {torch}
+    for copied in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in copied.split()[:-1])
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert set(re.findall(r"--from=(\S+)", DOCKERFILE)) <= set(stages)
+    assert {"server", "worker"} <= set(stages)
+
+
+def test_servers_need_all_dependencies_but_torch() -> None:
+    named = ["grpcio>=1", "torch>=2.13", "numpy>=1"]
+    assert server_requirements({"project": {"dependencies": named}}) == ["grpcio>=1", "numpy>=1"]
+    printed = subprocess.run(
+        [sys.executable, ROOT / "deploy" / "server_requirements.py"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    declared = re.findall(r'^  "([^"]+)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert [each for each in declared if not each.startswith("torch")] == printed
+    assert len(printed) == len(declared) - 1
+    assert "torch" not in stage("server") + stage("server-environment")
+    assert "torch" in stage("worker-environment").lower()
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+@pytest.mark.skipif("bookworm" not in Path("/etc/os-release").read_text(), reason="the image is of Debian 12")
+def test_the_image_of_servers_has_the_libraries_of_the_native_core() -> None:
+    built = [ROOT / "cpp_ext" / "libsparserow_core.so", *(ROOT / "cpp_ext").glob("_server*.so")]
+    assert len(built) == 2
+    needed = set()
+    for library in built:
+        shown = subprocess.run(["objdump", "-p", library], capture_output=True, text=True, check=True).stdout
+        needed |= set(re.findall(r"NEEDED\s+(\S+)", shown))
+    of_package = {"librocksdb.so.7.8": "librocksdb7.8", "libssl.so.3": "libssl3", "libcrypto.so.3": "libssl3"}
+    # The last ones come with every one of these packages.
+    own = {"libsparserow_core.so", "libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+    assert needed - own <= set(of_package), "name its package here and in deploy/Dockerfile"
+    assert {of_package[name] for name in needed - own} <= packages("server")
+
+
+def test_servers_start_without_torch_and_tell_probes_without_a_certificate(launcher: Launcher, tmp_path: Path) -> None:
+    """The environment of the image: torch is not there, servers have certificates, probes have none."""
+    absent = tmp_path / "absent" / "torch"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ImportError('no torch in this image')\n")
+    launcher.environment["PYTHONPATH"] = f"{absent.parent}:{os.environ.get('PYTHONPATH', '')}"
+    security = f"--security={init_security(tmp_path / 'security', ['127.0.0.1'], valid_sec=3600)}"
+    probed = "--health-port=0"
+    coordinator = launcher.start(security, "coordinator", "--shards=1", "--port=0", probed)
+    address = coordinator.wait_for(r"coordinator at (\S+:\d+)")[1]
+    shard = launcher.start(security, "ps", f"--coordinator={address}", "--shard=0", probed)
+    for process in (coordinator, shard):
+        port = process.wait_for(r"health is answered at 127\.0\.0\.1:(\d+)")[1]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+
+            def is_serving(stub: object = stub) -> bool:
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
+                return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+            wait_until(is_serving, "health to say SERVING")
+            call = channel.unary_unary("/sparserow.v1.Coordinator/GetStatus")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=5)
+            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    refused_port = launcher.start("ps", "--coordinator=127.0.0.1:1", "--shard=0", "--health-port=65536")
+    assert "--health-port 65536 is not allowed; allowed: [0, 65535]" in refused_port.error_line()
