@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 
 def up(
     *,
+    on: Annotated[
+        str | None,
+        typer.Option(help="Ray that shall run it: auto, ray://HOST:PORT or HOST:PORT. Default: this machine runs it."),
+    ] = None,
+    cpus_per_shard: Annotated[float, typer.Option(help="With --on: CPUs that Ray reserves for each shard.")] = 1.0,
+    strategy: Annotated[
+        str, typer.Option(help="With --on: how shards are placed: SPREAD, STRICT_SPREAD or PACK.")
+    ] = "SPREAD",
+    serve: Annotated[
+        str | None, typer.Option(help="With --on: NAME[@ALIAS|@VERSION] that serving processes serve. Default: none.")
+    ] = None,
+    serve_root: Annotated[
+        str | None, typer.Option(help="With --serve: path or URL of published models, which every node reaches.")
+    ] = None,
+    serve_namespace: Annotated[
+        str | None, typer.Option(help="With --serve, without --serve-root: whose tables are served.")
+    ] = None,
+    serve_processes: Annotated[int, typer.Option(help="With --serve: how many serving processes.")] = 1,
     shards: options.Shards = 2,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = options.DEFAULT_PORT,
@@ -36,10 +54,15 @@ def up(
         typer.Option(help="Prometheus page of the coordinator; the shards use the ports after it. Default: none."),
     ] = None,
     log_format: options.LogFormat = "plain",
-    log_level: options.LogLevel = "warning",
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help="Least severity that is logged: debug, info, warning or error. Default: warning; on Ray info."
+        ),
+    ] = None,
     parent_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
-    """Run a coordinator and its shards on this machine until Ctrl-C.
+    """Run a coordinator and its shards on this machine, or on Ray, until Ctrl-C.
 
     A shard that ends by itself comes back with its rows from the newest checkpoint, if there is one and no synchronous
     job is at work. Else the whole cluster stops with an error: start it anew and restore a checkpoint.
@@ -47,7 +70,7 @@ def up(
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate
-    from ...proto.errors import SparserowError
+    from ...proto.errors import InvalidArgument, SparserowError
     from ...ps_server.logs import start_log
     from ..embedded import EmbeddedOptions
 
@@ -68,7 +91,32 @@ def up(
                 "shard_lease": shard_lease,
             },
         )
-        log = validate(LogConfig, {"format": log_format, "level": log_level})
+        log = validate(LogConfig, {"format": log_format, "level": log_level or ("warning" if on is None else "info")})
+        if on is not None:
+            if (host, port, advertise, metrics_port) != ("127.0.0.1", options.DEFAULT_PORT, None, None):
+                raise InvalidArgument(
+                    "--host, --port, --advertise, --metrics-port: have no effect with --on; servers listen on the "
+                    "address of the node that Ray chooses"
+                )
+            if serve is None and (serve_root, serve_namespace, serve_processes) != (None, None, 1):
+                raise InvalidArgument(
+                    "--serve-root, --serve-namespace, --serve-processes: have no effect without --serve"
+                )
+            from ..ray.cluster import RayOptions, ServingOptions
+            from ..ray.foreground import run_on_ray
+
+            serving = None if serve is None else ServingOptions(serve, serve_root, serve_namespace, serve_processes)
+            run_on_ray(on, RayOptions(cluster, log, cpus_per_shard, strategy, serving, insecure))  # type: ignore[arg-type]
+            return
+        if (cpus_per_shard, strategy, serve, serve_root, serve_namespace, serve_processes) != (
+            1.0,
+            "SPREAD",
+            None,
+            None,
+            None,
+            1,
+        ):
+            raise InvalidArgument("--cpus-per-shard, --strategy, --serve and its like: have no effect without --on")
         start_log("coordinator", log)
         uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
     except SparserowError as error:

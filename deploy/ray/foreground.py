@@ -1,0 +1,65 @@
+"""``sparserow up --on``: a cluster on Ray for as long as this process runs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+from ...proto.errors import FailedPrecondition, SparserowError, Unavailable
+from .cluster import RayCluster, RayOptions, ray_cluster, require_ray
+from .supervisor import ServerState
+
+_LOOK_SEC = 1.0
+
+
+def run_on_ray(address: str, options: RayOptions) -> None:
+    """Starts a cluster, says where it is and what becomes of its servers, and stops it on SIGTERM or Ctrl-C.
+
+    Args:
+        address: of Ray: ``auto``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+        options: of the cluster.
+
+    Raises:
+        Unavailable: there is no Ray at ``address``.
+        SparserowError: as ``start_on_ray``.
+    """
+    with _connected(address), ray_cluster(options) as running:
+        known = {state.name: state for state in running.states()}
+        for state in known.values():
+            if state.address:
+                print(f"sparserow: {state.name} at {state.address}, node {state.node[:8]}")
+        print(f"sparserow: ready at {running.address} (Ctrl-C stops it)", flush=True)
+        _watch(running, known)
+    print("sparserow: stopped", flush=True)
+
+
+def _watch(running: RayCluster, known: dict[str, ServerState]) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.wait(_LOOK_SEC):
+        for state in running.states():
+            if state.address != known[state.name].address:
+                where = f"at {state.address}, node {state.node[:8]}" if state.address else "away"
+                why = f" ({state.last_words})" if state.last_words and not state.address else ""
+                print(f"sparserow: {state.name} is {where}{why}", flush=True)
+            known[state.name] = state
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
+    ray = require_ray()
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="warning")
+    except SparserowError:
+        raise
+    except ImportError as error:
+        raise FailedPrecondition(f"--on {address}: {error}; install it with: pip install 'sparserow[ray]'") from None
+    except Exception as error:  # Ray has no class for it
+        raise Unavailable(f"--on {address}: Ray cannot be reached: {' '.join(str(error).split())[:300]}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,120 @@
+"""A training job's workers as Ray Train's: a TorchTrainer starts them, and all of them again when one has failed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ...proto.config import validate
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.job import JobConfig
+from ...proto.security import process_security, use_security
+from ..training_job import checked_resume
+
+_READY_SEC = 180.0
+_POLL_SEC = 0.2
+
+
+def train_on_ray(
+    job: JobConfig,
+    coordinator: str,
+    *,
+    resume: str = "auto",
+    cpus_per_worker: float = 1.0,
+    storage_path: str | None = None,
+) -> dict[str, Any]:
+    """Trains ``job`` on a running cluster, with ``train.workers`` workers that Ray Train places and restarts.
+
+    Args:
+        job: what to train; it names no cluster of its own.
+        coordinator: ``HOST:PORT``.
+        resume: as of ``sparserow train``. auto: a worker that fails, or whose node is gone, sends all of them back to
+            the newest checkpoint, ``train.checkpoint.max_restarts`` times.
+        cpus_per_worker: that Ray reserves.
+        storage_path: folder of Ray Train's own records, which all nodes reach; None: Ray's default.
+
+    Returns:
+        The result, as ``sparserow train --json`` writes it; of worker 0 with ``train.dense`` ps.
+
+    Raises:
+        FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
+        InvalidArgument: the job starts a cluster of its own, or has backend local.
+        Unavailable: a worker failed for good; Ray's log has its traceback.
+    """
+    try:
+        import ray
+        import ray.train
+        from ray.train.torch import TorchTrainer
+    except ImportError:
+        raise FailedPrecondition("Ray Train is not installed; install it with: pip install 'sparserow[ray]'") from None
+    if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
+        raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
+    restarts = job.train.checkpoint.max_restarts if job.train.checkpoint is not None and resume == "auto" else 0
+    security = process_security().path
+    order = {
+        "job": job.model_dump(mode="json", exclude_unset=True),
+        "coordinator": coordinator,
+        "resume": checked_resume(job, resume),
+        "security": None if security is None else str(security.resolve()),
+    }
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config=order,
+        torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=job.train.workers, resources_per_worker={"CPU": cpus_per_worker}
+        ),
+        run_config=ray.train.RunConfig(
+            storage_path=storage_path, failure_config=ray.train.FailureConfig(max_failures=restarts)
+        ),
+    )
+    fitted = ray.get(ray.remote(num_cpus=0)(_fit).remote(trainer))  # not here, which may be beyond ray://
+    result: dict[str, Any] = fitted["result"]
+    return result
+
+
+def _fit(trainer: Any) -> dict[str, Any]:
+    metrics: dict[str, Any] = trainer.fit().metrics
+    return metrics
+
+
+def _work(order: dict[str, Any]) -> None:
+    """One worker."""
+    from ray import train
+
+    from ...worker.process_group import WorkerGroup
+    from ...worker.training_report import Silence
+    from ..training_run import run_worker
+
+    use_security(order["security"])
+    job = validate(JobConfig, order["job"])
+    context = train.get_context()
+    _wait_ready(order["coordinator"])
+    group = WorkerGroup(context.get_world_rank(), context.get_world_size(), meets=job.train.dense == "ddp")
+    result = run_worker(
+        job,
+        group,
+        local_world=context.get_local_world_size(),
+        coordinator=order["coordinator"],
+        observer=Silence(),
+        resume=order["resume"],
+    )
+    train.report({"result": result.as_dict()})
+
+
+def _wait_ready(coordinator: str) -> None:
+    """A shard whose node is gone comes back on another one."""
+    deadline = time.monotonic() + _READY_SEC
+    while True:
+        try:
+            with ControlClient(coordinator) as control:
+                status = control.status()
+            if status.ready:
+                return
+            problem = status.problem
+        except SparserowError as error:
+            problem = str(error)
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"the cluster at {coordinator} was not ready within {_READY_SEC:.0f} s: {problem}")
+        time.sleep(_POLL_SEC)
