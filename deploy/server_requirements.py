@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,7 @@ def server_requirements(project: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Reads the pyproject.toml beside this folder."""
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib
+    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     print("\n".join(server_requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()))))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...proto.config import validate
 from ...proto.control import ControlClient
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, Unavailable
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
 from ..training_job import checked_resume
@@ -69,17 +69,20 @@ def train_on_ray(
             storage_path=storage_path, failure_config=ray.train.FailureConfig(max_failures=restarts)
         ),
     )
-    fitted = ray.get(ray.remote(num_cpus=0)(_fit).remote(trainer))  # not here, which may be beyond ray://
-    result: dict[str, Any] = fitted["result"]
+    try:
+        result: dict[str, Any] = ray.get(ray.remote(num_cpus=0)(_fit).remote(trainer))  # this may be beyond ray://
+    except ray.exceptions.RayTaskError as error:
+        words = str(error).strip().splitlines()
+        raise Unavailable(f"training on Ray failed: {words[-1] if words else error!r}") from error
     return result
 
 
 def _fit(trainer: Any) -> dict[str, Any]:
-    metrics: dict[str, Any] = trainer.fit().metrics
-    return metrics
+    result: dict[str, Any] = trainer.fit().return_value
+    return result
 
 
-def _work(order: dict[str, Any]) -> None:
+def _work(order: dict[str, Any]) -> dict[str, Any]:
     """One worker."""
     from ray import train
 
@@ -100,7 +103,7 @@ def _work(order: dict[str, Any]) -> None:
         observer=Silence(),
         resume=order["resume"],
     )
-    train.report({"result": result.as_dict()})
+    return result.as_dict()
 
 
 def _wait_ready(coordinator: str) -> None:

@@ -6,8 +6,10 @@ A node is removed as a machine is: with its raylet, everything that it had start
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +17,20 @@ import numpy as np
 import psutil
 import pytest
 import sparserow as sr
+from sparserow.deploy.ray import RayOptions, ray_cluster, train_on_ray
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.config import ClusterConfig, load_config
 from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.job import JobConfig
+from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
 
 ray = pytest.importorskip("ray")
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 KEYS = np.arange(400, dtype=np.uint64)
 ONES = np.ones((len(KEYS), 4), np.float32)
 
@@ -82,6 +90,44 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
     assert up.end() == 0, up.err
     assert "shard 1 is " in up.out
     wait_until(lambda: not any("sparserow" in " ".join(each.cmdline()) for each in launcher.living()), "no server left")
+
+
+@pytest.mark.skipif(not FULL, reason="SPARSEROW_TEST_FULL=1 runs it")
+def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher, tmp_path: Path) -> None:
+    """At staleness 0 the result is that of the run whose nodes all lived."""
+    log = write_click_log(tmp_path, rows=60 * 2 * 64, test_rows=1500, seed=3)
+    settings = [
+        *(f"data.train={log.train}", f"data.test={log.test}", "model.rows=3000", "train.batch_size=64"),
+        *("train.workers=2", "train.threads=1"),
+    ]
+    keeps = f"train.checkpoint={{url: '{tmp_path / 'ckpt'}', every_steps: 5, keep: 2}}"
+    job = load_config(JobConfig, JOBS / "demo.yaml", [*settings, keeps])
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        cluster = ClusterConfig(shards=2, slot_count=64, shard_lease=2.0, worker_lease=3.0)
+        with ray_cluster(RayOptions(cluster, insecure=True)) as running:
+            killed: list[int] = []
+
+            def kill_a_node() -> None:
+                wait_until(lambda: files.list_names(Folder(str(tmp_path / "ckpt"))), "a checkpoint", 300)
+                with ControlClient(running.address) as control:
+                    killed.append(control.status().shards[1].pid)
+                nodes.kill_node_of(killed[0])
+
+            killer = threading.Thread(target=kill_a_node)
+            killer.start()
+            result = train_on_ray(job, running.address, storage_path=str(tmp_path / "ray"))
+            killer.join()
+            assert len(killed) == 1
+            with pytest.raises(InvalidArgument, match="the job's own is not used on Ray"):
+                train_on_ray(load_config(JobConfig, JOBS / "demo.yaml", [*settings, "cluster.shards=2"]), "a:1")
+    finally:
+        ray.shutdown()
+    plain = tmp_path / "plain.json"
+    assigned = [part for setting in [*settings, "cluster.slot_count=64"] for part in ("--set", setting)]
+    run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, f"--json={plain}")
+    assert run.end() == 0, run.err
+    assert result["test_auc"] == json.loads(plain.read_text())["test_auc"]
 
 
 def test_bad_input_is_one_line(launcher: Launcher) -> None:
