@@ -40,7 +40,8 @@ _HEAD = """# Metrics
 Every process serves a Prometheus page at `/metrics` when it is given a port: `--metrics-port` of `coordinator`, `ps`,
 `serve` and `gateway`, `--metrics-port` of `up` for the coordinator and the ports after it for its shards,
 `train.metrics_port` of a job for its workers. A program of your own registers `sr.SessionMetrics(session)`. Values are
-read when the page is asked for.
+read when the page is asked for. `deploy/monitoring/` has a dashboard and alert rules that use them
+([operations](operations.md)).
 
 A counter's name ends in `_total`, a histogram's samples in `_bucket`, `_sum` and `_count`; all of them start at 0 with
 the process. `sparserow ps --no-observe` leaves out request times and hot keys.

@@ -1,0 +1,298 @@
+"""A cluster in figures, from two looks at it: what ``sparserow status``, ``status --json`` and ``top`` show."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..proto import control_pb2 as pb
+from ..proto.control import ControlClient
+
+MOST_HOT_KEYS = 10
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long requests of a kind took.
+
+    Attributes:
+        per_sec: None when only one look was taken.
+        p50_sec, p99_sec: None when there was no request; infinite beyond the last bucket.
+    """
+
+    kind: str
+    per_sec: float | None
+    p50_sec: float | None
+    p99_sec: float | None
+
+
+@dataclass(frozen=True)
+class ShardView:
+    """One shard. Rates are per second between the looks, or None after a single one.
+
+    Attributes:
+        memory_bytes: of rows and indexes; ``budget_bytes`` 0: without a bound.
+        ssd_bytes: files on the SSD; None without one.
+        followers: serving processes that follow its changes.
+        times: by kind of request, those that came.
+    """
+
+    shard: int
+    state: str
+    problem: str
+    slots: int
+    rows: int
+    ssd_rows: int
+    memory_bytes: int
+    budget_bytes: int
+    ssd_bytes: int | None
+    connections: int
+    requests: int
+    requests_per_sec: float | None
+    rows_pulled_per_sec: float | None
+    rows_applied_per_sec: float | None
+    bytes_per_sec: float | None
+    followers: int
+    restores: int
+    commits_lost: int
+    times: tuple[Times, ...]
+
+    def p99(self, *kinds: str) -> float | None:
+        """The largest p99 of these kinds, in seconds."""
+        return max(
+            (each.p99_sec for each in self.times if each.kind in kinds and each.p99_sec is not None), default=None
+        )
+
+
+@dataclass(frozen=True)
+class TableView:
+    """Staleness of a table's pulls that named a step, since the start, in steps; None: there was none."""
+
+    table: str
+    rows: int
+    staleness_p50: float | None
+    staleness_p99: float | None
+
+
+@dataclass(frozen=True)
+class HotKeyView:
+    """A key that is asked for often.
+
+    Attributes:
+        share: of all keys that pulls and lookups ask its shard for, of late, as sampled.
+        per_sec: how often, estimated; None after a single look.
+    """
+
+    table: str
+    key: int
+    shard: int
+    share: float
+    per_sec: float | None
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """A cluster at one moment.
+
+    Attributes:
+        over_sec: between the looks; 0: there was one, and times are since the start.
+        checkpoint: URL of the newest one that has all rows; empty: none.
+        skew: largest over mean of the shards, by what is compared; 1 is even. None: nothing to compare.
+    """
+
+    cluster_id: str
+    ready: bool
+    problem: str
+    slots: int
+    route_epoch: int
+    over_sec: float
+    shards: tuple[ShardView, ...]
+    tables: tuple[TableView, ...]
+    hot_keys: tuple[HotKeyView, ...]
+    skew: dict[str, float | None]
+    checkpoint: str
+    checkpoint_age_sec: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
+        return _plain(asdict(self))
+
+
+def look(
+    client: ControlClient, over_sec: float, sleep: Callable[[float], object] = time.sleep
+) -> tuple[pb.GetStatusReply, ClusterView]:
+    """Looks once, or twice with so many seconds between.
+
+    Raises:
+        SparserowError: the coordinator cannot be reached.
+    """
+    first, began = client.status(), time.monotonic()
+    if over_sec <= 0:
+        return first, view_of(None, first, 0.0)
+    sleep(over_sec)
+    second = client.status()
+    return second, view_of(first, second, time.monotonic() - began)
+
+
+def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: float) -> ClusterView:
+    """The view.
+
+    Args:
+        before: None: rates are not known, times are since the start.
+        now: a later status of the same cluster.
+        seconds: between them.
+    """
+    earlier = {shard.shard: shard for shard in before.shards} if before is not None else {}
+    shards = tuple(_shard(earlier.get(shard.shard), shard, seconds) for shard in now.shards)
+    return ClusterView(
+        cluster_id=f"{now.cluster_id:016x}",
+        ready=now.ready,
+        problem=now.problem,
+        slots=now.slot_count,
+        route_epoch=now.route_epoch,
+        over_sec=seconds,
+        shards=shards,
+        tables=_tables(now),
+        hot_keys=_hot_keys(now, shards),
+        skew={
+            "rows": skew([shard.rows for shard in shards]),
+            "bytes": skew([shard.memory_bytes + (shard.ssd_bytes or 0) for shard in shards]),
+            "requests": skew(_measured(shard.requests_per_sec for shard in shards)),
+            "rows pulled": skew(_measured(shard.rows_pulled_per_sec for shard in shards)),
+        },
+        checkpoint=now.checkpoint,
+        checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
+    )
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
+    """The ``q``-quantile of a histogram, in a straight line within its bucket.
+
+    Args:
+        bounds: upper ends of the buckets, rising.
+        counts: by bucket; one more than there are bounds.
+
+    Returns:
+        None of an empty histogram; infinity when it lies beyond the last bound.
+    """
+    total = sum(counts)
+    if total == 0:
+        return None
+    rank, below = q * total, 0
+    for low, high, count in zip([0.0, *bounds], bounds, counts, strict=False):
+        if count and below + count >= rank:
+            return low + (high - low) * (rank - below) / count
+        below += count
+    return float("inf")
+
+
+def skew(values: Sequence[float]) -> float | None:
+    """Largest over mean; None of nothing, or of zeros."""
+    mean = sum(values) / len(values) if values else 0.0
+    return max(values) / mean if mean > 0 else None
+
+
+def _measured(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -> ShardView:
+    # One that was started anew meanwhile counts from its start.
+    is_same = before is not None and before.load.up_sec <= now.load.up_sec and before.pid == now.pid
+
+    def rate(name: str, of: Callable[[pb.ShardStatus], Any] = lambda shard: shard.load) -> float | None:
+        if seconds <= 0 or not now.HasField("load"):
+            return None
+        gone = getattr(of(before), name) if is_same and before is not None else 0
+        return max(0.0, getattr(of(now), name) - gone) / seconds
+
+    received, sent = rate("bytes_received"), rate("bytes_sent")
+    return ShardView(
+        shard=now.shard,
+        state=pb.ShardState.Name(now.state).lower(),
+        problem=now.problem,
+        slots=now.slots,
+        rows=sum(usage.rows for usage in now.tables),
+        ssd_rows=sum(usage.ssd_rows for usage in now.tables),
+        memory_bytes=now.used_bytes,
+        budget_bytes=now.memory_budget_bytes,
+        ssd_bytes=now.tier.file_bytes if now.HasField("tier") else None,
+        connections=now.connections,
+        requests=now.requests,
+        requests_per_sec=rate("requests", lambda shard: shard),
+        rows_pulled_per_sec=rate("rows_pulled"),
+        rows_applied_per_sec=rate("rows_applied"),
+        bytes_per_sec=None if received is None or sent is None else received + sent,
+        followers=now.load.followers,
+        restores=now.restores,
+        commits_lost=now.commits_lost,
+        times=tuple(_times(before if is_same else None, now, seconds)),
+    )
+
+
+def _times(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -> Iterable[Times]:
+    gone = {times.kind: times.requests for times in before.load.times} if before is not None and seconds > 0 else {}
+    for times in now.load.times:
+        if not any(times.requests):
+            continue
+        counts = [a - b for a, b in itertools.zip_longest(times.requests, gone.get(times.kind, ()), fillvalue=0)]
+        bounds = now.load.time_bounds_sec
+        yield Times(
+            times.kind,
+            sum(counts) / seconds if seconds > 0 else None,
+            quantile(bounds, counts, 0.5),
+            quantile(bounds, counts, 0.99),
+        )
+
+
+def _tables(now: pb.GetStatusReply) -> tuple[TableView, ...]:
+    views = []
+    for table in now.tables:
+        usages = [usage for shard in now.shards for usage in shard.tables if usage.table_id == table.id]
+        buckets: dict[int, int] = {}
+        for bucket in (bucket for usage in usages for bucket in usage.staleness):
+            buckets[bucket.at_most] = buckets.get(bucket.at_most, 0) + bucket.pulls
+        bounds = sorted(buckets)
+        views.append(
+            TableView(
+                f"{table.namespace}/{table.name}",
+                sum(usage.rows for usage in usages),
+                _step_quantile(bounds, [buckets[bound] for bound in bounds], 0.5),
+                _step_quantile(bounds, [buckets[bound] for bound in bounds], 0.99),
+            )
+        )
+    return tuple(views)
+
+
+def _step_quantile(bounds: Sequence[int], counts: Sequence[int], q: float) -> float | None:
+    """Steps are whole: the upper end of the bucket; infinity beyond the last."""
+    rank = q * sum(counts)
+    for bound, total in zip(bounds, itertools.accumulate(counts), strict=True):
+        if total and total >= rank:
+            return float("inf") if bound == 2**64 - 1 else float(bound)
+    return None
+
+
+def _hot_keys(now: pb.GetStatusReply, shards: Sequence[ShardView]) -> tuple[HotKeyView, ...]:
+    """By how often they are asked for; of shards that had no pull meanwhile, by their share."""
+    names = {table.id: f"{table.namespace}/{table.name}" for table in now.tables}
+    found = []
+    for status, view in zip(now.shards, shards, strict=True):
+        for key in status.load.hot_keys:
+            share = (key.count - key.error) / status.load.samples
+            rate = None if view.rows_pulled_per_sec is None else share * view.rows_pulled_per_sec
+            if key.count > key.error + 1:
+                found.append(HotKeyView(names.get(key.table_id, str(key.table_id)), key.key, status.shard, share, rate))
+    found.sort(key=lambda each: (-(each.per_sec or 0.0), -each.share, each.key))
+    return tuple(found[:MOST_HOT_KEYS])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return "beyond" if value == float("inf") else value

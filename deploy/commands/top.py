@@ -1,0 +1,35 @@
+"""``sparserow top``: the screen of ``sparserow status``, kept up to date."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import options
+
+
+def top(
+    *,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = options.DEFAULT_ADDRESS,
+    every: Annotated[str, typer.Option(help="Between looks, such as 1s; at least 0.1s.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Show one screen, after two looks, and end.")] = False,
+) -> None:
+    """Watch a cluster in the terminal; q or Ctrl-C ends it. A coordinator that is away is waited for."""
+    import sys
+
+    from rich.console import Console
+
+    from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
+    from ...proto.units import parse_seconds
+    from ..live_screen import watch
+
+    seconds = parse_seconds(every)
+    if not 0.1 <= seconds <= 3600:
+        raise InvalidArgument(f"--every {every!r} is not allowed; allowed: 0.1s to 1h")
+    console = Console()
+    if not once and not console.is_terminal:
+        raise InvalidArgument("top: needs a terminal; without one use --once, or sparserow status")
+    with ControlClient(coordinator, deadline_sec=5.0) as client:
+        watch(client, console, sys.stdin, every_sec=seconds, once=once)

@@ -1,0 +1,242 @@
+"""What ``sparserow doctor`` looks at on a machine: findings, and what to do about what is wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..proto.config import load_config
+from ..proto.coordinators import parse_address
+from ..proto.errors import SparserowError
+from ..proto.job import JobConfig
+from ..proto.units import format_bytes
+from ..ps_server.listen import check_port_free
+
+Level = Literal["ok", "warning", "wrong"]
+
+LEAST_FILES = 8192  # descriptors: a shard's 4,096 connections, its files, and as much again
+LEAST_DISK_BYTES = 1 << 30
+_SLOW_SYNC_SEC = 0.02
+_SYNCS = 32
+_CLOCK_BUILT = 1_700_000_000  # no clock that is right is before it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check saw.
+
+    Attributes:
+        area: machine, config, ports, certificates, disk or cluster.
+        level: warning: works, and slower or for less long than it should; wrong: will fail.
+        remedy: what to do; empty when it is ok.
+    """
+
+    area: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What the kernel says; read by :func:`machine_facts`."""
+
+    cores: int
+    huge_pages: str
+    available_bytes: int
+    files: int
+    clock_is_synchronized: bool
+    unix_sec: float
+
+
+def machine_facts(root: Path = Path("/")) -> MachineFacts:
+    """Of this process's machine and container.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    cores = float(len(os.sched_getaffinity(0)))
+    quota = _text(root / "sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        cores = min(cores, int(quota[0]) / int(quota[1]))
+    memory = {line.split(":")[0]: line.split()[1] for line in _text(root / "proc/meminfo").splitlines() if ":" in line}
+    available = int(memory.get("MemAvailable", "0")) * 1024
+    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit():
+        available = min(available, int(limit) - int(_text(root / "sys/fs/cgroup/memory.current").strip() or 0))
+    modes = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return MachineFacts(
+        cores=max(1, int(cores)),
+        huge_pages=modes.partition("[")[2].partition("]")[0] or "unknown",
+        available_bytes=max(0, available),
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        clock_is_synchronized=_clock_is_synchronized(),
+        unix_sec=time.time(),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _clock_is_synchronized() -> bool:
+    """What adjtimex(2) says: the kernel's clock is kept right by somebody. True where it may not be asked."""
+    buffer = (ctypes.c_char * 512)()  # struct timex, all 0: nothing is set
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    return state == -1 or state != 5  # TIME_ERROR
+
+
+def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Finding]:
+    """Cores, huge pages, memory, descriptors and clock.
+
+    Args:
+        facts: of the machine.
+        memory_budget_bytes: that its shards shall have together; 0: unknown.
+    """
+    if facts.cores < 2:
+        yield Finding("machine", "warning", "1 core", "give each shard at least 2, one of them for its network")
+    else:
+        yield Finding("machine", "ok", f"{facts.cores} cores")
+    if facts.huge_pages in ("always", "madvise"):
+        yield Finding("machine", "ok", f"huge pages: {facts.huge_pages}")
+    else:
+        yield Finding(
+            "machine",
+            "warning",
+            f"huge pages: {facts.huge_pages}; rows are read up to a third slower",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    available = format_bytes(facts.available_bytes)
+    if memory_budget_bytes > facts.available_bytes:
+        yield Finding(
+            "machine",
+            "wrong",
+            f"{available} of memory are available, the budget is {format_bytes(memory_budget_bytes)}",
+            "lower --memory-budget, or give the machine or container more memory",
+        )
+    else:
+        yield Finding("machine", "ok", f"{available} of memory are available")
+    if facts.files < LEAST_FILES:
+        yield Finding(
+            "machine",
+            "wrong",
+            f"{facts.files} open files are allowed; a shard may need {LEAST_FILES}",
+            "ulimit -n 65536, or LimitNOFILE=65536 in its systemd unit",
+        )
+    else:
+        yield Finding("machine", "ok", f"{facts.files} open files are allowed")
+    if facts.unix_sec < _CLOCK_BUILT:
+        when = time.strftime("%Y-%m-%d", time.gmtime(facts.unix_sec))
+        yield Finding("machine", "wrong", f"the clock says {when}", "set it, and run chrony or systemd-timesyncd")
+    elif not facts.clock_is_synchronized:
+        yield Finding(
+            "machine",
+            "warning",
+            "nobody keeps the clock right: certificates, freshness and eviction by age go by it",
+            "run chrony or systemd-timesyncd, or set the host's clock",
+        )
+    else:
+        yield Finding("machine", "ok", "the clock is synchronized")
+
+
+def check_job(path: Path) -> Iterator[Finding]:
+    """A job file, and that the files it names are there."""
+    try:
+        job = load_config(JobConfig, path)
+    except SparserowError as error:
+        yield Finding("config", "wrong", str(error), "mend the file; docs/configuration.md lists its keys")
+        return
+    yield Finding("config", "ok", f"{path}: job {job.name}")
+    for which in ("train", "test"):
+        for pattern in getattr(job.data, which):
+            folder, name = Path(pattern).parent, Path(pattern).name
+            if not any(folder.glob(name)):
+                yield Finding("config", "wrong", f"data.{which}: no file matches {pattern}", "mend the path")
+
+
+def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:
+    """Whether each HOST:PORT can be listened on.
+
+    Raises:
+        InvalidArgument: an address is none.
+    """
+    for address in addresses:
+        host, port = parse_address(address, what="--listen")
+        try:
+            check_port_free(host, port)
+        except OSError as error:  # Unavailable is one; else the host is not this machine's
+            yield Finding("ports", "wrong", f"{address}: {error}", "choose another port, or end who uses it: ss -ltnp")
+        else:
+            yield Finding("ports", "ok", f"{address} is free")
+
+
+def check_disk(folder: Path, need_bytes: int) -> Iterator[Finding]:
+    """A folder for rows on the SSD, checkpoints or a coordinator's state.
+
+    Args:
+        folder: to look at; a file of its own is written there and removed.
+        need_bytes: that shall fit; 0: a gibibyte.
+    """
+    if not folder.is_dir():
+        yield Finding("disk", "wrong", f"{folder}: is no folder", f"mkdir -p {folder}, on the disk that is meant")
+        return
+    free = os.statvfs(folder)
+    free_bytes, need = free.f_bavail * free.f_frsize, need_bytes or LEAST_DISK_BYTES
+    if free_bytes < need:
+        yield Finding(
+            "disk",
+            "wrong",
+            f"{folder}: {format_bytes(free_bytes)} are free, {format_bytes(need)} are needed",
+            "free some, or name a larger disk",
+        )
+    else:
+        yield Finding("disk", "ok", f"{folder}: {format_bytes(free_bytes)} are free")
+    if free.f_files and not free.f_favail:
+        yield Finding("disk", "wrong", f"{folder}: no inode is free", "remove files, or make the file system anew")
+    try:
+        seconds = sync_times(folder)
+    except OSError as error:
+        yield Finding(
+            "disk",
+            "wrong",
+            f"{folder}: cannot be written: {error.strerror}",
+            "chown it to the user that runs the shard",
+        )
+        return
+    typical, worst = statistics.median(seconds), max(seconds)
+    told = f"{folder}: a written block reaches the disk in {typical * 1e3:.2f} ms, {worst * 1e3:.1f} ms at most"
+    if typical > _SLOW_SYNC_SEC:
+        yield Finding("disk", "warning", told, "use an SSD: saves and rows beyond the memory budget wait for it")
+    else:
+        yield Finding("disk", "ok", told)
+
+
+def sync_times(folder: Path) -> list[float]:
+    """Seconds that each of some writes of 4 KiB takes until fdatasync has returned.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / f".sparserow-doctor-{os.getpid()}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        seconds = []
+        for _ in range(_SYNCS):
+            began = time.perf_counter()
+            os.write(descriptor, bytes(4096))
+            os.fdatasync(descriptor)
+            seconds.append(time.perf_counter() - began)
+        return seconds
+    finally:
+        os.close(descriptor)
+        path.unlink()

@@ -1,0 +1,148 @@
+"""``sparserow doctor``: each thing that it looks at is broken once, and it says so with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import sparserow as sr
+from sparserow.deploy import health_checks
+from sparserow.deploy.cli import main
+from sparserow.deploy.health_checks import Finding, MachineFacts, check_disk, check_job, check_machine, check_ports
+from sparserow.deploy.peer_checks import check_certificates, check_cluster
+from sparserow.deploy.security_files import init_security, sign_certificate
+from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.security import Security
+from sparserow_process import free_port
+
+GOOD = MachineFacts(8, "madvise", 8 << 30, 65536, clock_is_synchronized=True, unix_sec=time.time())
+
+
+def wrong(findings: Iterable[Finding], level: str = "wrong") -> str:
+    """The only finding of this level, with a remedy."""
+    found = [each for each in findings if each.level == level]
+    assert len(found) == 1, found
+    assert found[0].remedy
+    return found[0].text
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({"cores": 1}, "warning", "1 core"),
+        ({"huge_pages": "never"}, "warning", "huge pages: never"),
+        ({"available_bytes": 1 << 20}, "wrong", "1.0 MiB of memory are available, the budget is 4.0 GiB"),
+        ({"files": 1024}, "wrong", "1024 open files are allowed"),
+        ({"unix_sec": 0.0}, "wrong", "the clock says 1970-01-01"),
+        ({"clock_is_synchronized": False}, "warning", "nobody keeps the clock right"),
+    ],
+)
+def test_a_machine_that_is_not_as_it_should_be(change: dict[str, object], level: str, words: str) -> None:
+    assert {each.level for each in check_machine(GOOD, 4 << 30)} == {"ok"}
+    assert words in wrong(check_machine(dataclasses.replace(GOOD, **change), 4 << 30), level)
+
+
+def test_a_machines_facts_are_read(tmp_path: Path) -> None:
+    facts = health_checks.machine_facts()
+    assert facts.cores <= (os.cpu_count() or 1)
+    assert facts.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert facts.available_bytes > 1 << 20
+    for name, text in {  # of a container
+        "sys/fs/cgroup/cpu.max": "100000 100000\n",
+        "sys/fs/cgroup/memory.max": "1073741824\n",
+        "sys/fs/cgroup/memory.current": "73741824\n",
+        "proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable:   50000000 kB\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    facts = health_checks.machine_facts(tmp_path)
+    assert (facts.cores, facts.available_bytes, facts.huge_pages) == (1, 1_000_000_000, "never")
+
+
+def test_a_job_file(tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_text("")
+    text = "data: {{train: {0}/log.tsv, test: {0}/{1}}}\nmodel: {{kind: dlrm}}\n{2}"
+    job = tmp_path / "job.yaml"
+    job.write_text(text.format(tmp_path, "*.tsv", ""))
+    assert {each.level for each in check_job(job)} == {"ok"}
+    job.write_text(text.format(tmp_path, "none.tsv", ""))
+    assert "data.test: no file matches" in wrong(check_job(job))
+    job.write_text(text.format(tmp_path, "log.tsv", "trian: {}"))
+    assert "trian" in wrong(check_job(job))
+
+
+def test_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "cannot listen on" in wrong(check_ports([address]))
+    assert [each.level for each in check_ports([address])] == ["ok"]
+    with pytest.raises(InvalidArgument, match="--listen"):
+        list(check_ports(["here"]))
+
+
+def test_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each.level for each in check_disk(tmp_path, 1)] == ["ok", "ok"]
+    assert list(tmp_path.iterdir()) == []
+    assert "is no folder" in wrong(check_disk(tmp_path / "none", 1))
+    assert "1024.0 TiB are needed" in wrong(check_disk(tmp_path, 1 << 50))
+    monkeypatch.setattr(health_checks.os, "fdatasync", lambda _: time.sleep(0.03))
+    assert "a written block reaches the disk" in wrong(check_disk(tmp_path, 1), "warning")
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(health_checks.os, "fdatasync", refuse)
+    assert "cannot be written: Read-only file system" in wrong(check_disk(tmp_path, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_certificates(tmp_path: Path) -> None:
+    path = init_security(tmp_path / "s", ["127.0.0.1", "shard.example"], valid_sec=90 * 86400)
+    security = Security.load(path)
+    good = list(check_certificates(security, ["127.0.0.1", "shard.example"]))
+    assert [each.level for each in good] == ["ok"] * 3
+    assert {each.level for each in check_certificates(security, [])} == {"ok"}
+    assert "mismatch" in wrong(check_certificates(security, ["other.example"]))
+    now = time.time()
+    assert "expires in 10 days" in wrong(check_certificates(security, [], now + 80 * 86400), "warning")
+    assert "expired on" in wrong(check_certificates(security, [], now + 91 * 86400))
+    assert "is valid from" in wrong(check_certificates(security, [], now - 86400))
+    other = Security.load(init_security(tmp_path / "t", ["127.0.0.1"], valid_sec=90 * 86400))
+    stranger = dataclasses.replace(security, authorities=other.authorities)
+    assert "certificate" in wrong(check_certificates(stranger, []))
+    sign_certificate(path.parent, "second", ["127.0.0.1"], valid_sec=90 * 86400)
+    mixed = dataclasses.replace(security, key=(path.parent / "second.key").read_text())
+    assert "mismatch" in wrong(check_certificates(mixed, []))
+    assert {each.level for each in check_certificates(Security(), [])} == {"ok"}
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    assert "cannot be reached" in wrong(check_cluster(f"127.0.0.1:{free_port()}", Security()))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_checks, "LEAST_FILES", 16)
+    with sr.local_cluster(shards=2) as cluster:
+        arguments = ["doctor", f"--coordinator={cluster.address}", f"--disk={tmp_path}", "--disk-bytes=1MiB"]
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--json", str(tmp_path / "found.json")])
+        assert ended.value.code == 0
+        assert "nothing is wrong" in capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, f"--listen={cluster.address}"])
+        assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "1 of" in out
+    assert "-> choose another port" in out
+    findings = json.loads((tmp_path / "found.json").read_text())["findings"]
+    assert {"machine", "certificates", "disk", "cluster"} == {each["area"] for each in findings}
+    assert any("2 shards take connections from here" in each["text"] for each in findings)

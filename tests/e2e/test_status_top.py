@@ -1,0 +1,133 @@
+"""``sparserow status`` and ``top`` on a real cluster under load: figures, JSON, a terminal that is left as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+from sparserow.deploy.cli import main
+
+HOT = 77
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster whose table is pulled all the time, key 77 by every pull."""
+    with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
+        table = session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        table.assign(np.arange(5000), np.ones((5000, 4), np.float32))
+        sr.save(session, f"file://{tmp_path_factory.mktemp('ckpt')}")
+        stop = threading.Event()
+
+        def load() -> None:
+            random = np.random.default_rng(1)
+            while not stop.wait(0.002):
+                table.pull(np.append(random.integers(1000, 5000, 9), HOT))
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        yield cluster.address
+        stop.set()
+        thread.join()
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_status_shows_load_checkpoint_hot_keys_and_skew(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    deadline = time.monotonic() + 60
+    while True:  # until enough keys are sampled
+        assert run("status", "--coordinator", address, "--json", str(tmp_path / "s.json")) == 0
+        figures = json.loads((tmp_path / "s.json").read_text())
+        if figures["hot_keys"] and figures["hot_keys"][0]["share"] > 0.05:
+            break
+        assert time.monotonic() < deadline, figures["hot_keys"]
+    text = capsys.readouterr().out
+    for words in ("requests/s", "p99", "newest checkpoint", "skew between shards", "asked for most", "stale p50/p99"):
+        assert words in text, text
+    assert figures["hot_keys"][0]["key"] == HOT
+    assert figures["hot_keys"][0]["table"] == "ads/user"
+    assert 0 <= figures["checkpoint_age_sec"] < 600
+    assert sum(shard["rows"] for shard in figures["shards"]) == 5000
+    assert sum(shard["rows_pulled_per_sec"] for shard in figures["shards"]) > 0
+    pulls = [times for shard in figures["shards"] for times in shard["times"] if times["kind"] == "pull"]
+    assert pulls
+    assert all(times["p99_sec"] is None or times["p99_sec"] >= times["p50_sec"] > 0 for times in pulls)
+    assert 1 <= figures["skew"]["rows"] < 2
+
+
+def test_json_instead_of_the_screen(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "--coordinator", address, "--over=0s", "--json", "-") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ready"]
+    assert figures["shards"][0]["requests_per_sec"] is None
+    assert figures["serving"] == []
+
+
+def test_a_serving_process_that_is_away_is_told(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "--coordinator", address, "--over=0s", "--serving", "127.0.0.1:1") == 1
+    assert "serving process 127.0.0.1:1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_top_once_and_its_mistakes(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("top", "--coordinator", address, "--once", "--every=0.1s") == 0
+    assert "ads/user" in capsys.readouterr().out
+    assert run("top", "--coordinator", address, "--every=0s") == 1
+    assert "--every '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
+    assert run("top", "--coordinator", address) == 1
+    assert "top: needs a terminal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["q", "ctrl-c"])
+def test_top_lives_in_a_terminal_and_leaves_it_as_it_was(address: str, end: str) -> None:
+    main_end, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    command = [sys.executable, "-m", "sparserow.deploy.cli", "top", f"--coordinator={address}", "--every=0.2s"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "50"}
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    shown, deadline = b"", time.monotonic() + 60
+    try:
+        while shown.count(b"ads/user") < 2:  # it was refreshed
+            assert time.monotonic() < deadline, shown
+            if select.select([main_end], [], [], 0.5)[0]:
+                shown += os.read(main_end, 65536)
+        assert termios.tcgetattr(terminal)[3] & termios.ECHO == 0
+        if end == "q":
+            os.write(main_end, b"q")
+        else:
+            process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            if select.select([main_end], [], [], 0.2)[0]:
+                shown += os.read(main_end, 65536)
+        assert process.returncode == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main_end)
+        os.close(terminal)
+    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1  # the other screen, and back
