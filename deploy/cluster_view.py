@@ -118,7 +118,7 @@ class ClusterView:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
-        return _plain(asdict(self))
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 def look(
@@ -207,7 +207,7 @@ def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -
         if seconds <= 0 or not now.HasField("load"):
             return None
         gone = getattr(of(before), name) if is_same and before is not None else 0
-        return max(0.0, getattr(of(now), name) - gone) / seconds
+        return max(0.0, float(getattr(of(now), name) - gone)) / seconds
 
     received, sent = rate("bytes_received"), rate("bytes_sent")
     return ShardView(

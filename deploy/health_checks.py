@@ -93,7 +93,7 @@ def _clock_is_synchronized() -> bool:
     """What adjtimex(2) says: the kernel's clock is kept right by somebody. True where it may not be asked."""
     buffer = (ctypes.c_char * 512)()  # struct timex, all 0: nothing is set
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
-    return state == -1 or state != 5  # TIME_ERROR
+    return bool(state != 5)  # TIME_ERROR
 
 
 def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Finding]:

@@ -1,0 +1,72 @@
+"""``sparserow plan``: what a table will take, before there is a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    *,
+    rows: Annotated[str, typer.Option(help="Rows of the table, such as 2e9.")],
+    dim: Annotated[int, typer.Option(help="Columns.")],
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adagrad, rowwise_adagrad or adam.")] = "adagrad",
+    dtype: Annotated[str, typer.Option(help="Of stored weights: float32, bfloat16 or float16.")] = "float32",
+    skew: Annotated[float, typer.Option(help="Exponent of the Zipf law of lookups; 0: all keys alike.")] = 1.05,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of one worker's step.")] = 2048,
+    lookups: Annotated[int, typer.Option(min=1, help="Keys of the table in one sample.")] = 1,
+    workers: Annotated[int, typer.Option(help="Workers that take steps.")] = 1,
+    wire: Annotated[str, typer.Option(help="Dtype of rows and gradients on the network.")] = "float32",
+    memory_budget: Annotated[str, typer.Option(help="Of each shard, for this table, such as 64GiB.")] = "64GiB",
+    ssd: Annotated[bool, typer.Option("--ssd", help="Rows beyond the memory budgets go to an SSD.")] = False,
+    shards: Annotated[int | None, typer.Option(help="Default: as few as hold the rows; with --ssd one.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the figures as JSON.")] = None,
+) -> None:
+    """Say what a table takes: bytes by tier, shards, network of a step, hit rates. docs/plan.md has the formulas."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...proto.errors import InvalidArgument
+    from ...proto.units import format_bytes, parse_bytes
+    from ..planning import Load, TableShape
+    from ..planning import plan as make_plan
+    from ..result_file import check_result_file, write_result
+
+    check_result_file(json_file)
+    try:
+        count = int(float(rows))
+    except (ValueError, OverflowError):
+        raise InvalidArgument(f"--rows: {rows!r} is not allowed; allowed: a number, such as 2e9") from None
+    table = TableShape(count, dim, optimizer, dtype, skew)
+    load = Load(batch * lookups, workers, wire)
+    made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards)
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for name, value in (
+        ("a row", f"{made.row_bytes} B of weights and state, {made.memory_row_bytes} B in memory"),
+        ("all rows in memory", format_bytes(made.all_in_memory_bytes)),
+        ("shards", str(made.shards)),
+        ("memory", f"{format_bytes(made.memory_bytes)}, {format_bytes(made.memory_bytes // made.shards)} a shard"),
+        (
+            "SSD",
+            f"{format_bytes(made.ssd_bytes)}, {format_bytes(made.ssd_bytes // made.shards)} a shard" if ssd else "-",
+        ),
+        ("rows in memory", f"{made.memory_rows:,} of {count:,}"),
+        ("unique keys of a step", f"{made.unique_keys:,.0f} of {load.lookups:,} lookups"),
+        ("found in memory", f"{made.lru_hit_rate:.1%} to {made.hit_rate:.1%} of unique keys"),
+        ("network of a worker's step", f"pull {_size(made.pull_bytes)}, push {_size(made.push_bytes)}"),
+        ("network of a step", f"{_size(made.step_bytes)}, {_size(made.step_bytes / made.shards)} a shard"),
+    ):
+        shown.add_row(name, value)
+    Console().print(shown)
+    write_result(json_file, asdict(made))
+
+
+def _size(count: float) -> str:
+    from ...proto.units import format_bytes
+
+    return format_bytes(round(count))
