@@ -71,7 +71,7 @@ class ServeOptions:
         unix_path: of a Unix socket of the data plane; None: none.
         memory: for the rows of each version.
         io_threads: of the data plane.
-        sync_interval_sec: between pages of live sync; changes of one row within it are sent once.
+        sync_interval_sec: between rounds of live sync, at least; changes of one row within it are sent once.
         sync_hold: which changed rows the training shards hold back.
         poll_sec, grace_sec: as in ModelsOptions.
     """

@@ -2,7 +2,7 @@
 
 A version of ``rows`` rows x 64 float32 is written as files and served by one process. Raw TCP sends as many bytes one
 way and the other. Redis, where ``redis-server`` is installed, holds the same rows as strings of 256 bytes
-(serving_saturation.py).
+(serving_saturation.py). Then live sync beside a training job (serving_sync.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from ...serving.models import handle_of
 from ...serving.place import Place
 from ...serving.registry import ModelRegistry
 from ...serving.row_parts import write_rows, write_tensors
-from ..local_cluster import local_cluster
 from ..local_serving import LocalServing, local_serving
+from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import raw_tcp
 from .serving_saturation import TABLE_ID, Size, connections_to, saturation
+from .serving_sync import live_sync
 from .wire import FRAME_BYTES
 
 _SLOT_COUNT = 16_384
@@ -49,7 +50,9 @@ QUICK = Size(
     batches=(250, 1_000),
     depths=(1, 2),
     threads=2,
-    sync_sec=2.0,
+    sync_sec=1.0,
+    sync_turns=1,
+    train=click_model.QUICK,
 )
 
 
@@ -71,7 +74,7 @@ def run_serving(size: Size) -> Iterator[Figure]:
             yield from _latency(client, serving, size)
             yield from saturation(client, serving, rows, size)
             yield from _swaps(registry, client, size)
-    yield from _live_sync(size)
+    yield from live_sync(size)
 
 
 def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
@@ -224,45 +227,3 @@ def _swaps(registry: ModelRegistry, client: ServingClient, size: Size) -> list[F
         thread.join()
     name = f"failed lookups in {moves} alias switches, of {sum(done) + len(failed):,}"
     return [Figure(name, float(len(failed)), "lookups", limit=0.0, higher_is_better=False)]
-
-
-def _live_sync(size: Size) -> list[Figure]:
-    """Freshness while a session pushes as fast as it can, and what following costs it."""
-    from ...worker.connect import connect
-
-    with local_cluster(shards=2) as cluster, connect(cluster.address, "bench", staleness=None) as session:
-        table = session.create_table("rows", dim=size.dim, optimizer=SGD(lr=0.01))
-        random = np.random.default_rng(3)
-        grads = random.standard_normal((size.keys, size.dim)).astype(np.float32)
-
-        def pushes_per_sec(seconds: float) -> float:
-            count, end = 0, time.monotonic() + seconds
-            begun = time.monotonic()
-            while time.monotonic() < end:
-                table.push(random.integers(0, size.table_rows, size.keys).astype(np.uint64), grads)
-                count += 1
-            return count / (time.monotonic() - begun)
-
-        pushes_per_sec(size.sync_sec / 4)
-        before = pushes_per_sec(size.sync_sec / 2)
-        with local_serving("now", follow=cluster.address, namespace="bench") as serving:
-            during = pushes_per_sec(size.sync_sec)
-            p99 = _freshness_p99(serving)
-        after = pushes_per_sec(size.sync_sec / 2)
-    alone = (before + after) / 2
-    return [
-        Figure("freshness p99 under load, at most", p99, "s", limit=1.5, higher_is_better=False),
-        Figure(f"pushes of {size.keys} rows with live sync", during, "pushes/s", limit=0.95, ratio=during / alone),
-        Figure(f"pushes of {size.keys} rows without", alone, "pushes/s"),
-    ]
-
-
-def _freshness_p99(serving: LocalServing) -> float:
-    with grpc.insecure_channel(serving.addresses[0]) as channel:
-        reply = pb_grpc.ServingStub(channel).Describe(pb.DescribeRequest(), timeout=10)
-    total, seen = sum(bucket.slots for bucket in reply.freshness), 0
-    for bucket in reply.freshness:
-        seen += bucket.slots
-        if total and seen >= 0.99 * total:
-            return float(bucket.at_most_sec)
-    return float("nan")

@@ -24,6 +24,7 @@ from ...serving.client import ServingClient
 from ...serving.cluster_view import fetch_view
 from ...serving.models import handle_of
 from ..local_serving import LocalServing
+from . import click_model
 from .harness import Figure
 
 TABLE_ID = 77
@@ -47,7 +48,9 @@ class Size:
     batches: tuple[int, ...] = (250, 1_000, 4_000)
     depths: tuple[int, ...] = (1, 4)
     threads: int = 4
-    sync_sec: float = 20.0
+    sync_sec: float = 12.0  # of a turn
+    sync_turns: int = 3
+    train: click_model.Size = click_model.FULL
 
 
 @dataclass(frozen=True)

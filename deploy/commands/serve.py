@@ -54,7 +54,11 @@ def serve(
     ] = None,
     io_threads: Annotated[int, typer.Option(help="Network threads of the data plane.")] = 2,
     sync_interval: Annotated[
-        str, typer.Option(help="Between pages of live sync, such as 100ms: changes of a row within it are sent once.")
+        str,
+        typer.Option(
+            help="Between rounds of live sync at least, such as 100ms: changes of a row within it are sent once. "
+            "Rounds that take long are up to 0.6s apart."
+        ),
     ] = "100ms",
     sync_after_updates: Annotated[
         int, typer.Option(help="Live sync sends a row when it was written so often since it was last sent. 0: at once.")
