@@ -20,7 +20,9 @@ bool is_wanted(const std::vector<std::uint32_t>& tables, std::uint32_t table_id)
 }
 
 constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
-constexpr std::size_t kSlotsAtOnce = 64;  // that are passed while a stripe is held
+constexpr std::uint64_t kMostFresh = 1024;  // writes of a stripe that lie unsorted
+constexpr std::uint64_t kFreshShare = 16;   // part of the budget that they may have
+constexpr std::size_t kSlotsAtOnce = 64;    // that are passed while a stripe is held
 
 }  // namespace
 
@@ -73,12 +75,11 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   // What was noted before a cursor's versions, and not seen yet, it would not see.
   Store::Impl& store = *store_->impl_;
   for (std::uint32_t number = 0; number < store.slots.stripe_count(); ++number) {
-    const std::shared_lock stripe_lock(store.stripes[number].mutex);
+    const std::unique_lock stripe_lock(store.stripes[number].mutex);
     for (std::uint32_t slot = number; slot < slot_count; slot += store.slots.stripe_count()) {
       const std::uint64_t version = cursor.versions[slot];
-      if (version != kNotFollowed) {
-        store.stripes[number].logs[slot / store.slots.stripe_count()].see(version & kSequence);
-      }
+      if (version == kNotFollowed) continue;
+      store.stripes[number].log.see(slot / store.slots.stripe_count(), version & kSequence);
     }
   }
   if (hold.updates > 0) store.counts_writes = true;
@@ -117,17 +118,19 @@ void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
 
 Status ChangeLog::start_rings() {
   Store::Impl& store = *store_->impl_;
-  const std::uint64_t bytes = std::uint64_t{store.options.slot_count} * sizeof(SlotLog);
-  if (!store.change_budget.take(bytes)) {
-    return {Code::kResourceExhausted, "change_log_bytes: " + std::to_string(store.change_budget.limit_bytes) +
-                                          " is not enough to follow changes; allowed: >= " + std::to_string(bytes)};
+  const std::uint64_t stripes = store.slots.stripe_count();
+  const std::uint64_t fresh =
+      std::min<std::uint64_t>(kMostFresh, store.change_budget.limit_bytes / kFreshShare / stripes / sizeof(Change));
+  ring_bytes_ = std::uint64_t{store.options.slot_count} * sizeof(SlotLog) + stripes * fresh * sizeof(Change);
+  if (!store.change_budget.take(ring_bytes_)) {
+    return {Code::kResourceExhausted,
+            "change_log_bytes: " + std::to_string(store.change_budget.limit_bytes) +
+                " is not enough to follow changes; allowed: >= " + std::to_string(ring_bytes_)};
   }
-  for (Store::Impl::Stripe& stripe : store.stripes) {
-    std::vector<SlotLog> logs;
+  for (std::uint32_t number = 0; number < stripes; ++number) {
+    Store::Impl::Stripe& stripe = store.stripes[number];
     const std::unique_lock lock(stripe.mutex);
-    logs.reserve(stripe.sequences.size());
-    for (const std::uint64_t sequence : stripe.sequences) logs.emplace_back(sequence);
-    stripe.logs = std::move(logs);
+    stripe.log.open(stripe.sequences, fresh);
   }
   return Status::ok();
 }
@@ -136,14 +139,10 @@ void ChangeLog::end_rings() {
   Store::Impl& store = *store_->impl_;
   for (Store::Impl::Stripe& stripe : store.stripes) {
     const std::unique_lock lock(stripe.mutex);
-    for (SlotLog& log : stripe.logs) {
-      log.written.reset(0, store.change_budget);
-      log.erased.reset(0, store.change_budget);
-    }
-    stripe.logs = {};
+    stripe.log.close(store.change_budget);
   }
   store.counts_writes = false;
-  store.change_budget.give_back(std::uint64_t{store.options.slot_count} * sizeof(SlotLog));
+  store.change_budget.give_back(ring_bytes_);
 }
 
 void ChangeLog::pass_all() {
@@ -171,7 +170,7 @@ void ChangeLog::pass(std::span<const std::uint32_t> slots) {
           passed = std::min(passed, is_held ? cursor.hold->safe(slot, version) : version);
         }
         const std::uint64_t sequence = passed == kNotFollowed ? stripe.sequences[slot / stripes] : passed & kSequence;
-        SlotLog& log = stripe.logs[slot / stripes];
+        SlotLog& log = stripe.log.slot(slot / stripes, store.change_budget);
         log.written.pass(sequence, store.change_budget);
         log.erased.pass(sequence, store.change_budget);
       }
@@ -203,15 +202,16 @@ Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32
 
 Result<SlotChanges> ChangeLog::read(const Behind& behind, const Behind::Slot& from) {
   SlotChanges out{.slot = from.slot, .since = from.since};
-  const Store::Impl& store = *store_->impl_;
-  const Store::Impl::Stripe& stripe = store.stripes[from.slot % store.slots.stripe_count()];
+  Store::Impl& store = *store_->impl_;
+  Store::Impl::Stripe& stripe = store.stripes[from.slot % store.slots.stripe_count()];
+  const std::uint32_t in_stripe = from.slot / store.slots.stripe_count();
   const std::uint64_t since = from.since & kSequence;
   {
-    const std::shared_lock lock(stripe.mutex);
+    const std::unique_lock lock(stripe.mutex);
     out.until = store.version_of(from.slot);
-    if (stripe.logs.empty()) return Status(Code::kNotFound, "the cursor was closed; open it again");
-    const SlotLog& log = stripe.logs[from.slot / store.slots.stripe_count()];
-    log.see(out.until & kSequence);
+    if (!stripe.log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
+    stripe.log.see(in_stripe, out.until & kSequence);
+    const SlotLog& log = stripe.log.slot(in_stripe, store.change_budget);
     if (from.since >> 48 != out.until >> 48 || since < log.erased.floor()) {
       out.kind = SlotChanges::Kind::kSnapshot;
       out.since = 0;

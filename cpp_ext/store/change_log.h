@@ -158,6 +158,7 @@ class ChangeLog {
   Store* store_;
   mutable std::mutex cursors_mutex_;
   std::map<std::string, Cursor> cursors_;  // guarded by cursors_mutex_
+  std::uint64_t ring_bytes_ = 0;           // guarded by cursors_mutex_; of all rings while they are empty
   std::atomic<std::uint64_t> scans_{0};
   std::atomic<std::uint64_t> snapshots_{0};
 };

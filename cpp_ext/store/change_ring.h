@@ -121,27 +121,88 @@ class ChangeRing {
 };
 
 // What a slot has to tell followers: rows that were written, and tombstones of rows that are gone.
-//
-// A row that was written again is not noted again as long as nobody has looked at the slot: whoever looks then finds
-// the row as it is. So the log holds a row once for each look, however hot it is.
 struct SlotLog {
-  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor), seen_(floor) {}
-
-  // Somebody has what there is up to `sequence`. Under the stripe's lock, shared is enough.
-  void see(std::uint64_t sequence) const noexcept {
-    const std::atomic_ref<std::uint64_t> seen(seen_);
-    std::uint64_t before = seen.load(std::memory_order_relaxed);
-    while (before < sequence && !seen.compare_exchange_weak(before, sequence, std::memory_order_relaxed)) {
-    }
-  }
-  // Whether a row whose last change was at `sequence` is in `written`, or was forgotten there, for all who look.
-  [[nodiscard]] bool is_noted(std::uint64_t sequence) const noexcept { return sequence > seen_; }
-
+  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor) {}
   ChangeRing written;
   ChangeRing erased;
+};
+
+// The slots of one stripe. Not thread-safe: guarded by the stripe's lock.
+//
+// A row that was written again is not noted again as long as nobody has looked at its slot: whoever looks then finds
+// the row as it is. So a slot holds a row once for each look, however hot it is.
+//
+// Writes are noted one after the other, and sorted into their slots some hundreds at a time: each would else meet two
+// lines of memory that are in no cache (16,384 slots: 190 ns a write).
+class StripeLog {
+ public:
+  [[nodiscard]] bool is_open() const noexcept { return !slots_.empty(); }
+
+  // Begins: nothing is missing after these sequences of the slots. most_fresh: writes that lie unsorted.
+  void open(const std::vector<std::uint64_t>& sequences, std::size_t most_fresh) {
+    slots_.clear();
+    for (const std::uint64_t sequence : sequences) slots_.emplace_back(sequence);
+    seen_ = sequences;
+    most_fresh_ = most_fresh;
+    fresh_.reserve(most_fresh + 1);
+  }
+  void close(ChangeBudget& budget) noexcept {
+    for (SlotLog& log : slots_) {
+      log.written.reset(0, budget);
+      log.erased.reset(0, budget);
+    }
+    slots_ = {};
+    seen_ = {};
+    fresh_ = {};
+  }
+
+  // before: the sequence of the row's last change; 0: it has none, or is_counted: every write is noted.
+  void written(std::uint32_t slot, const Change& change, std::uint64_t before, ChangeBudget& budget) noexcept {
+    if (before > seen_[slot]) return;
+    fresh_.push_back(change);
+    fresh_.back().sequence |= std::uint64_t{slot} << kSlotShift;
+    if (fresh_.size() >= most_fresh_) sort_in(budget);
+  }
+  void erased(std::uint32_t slot, const Change& change, ChangeBudget& budget) noexcept {
+    slots_[slot].erased.add(change, budget);
+  }
+  // Somebody has what there is of a slot up to `sequence`.
+  void see(std::uint32_t slot, std::uint64_t sequence) noexcept { seen_[slot] = std::max(seen_[slot], sequence); }
+  // Forgets all of a slot up to `floor`, which is its last sequence.
+  void reset(std::uint32_t slot, std::uint64_t floor, ChangeBudget& budget) noexcept {
+    sort_in(budget);
+    slots_[slot].written.reset(floor, budget);
+    slots_[slot].erased.reset(floor, budget);
+    see(slot, floor);
+  }
+  [[nodiscard]] SlotLog& slot(std::uint32_t slot, ChangeBudget& budget) noexcept {
+    sort_in(budget);
+    return slots_[slot];
+  }
+  // Calls visit(change) for the writes of a slot, oldest first.
+  template <class Visit>
+  void visit_written(std::uint32_t slot, Visit&& visit) const {
+    slots_[slot].written.visit_after(slots_[slot].written.floor(), visit);
+    for (const Change& change : fresh_) {
+      if (change.sequence >> kSlotShift == slot) visit(sorted(change));
+    }
+  }
 
  private:
-  mutable std::uint64_t seen_;
+  static constexpr int kSlotShift = 48;  // of a slot's number beside the sequence of a fresh write
+  [[nodiscard]] static Change sorted(Change change) noexcept {
+    change.sequence &= (std::uint64_t{1} << kSlotShift) - 1;
+    return change;
+  }
+  void sort_in(ChangeBudget& budget) noexcept {
+    for (const Change& change : fresh_) slots_[change.sequence >> kSlotShift].written.add(sorted(change), budget);
+    fresh_.clear();
+  }
+
+  std::vector<SlotLog> slots_;       // empty while nobody follows
+  std::vector<std::uint64_t> seen_;  // by slot
+  std::vector<Change> fresh_;        // in order
+  std::size_t most_fresh_ = 0;
 };
 
 }  // namespace sparserow

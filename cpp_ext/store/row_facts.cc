@@ -45,12 +45,11 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
       facts.is_in_memory = true;
     }
     may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-    if (!store.stripes[stripe].logs.empty()) {
-      const SlotLog& log = store.stripes[stripe].logs[store.slots.slot_in_stripe(path)];
+    if (const StripeLog& log = store.stripes[stripe].log; log.is_open()) {
       // A row is noted at its first change since somebody looked, so its last one may be a little younger: not older
       // than what the slot noted last before it.
       bool is_noted = false;
-      log.written.visit_after(log.written.floor(), [&](const Change& change) {
+      log.visit_written(store.slots.slot_in_stripe(path), [&](const Change& change) {
         is_noted |= change.key == key && change.table_id == table_id;
         if (is_noted && (!facts.exists || change.sequence <= (facts.version & (~std::uint64_t{0} >> 16)))) {
           logged_age_ms = std::uint32_t{wall_ms() - change.at_ms};

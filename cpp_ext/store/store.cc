@@ -65,9 +65,7 @@ void Store::Impl::dropped_table() noexcept {
     const std::unique_lock lock(stripe.mutex);
     for (std::size_t slot = 0; slot < stripe.sequences.size(); ++slot) {
       const std::uint64_t sequence = stripe.erasures[slot] = ++stripe.sequences[slot];
-      if (stripe.logs.empty()) continue;
-      stripe.logs[slot].written.reset(sequence, change_budget);
-      stripe.logs[slot].erased.reset(sequence, change_budget);
+      if (stripe.log.is_open()) stripe.log.reset(static_cast<std::uint32_t>(slot), sequence, change_budget);
     }
   }
 }

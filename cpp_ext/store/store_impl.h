@@ -35,7 +35,7 @@ class Store::Impl {
     std::vector<std::uint64_t> sequences;  // by SlotOrder::slot_in_stripe
     std::vector<std::uint64_t> erasures;   // likewise; the sequence of the last one: rows, or a table with all of its
     Snapshot* snapshot = nullptr;          // that is told before a row changes (snapshot.h)
-    std::vector<SlotLog> logs;             // likewise; empty while nobody follows changes (change_log.h)
+    StripeLog log;                         // closed while nobody follows changes (change_log.h)
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
@@ -46,11 +46,10 @@ class Store::Impl {
     const std::uint32_t slot = slots.slot_in_stripe(path);
     const std::uint64_t sequence = ++stripe.sequences[slot];
     const std::uint64_t version = version_of_sequence(sequence);
-    if (stripe.logs.empty()) return version;
-    SlotLog& log = stripe.logs[slot];
-    const bool is_noted = (before ^ version) >> 48 == 0 && log.is_noted(before & (~std::uint64_t{0} >> 16));
-    if (!is_noted || counts_writes.load(std::memory_order_relaxed)) {
-      log.written.add({sequence, key, table_id, wall_ms()}, change_budget);
+    if (stripe.log.is_open()) {
+      const bool is_comparable = (before ^ version) >> 48 == 0 && !counts_writes.load(std::memory_order_relaxed);
+      stripe.log.written(slot, {sequence, key, table_id, wall_ms()},
+                         is_comparable ? before & (~std::uint64_t{0} >> 16) : 0, change_budget);
     }
     return version;
   }
@@ -58,7 +57,7 @@ class Store::Impl {
     const std::uint32_t slot = slots.slot_in_stripe(path);
     const std::uint64_t sequence = ++stripe.sequences[slot];
     stripe.erasures[slot] = sequence;
-    if (!stripe.logs.empty()) stripe.logs[slot].erased.add({sequence, key, table_id, wall_ms()}, change_budget);
+    if (stripe.log.is_open()) stripe.log.erased(slot, {sequence, key, table_id, wall_ms()}, change_budget);
   }
   // A table went with all its rows: followers begin anew.
   void dropped_table() noexcept;

@@ -117,16 +117,14 @@ void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
   const std::unique_lock lock(stripe.mutex);
   const std::uint32_t in_stripe = slot / impl_->slots.stripe_count();
   stripe.erasures[in_stripe] = 0;
-  if (stripe.logs.empty()) {
+  if (!stripe.log.is_open()) {
     stripe.sequences[in_stripe] = sequence;
     return;
   }
   // A follower may have seen the slot half restored, at a higher sequence: it gets the slot whole.
   const std::uint64_t next = std::max(stripe.sequences[in_stripe], sequence) + 1;
   stripe.sequences[in_stripe] = next;
-  stripe.logs[in_stripe].written.reset(next, impl_->change_budget);
-  stripe.logs[in_stripe].erased.reset(next, impl_->change_budget);
-  stripe.logs[in_stripe].see(next);
+  stripe.log.reset(in_stripe, next, impl_->change_budget);
 }
 
 }  // namespace sparserow
