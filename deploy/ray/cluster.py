@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from ...proto.config import ClusterConfig, LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ...proto.security import process_security
 from ..security_files import security_arguments
+from .readiness import wait_until_ready
 from .supervisor import ServerCommand, ServerState, Supervisor
 
 Strategy = Literal["SPREAD", "STRICT_SPREAD", "PACK"]
@@ -121,7 +123,17 @@ class RayCluster:
         Raises:
             DeadlineExceeded: not in time; says which do not, and their last words.
         """
+        import ray
+
+        deadline = time.monotonic() + deadline_sec
         _wait(self, [name for name in self._actors if not name.startswith("serving")], deadline_sec)
+        security = process_security().path
+        path = None if security is None else str(security.resolve())
+        left = max(1.0, deadline - time.monotonic())
+        try:
+            ray.get(ray.remote(num_cpus=0)(wait_until_ready).remote(self.address, left, path))
+        except ray.exceptions.RayTaskError as error:
+            raise DeadlineExceeded(str(error).strip().splitlines()[-1]) from error
 
     def stop(self) -> None:
         """Ends all servers in good order, and gives their places back."""
@@ -158,7 +170,7 @@ def start_on_ray(options: RayOptions, *, deadline_sec: float = 120.0) -> RayClus
         running.address = running.states()[0].address
         shards = [_shard(options, index, running.address) for index in range(cluster.shards)]
         _place(running, shards, place, options.strategy, deadline)
-        _wait(running, [shard.name for shard in shards], deadline - time.monotonic())
+        running.wait_ready(deadline - time.monotonic())
         if options.serving is not None:
             served = [_serving(options, options.serving, index, running.address)
                       for index in range(options.serving.processes)]  # fmt: skip

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ...proto.config import validate
-from ...proto.control import ControlClient
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, Unavailable
+from ...proto.errors import FailedPrecondition, InvalidArgument, Unavailable
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
 from ..training_job import checked_resume
+from .readiness import wait_until_ready
 
-_READY_SEC = 180.0
-_POLL_SEC = 0.2
+_READY_SEC = 180.0  # a shard whose node is gone comes back on another one
 
 
 def train_on_ray(
@@ -93,7 +91,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     use_security(order["security"])
     job = validate(JobConfig, order["job"])
     context = train.get_context()
-    _wait_ready(order["coordinator"])
+    wait_until_ready(order["coordinator"], _READY_SEC)
     group = WorkerGroup(context.get_world_rank(), context.get_world_size(), meets=job.train.dense == "ddp")
     result = run_worker(
         job,
@@ -104,20 +102,3 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
         resume=order["resume"],
     )
     return result.as_dict()
-
-
-def _wait_ready(coordinator: str) -> None:
-    """A shard whose node is gone comes back on another one."""
-    deadline = time.monotonic() + _READY_SEC
-    while True:
-        try:
-            with ControlClient(coordinator) as control:
-                status = control.status()
-            if status.ready:
-                return
-            problem = status.problem
-        except SparserowError as error:
-            problem = str(error)
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"the cluster at {coordinator} was not ready within {_READY_SEC:.0f} s: {problem}")
-        time.sleep(_POLL_SEC)

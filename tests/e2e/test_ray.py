@@ -22,10 +22,10 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.config import ClusterConfig, load_config
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.errors import InvalidArgument, SparserowError
 from sparserow.proto.job import JobConfig
 from sparserow.worker.data import write_click_log
-from sparserow_process import Launcher, wait_until
+from sparserow_process import Launcher, free_port, wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -41,7 +41,10 @@ class Nodes:
     def __init__(self, count: int, cpus: int) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.clients = free_port()
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "ray_client_server_port": self.clients}
+        )
         for _ in range(count):
             self.cluster.add_node(num_cpus=cpus)
         self.address = self.cluster.address
@@ -61,6 +64,16 @@ class Nodes:
         raise AssertionError(f"no node has started process {pid}")
 
 
+def servers() -> list[psutil.Process]:
+    """Of this package, on all nodes."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "sparserow.deploy.cli" in process.cmdline() and "up" not in process.cmdline():
+                found.append(process)
+    return found
+
+
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     made = Nodes(3, 2 if FULL else 1)
@@ -68,9 +81,19 @@ def nodes() -> Iterator[Nodes]:
     made.cluster.shutdown()
 
 
-def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: Path) -> None:
+def is_ready(control: ControlClient) -> bool:
+    try:
+        return control.status().ready
+    except SparserowError:
+        return False
+
+
+@pytest.mark.parametrize("dial", ["{address}", "ray://127.0.0.1:{clients}"] if FULL else ["{address}"])
+def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: Path, dial: str) -> None:
+    ray_address = dial.format(address=nodes.address, clients=nodes.clients)
     leases = ("--worker-lease=3s", "--shard-lease=2s", "--slot-count=64")
-    up = launcher.start("up", f"--on={nodes.address}", "--shards=2", "--insecure", *leases)
+    up = launcher.start("up", f"--on={ray_address}", "--shards=2", "--insecure", *leases)
+    wait_until(lambda: "ready at" in up.out or up.popen.poll() is not None, "a cluster on Ray", 180)
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
     with ControlClient(address) as control:
         with sr.connect(address, "ray", staleness=None, deadline_sec=60.0) as session:
@@ -83,13 +106,19 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
             nodes.kill_node_of(before.pid)
             table.push(KEYS, ONES)
             np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
+
+            (coordinator,) = (each for each in servers() if "coordinator" in each.cmdline())
+            coordinator.kill()
+            wait_until(lambda: [each for each in servers() if "coordinator" in each.cmdline()], "another coordinator")
+            wait_until(lambda: is_ready(control), "the shards to have found it, at the same address")
+            np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
         after = control.status().shards
         assert after[1].pid != before.pid
         assert [shard.restores for shard in after][1] == 1
     up.signal(signal.SIGTERM)
     assert up.end() == 0, up.err
     assert "shard 1 is " in up.out
-    wait_until(lambda: not any("sparserow" in " ".join(each.cmdline()) for each in launcher.living()), "no server left")
+    wait_until(lambda: not servers(), "no server left")
 
 
 @pytest.mark.skipif(not FULL, reason="SPARSEROW_TEST_FULL=1 runs it")

@@ -1,0 +1,38 @@
+"""Waits, on a node of Ray, until a cluster serves: the program that asks may not reach the nodes' addresses."""
+
+from __future__ import annotations
+
+import time
+
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, SparserowError
+from ...proto.security import Security, loaded_security
+
+_POLL_SEC = 0.2
+
+
+def wait_until_ready(coordinator: str, deadline_sec: float, security: str | None = None) -> None:
+    """Returns when the coordinator says that every shard serves; a shard whose node is gone is waited for.
+
+    Args:
+        coordinator: ``HOST:PORT``.
+        deadline_sec: to wait at most.
+        security: path of the file to show; None: the process's own.
+
+    Raises:
+        DeadlineExceeded: not in time; says what it waited for.
+    """
+    deadline = time.monotonic() + deadline_sec
+    shown: Security | None = None if security is None else loaded_security(security)
+    while True:
+        try:
+            with ControlClient(coordinator, security=shown) as control:
+                status = control.status()
+            if status.ready:
+                return
+            problem = status.problem
+        except SparserowError as error:
+            problem = str(error)
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"the cluster at {coordinator} was not ready within {deadline_sec:.0f} s: {problem}")
+        time.sleep(_POLL_SEC)
