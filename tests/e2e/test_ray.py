@@ -36,7 +36,7 @@ ONES = np.ones((len(KEYS), 4), np.float32)
 
 
 class Nodes:
-    """A Ray cluster: a head, and nodes with a CPU each."""
+    """A Ray cluster: a head, and nodes with so many CPUs each."""
 
     def __init__(self, count: int, cpus: int) -> None:
         from ray.cluster_utils import Cluster
@@ -76,7 +76,7 @@ def servers() -> list[psutil.Process]:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    made = Nodes(3, 2 if FULL else 1)
+    made = Nodes(3, cpus=2)
     yield made
     made.cluster.shutdown()
 
@@ -92,10 +92,13 @@ def is_ready(control: ControlClient) -> bool:
 def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: Path, dial: str) -> None:
     ray_address = dial.format(address=nodes.address, clients=nodes.clients)
     leases = ("--worker-lease=3s", "--shard-lease=2s", "--slot-count=64")
-    up = launcher.start("up", f"--on={ray_address}", "--shards=2", "--insecure", *leases)
+    up = launcher.start(
+        "up", f"--on={ray_address}", "--shards=2", "--insecure", *leases, "--serve=live", "--serve-namespace=ray"
+    )
     wait_until(lambda: "ready at" in up.out or up.popen.poll() is not None, "a cluster on Ray", 180)
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
     with ControlClient(address) as control:
+        wait_until(lambda: is_ready(control), "the cluster to be ready")
         with sr.connect(address, "ray", staleness=None, deadline_sec=60.0) as session:
             table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(KEYS, ONES)
@@ -112,6 +115,9 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
             wait_until(lambda: [each for each in servers() if "coordinator" in each.cmdline()], "another coordinator")
             wait_until(lambda: is_ready(control), "the shards to have found it, at the same address")
             np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
+            serving = up.wait_for(r"serving 0 is at (\S+:\d+)")[1]  # it was started until there was a table
+            with sr.ServingClient(serving) as client:
+                wait_until(lambda: np.array_equal(client.lookup("rows", KEYS).rows, -3 * ONES), "the rows of now")
         after = control.status().shards
         assert after[1].pid != before.pid
         assert [shard.restores for shard in after][1] == 1
