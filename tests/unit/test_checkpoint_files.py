@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -226,10 +229,43 @@ def test_urls_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FailedPrecondition, match="file"):
         Folder(str(tmp_path / "file" / "ckpt")).make()
-    if os.geteuid() != 0:
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(FailedPrecondition, match=r"[Pp]ermission"):
-            Folder(str(tmp_path / "closed" / "ckpt")).make()
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Without the rights of root, where the tests have them."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.setegid(65534)
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+            os.setegid(0)
+
+
+def test_a_folder_without_permission_is_refused_and_what_it_holds_stays():
+    with tempfile.TemporaryDirectory() as made:  # pytest's own is closed to others
+        os.chmod(made, 0o755)
+        for name, mode in (("closed", 0o555), ("open", 0o777)):
+            os.mkdir(f"{made}/{name}")
+            saved(Folder(f"{made}/{name}"), files.begin_folder(Folder(f"{made}/{name}")))
+            os.chmod(f"{made}/{name}", mode)
+        closed = Folder(f"{made}/closed")
+        before = files.read_manifest(closed)
+        with nobody():
+            assert files.begin_folder(Folder(f"{made}/open")) == "save-000002"  # it is the mode that refuses
+            for size in (1, 5 << 20):
+                with pytest.raises(FailedPrecondition, match=r"closed/x: Permission denied"):
+                    closed.write("x", [bytes(size)])
+            with pytest.raises(FailedPrecondition, match=r"closed.*: Permission denied"):
+                files.begin_folder(closed)
+        assert closed.names() == [before.name]
+        assert files.read_manifest(closed) == before
+        assert files.verify(closed, [before]) == before.size
+        os.chmod(f"{made}/closed", 0o755)
 
 
 def test_another_file_system_holds_whole_objects():
