@@ -492,6 +492,27 @@ class Snapshot:
             DataLoss: the SSD lost rows.
         """
 
+    def next_images(
+        self, table_id: int, *, max_bytes: int
+    ) -> tuple[
+        NDArray[np.uint64],
+        NDArray[np.uint64],
+        NDArray[np.uint32],
+        NDArray[np.generic],
+        NDArray[np.float32],
+        NDArray[np.uint32],
+        NDArray[np.uint32],
+        int,
+        int,
+    ]:
+        """Rows that ``next`` would come to later and then leaves out: those that changed since the cut, when the side
+        buffer holds a quarter of its budget or more; else none. As ``next``, by stripe; they are of slots from the
+        next one on.
+
+        Raises:
+            ResourceExhausted: as ``next``.
+        """
+
     def filter_image(self, table_id: int, slot: int) -> NDArray[np.uint64]:
         """What the slot remembered of keys without a row, for ``Store.load_filter``; empty: nothing."""
 

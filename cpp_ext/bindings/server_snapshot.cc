@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +23,54 @@ namespace {
 
 using SharedSnapshot = std::shared_ptr<Store::Snapshot>;
 
+// The large columns of some pages, to be filled again. Thread-safe.
+class UsedPages {
+ public:
+  void put(std::vector<std::byte> weights) { put(weights_, std::move(weights)); }
+  void put(std::vector<float> state) { put(state_, std::move(state)); }
+  SnapshotPage take() {
+    const std::lock_guard lock(mutex_);
+    SnapshotPage page;
+    if (!weights_.empty()) {
+      page.weights = std::move(weights_.back());
+      weights_.pop_back();
+    }
+    if (!state_.empty()) {
+      page.state = std::move(state_.back());
+      state_.pop_back();
+    }
+    return page;
+  }
+
+ private:
+  template <class T>
+  void put(std::vector<std::vector<T>>& free, std::vector<T> column) {
+    const std::lock_guard lock(mutex_);
+    if (free.size() < kMost) free.push_back(std::move(column));
+  }
+
+  static constexpr std::size_t kMost = 2;
+  std::mutex mutex_;
+  std::vector<std::vector<std::byte>> weights_;
+  std::vector<std::vector<float>> state_;
+};
+
+// As array_of(); the vector goes back when the array is gone.
+template <class T>
+py::array lent_array(std::vector<T> values, std::vector<py::ssize_t> shape, const std::shared_ptr<UsedPages>& owner,
+                     const char* dtype) {
+  struct Lent {
+    std::vector<T> values;
+    std::shared_ptr<UsedPages> owner;
+    ~Lent() { owner->put(std::move(values)); }
+  };
+  auto lent = std::make_unique<Lent>(std::move(values), owner);
+  const T* data = lent->values.data();
+  py::capsule held(lent.get(), [](void* memory) { delete static_cast<Lent*>(memory); });
+  (void)lent.release();
+  return {py::dtype(dtype), std::move(shape), data, held};
+}
+
 // Ends with the Python object, also when a writer still holds the snapshot itself.
 struct SnapshotBox {
   explicit SnapshotBox(std::shared_ptr<Store> owner, SharedSnapshot held)
@@ -32,6 +81,8 @@ struct SnapshotBox {
 
   std::shared_ptr<Store> store;
   SharedSnapshot snapshot;
+  // Memory of pages that Python is done with: pages that are touched for the first time cost more than their copying.
+  std::shared_ptr<UsedPages> used = std::make_shared<UsedPages>();
 };
 
 SnapshotOptions options_of(std::uint64_t side_budget_bytes, std::uint32_t longest_stall_ms,
@@ -57,6 +108,9 @@ std::unique_ptr<SnapshotBox> snapshot(const std::shared_ptr<Store>& store, std::
   return std::make_unique<SnapshotBox>(store, value_or_raise(std::move(*made)));
 }
 
+using NextPage = Result<SnapshotPage> (Store::Snapshot::*)(std::uint32_t, std::uint64_t, SnapshotPage);
+
+template <NextPage kNext>
 py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_bytes) {
   std::uint32_t dim = 0;
   Dtype dtype = Dtype::kFloat32;
@@ -69,7 +123,7 @@ py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_
   std::optional<Result<SnapshotPage>> got;
   {
     const py::gil_scoped_release released;
-    got.emplace(box.snapshot->next(table_id, max_bytes));
+    got.emplace((*box.snapshot.*kNext)(table_id, max_bytes, box.used->take()));
   }
   SnapshotPage page = value_or_raise(std::move(*got));
   const auto n = static_cast<py::ssize_t>(page.keys.size());
@@ -81,9 +135,9 @@ py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_
   const char* element = dtype == Dtype::kFloat32 ? "float32" : dtype == Dtype::kFloat16 ? "float16" : "uint16";
   return py::make_tuple(array_of(std::move(page.keys), {n}), array_of(std::move(page.versions), {n}),
                         array_of(std::move(page.update_counts), {n}),
-                        array_of(std::move(page.weights), {n, static_cast<py::ssize_t>(dim)}, element),
-                        array_of(std::move(page.state), {n, state_floats}), column(page.age_steps),
-                        column(page.push_seconds), page.first_slot, page.end_slot);
+                        lent_array(std::move(page.weights), {n, static_cast<py::ssize_t>(dim)}, box.used, element),
+                        lent_array(std::move(page.state), {n, state_floats}, box.used, "float32"),
+                        column(page.age_steps), column(page.push_seconds), page.first_slot, page.end_slot);
 }
 
 template <class T>
@@ -208,7 +262,9 @@ py::dict stats_of(const SnapshotBox& box) {
 
 void bind_snapshot(py::module_& module) {
   py::class_<SnapshotBox>(module, "Snapshot")
-      .def("next", &next_page, py::arg("table_id"), py::kw_only(), py::arg("max_bytes"))
+      .def("next", &next_page<&Store::Snapshot::next>, py::arg("table_id"), py::kw_only(), py::arg("max_bytes"))
+      .def("next_images", &next_page<&Store::Snapshot::next_images>, py::arg("table_id"), py::kw_only(),
+           py::arg("max_bytes"))
       .def(
           "end", [](SnapshotBox& box) { box.snapshot->end(); }, py::call_guard<py::gil_scoped_release>())
       .def(

@@ -10,6 +10,8 @@ namespace sparserow {
 namespace {
 
 constexpr std::size_t kRowsUnderLock = 4096;  // about so many are copied before the stripe is let go
+constexpr std::size_t kHeadColumns = 20;      // bytes of a row's key, version and update count
+constexpr std::uint64_t kTakenShare = 4;      // of the side buffer, from which on its images are taken out of turn
 constexpr std::size_t kFetchedAhead = 4;      // rows
 constexpr std::size_t kImageBytes = 64;       // of an image beside its data, about
 
@@ -239,38 +241,68 @@ Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
     take_images(dump, slot, 0, true, out);
   }
   std::sort(out.rows.begin(), out.rows.end(), [](const Row& left, const Row& right) { return left.path < right.path; });
-  const std::lock_guard lock(mutex_);
-  ++pages_;
-  moved_.notify_all();
+  note_progress();
   return Status::ok();
 }
 
-Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t max_bytes) {
+void Store::Snapshot::note_progress() {
+  const std::lock_guard lock(mutex_);
+  ++pages_;
+  moved_.notify_all();
+}
+
+Status Store::Snapshot::failure() const {
+  if (!is_given_up_) return Status::ok();
+  return {Code::kResourceExhausted, "the save was given up: its side buffer of " +
+                                        std::to_string(options_.side_budget_bytes) +
+                                        " bytes was full and nothing was written for " +
+                                        std::to_string(options_.longest_stall.count()) + " ms; training goes on"};
+}
+
+SnapshotPage Store::Snapshot::begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const {
+  const Table& table = *dump.table;
+  const std::size_t expected = max_bytes / (table.layout.data_bytes + kHeadColumns) + 1;
+  SnapshotPage page = std::move(used);
+  page.keys.clear();
+  page.versions.clear();
+  page.update_counts.clear();
+  page.weights.clear();
+  page.state.clear();
+  page.age_steps.clear();
+  page.push_seconds.clear();
+  page.keys.reserve(expected);  // memory that is not touched costs nothing
+  page.versions.reserve(expected);
+  page.update_counts.reserve(expected);
+  page.weights.reserve(expected * table.schema.dim * size_of(table.schema.dtype));
+  page.state.reserve(expected * table.optimizer->state_floats());
+  page.first_slot = dump.slot;
+  return page;
+}
+
+void Store::Snapshot::put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t path,
+                          std::uint64_t version, std::uint32_t update_count, const std::byte* data) const {
+  const Table& table = *dump.table;
+  const RowPolicy& policy = table.schema.policy;
+  page.keys.push_back(key_of_hash(table.schema.id, store_.slots.hash(stripe, path)));
+  page.versions.push_back(version);
+  page.update_counts.push_back(update_count);
+  page.weights.insert(page.weights.end(), data, data + table.schema.dim * size_of(table.schema.dtype));
+  const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
+  page.state.insert(page.state.end(), state, state + table.optimizer->state_floats());
+  const auto* stamp = reinterpret_cast<const std::uint32_t*>(data + table.layout.stamp_offset);
+  if (policy.stamps_steps()) page.age_steps.push_back(dump.steps - *stamp++);
+  if (policy.stamps_seconds()) page.push_seconds.push_back(*stamp);
+}
+
+Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used) {
   const auto found = dumps_.find(table_id);
   if (found == dumps_.end()) return unknown_table(table_id);
   Dump& dump = *found->second;
-  const Table& table = *dump.table;
-  const std::size_t weight_bytes = table.schema.dim * size_of(table.schema.dtype);
-  const std::uint32_t state_floats = table.optimizer->state_floats();
-  const RowPolicy& policy = table.schema.policy;
-  SnapshotPage page;
-  page.first_slot = dump.slot;
-  const std::uint64_t row_bytes = table.layout.data_bytes + 20;
-  const std::size_t expected = max_bytes / row_bytes + 1;  // memory that is not touched costs nothing
-  page.keys.reserve(expected);
-  page.versions.reserve(expected);
-  page.update_counts.reserve(expected);
-  page.weights.reserve(expected * weight_bytes);
-  page.state.reserve(expected * state_floats);
+  SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
+  const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
   Slot slot;
-  std::uint64_t bytes = 0;
-  while (dump.slot < slot_versions_.size() && bytes < max_bytes) {
-    if (is_given_up_) {
-      return Status(Code::kResourceExhausted,
-                    "the save was given up: its side buffer of " + std::to_string(options_.side_budget_bytes) +
-                        " bytes was full and nothing was written for " +
-                        std::to_string(options_.longest_stall.count()) + " ms; training goes on");
-    }
+  while (dump.slot < slot_versions_.size() && page.keys.size() * row_bytes < max_bytes) {
+    SR_RETURN_IF_ERROR(failure());
     slot.rows.clear();
     slot.data.clear();
     slot.by_path.clear();
@@ -278,20 +310,34 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
     const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
     ++dump.slot;
     for (const Row& row : slot.rows) {
-      const std::byte* data = slot.data.data() + row.at;
-      page.keys.push_back(key_of_hash(table.schema.id, store_.slots.hash(stripe, row.path)));
-      page.versions.push_back(row.version);
-      page.update_counts.push_back(row.update_count);
-      page.weights.insert(page.weights.end(), data, data + weight_bytes);
-      const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
-      page.state.insert(page.state.end(), state, state + state_floats);
-      const auto* stamp = reinterpret_cast<const std::uint32_t*>(data + table.layout.stamp_offset);
-      if (policy.stamps_steps()) page.age_steps.push_back(dump.steps - *stamp++);
-      if (policy.stamps_seconds()) page.push_seconds.push_back(*stamp);
+      put(page, dump, stripe, row.path, row.version, row.update_count, slot.data.data() + row.at);
     }
-    bytes += slot.rows.size() * row_bytes;
   }
   page.end_slot = dump.slot;
+  return page;
+}
+
+Result<SnapshotPage> Store::Snapshot::next_images(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used) {
+  const auto found = dumps_.find(table_id);
+  if (found == dumps_.end()) return unknown_table(table_id);
+  Dump& dump = *found->second;
+  SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
+  page.end_slot = static_cast<std::uint32_t>(slot_versions_.size());
+  SR_RETURN_IF_ERROR(failure());
+  if (dump.table->is_tiered || side_bytes_ < options_.side_budget_bytes / kTakenShare) return page;
+  const std::uint64_t row_bytes = dump.table->layout.data_bytes + kImageBytes;
+  for (std::uint32_t stripe = 0; stripe < kStripes && page.keys.size() * row_bytes < max_bytes; ++stripe) {
+    std::map<std::uint64_t, Image> images;
+    {
+      const std::shared_lock lock(store_.stripes[stripe].mutex);  // suffices, see take_images()
+      images.swap(dump.sides[stripe].images);
+    }
+    for (const auto& [path, image] : images) {
+      put(page, dump, stripe, path, image.version, image.update_count, image.data.get());
+    }
+    side_bytes_ -= images.size() * row_bytes;
+  }
+  note_progress();
   return page;
 }
 

@@ -2,9 +2,9 @@
 //
 // Copy-on-write is per row: one that is not yet handed out has its image saved in a side buffer before its first
 // change (write_stripe, erase). That it is the first is known from its version: a row whose version lies beyond its
-// slot's at the cut was changed, or born, since. The side buffer has a budget; when it is full, writers wait until
-// the dump has passed some of what it holds, and that is counted. A dump that does not move is given up after
-// `longest_stall`, for training goes on rather than a save.
+// slot's at the cut was changed, or born, since. The side buffer has a budget; the dump takes what it holds out of turn
+// from a quarter of that on, and when it is full, writers wait, and that is counted. A dump that does not move is given
+// up after `longest_stall`, for training goes on rather than a save.
 //
 // Rows come table by table, slot by slot, in the order of their hashes. Rows on the SSD are read from there, slot by
 // slot, and do not come to memory.
@@ -45,7 +45,7 @@ struct SnapshotStats {
   std::uint64_t writes_stalled = 0;   // batches that waited for room in it
 };
 
-// Rows of whole slots of one table, by slot and hash.
+// Rows of one table of slots [first_slot, end_slot): whole ones, by slot and hash, or some.
 struct SnapshotPage {
   std::vector<std::uint64_t> keys;           // (n)
   std::vector<std::uint64_t> versions;       // (n)
@@ -76,8 +76,13 @@ class Store::Snapshot {
   // Whether a slot comes with all its rows, in place of those that another snapshot gave.
   [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept;
   // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end.
-  // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound.
-  Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes);
+  // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound. used: its memory is used
+  // again.
+  Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used = {});
+  // Rows of slots that next() has not come to, which it will leave out: images, about max_bytes of them, when the side
+  // buffer is a quarter full. By stripe and hash; none of a table that has an SSD, which may have rows twice. Errors as
+  // next().
+  Result<SnapshotPage> next_images(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used = {});
   // What a slot of a table remembered of keys without a row, as Store::filter_image gives it; empty: nothing.
   [[nodiscard]] std::vector<std::uint64_t> filter_image(std::uint32_t table_id, std::uint32_t slot) const;
   [[nodiscard]] SnapshotStats stats() const noexcept;
@@ -134,6 +139,11 @@ class Store::Snapshot {
   [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
     return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
   }
+  [[nodiscard]] SnapshotPage begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const;
+  void put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t path, std::uint64_t version,
+           std::uint32_t update_count, const std::byte* data) const;
+  [[nodiscard]] Status failure() const;
+  void note_progress();
   void give_up();
 
   Impl& store_;

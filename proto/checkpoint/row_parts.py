@@ -33,7 +33,8 @@ class PartFacts:
         table: ``namespace/name``; ``table_id`` is its hash.
         dtype: of the stored weights.
         slot_count: of the cluster.
-        first_slot, end_slot: it has all rows of slots [first_slot, end_slot) that its shard owned.
+        first_slot, end_slot: its rows are of slots [first_slot, end_slot). Those that changed while a checkpoint was
+            written may be in another file of it than their slots' other rows.
     """
 
     cluster_id: int
