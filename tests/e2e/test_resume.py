@@ -19,6 +19,7 @@ from sparserow_process import wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+WAIT_SEC = 900 if FULL else 300  # on a machine that has much else to do
 STEPS = 30
 
 
@@ -75,7 +76,7 @@ def undisturbed(log, tmp_path_factory):
     launcher = Launcher(folder)
     try:
         run = launcher.start(*arguments(log, folder / "ckpt", folder / "result.json"))
-        assert run.popen.wait(300) == 0, run.err
+        assert run.popen.wait(WAIT_SEC) == 0, run.err
     finally:
         launcher.kill_all()
     return outcome(folder / "ckpt", folder / "result.json")
@@ -97,17 +98,18 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
             number = files.number_of(names[-1]) if names else 0
             return run.popen.poll() is not None or ((number or 0) >= wanted and bool(launcher.by_role()[kind]))
 
-        wait_until(is_far_enough, f"{wanted} checkpoints, then the end of a {kind}", 120)
+        wait_until(is_far_enough, f"{wanted} checkpoints, then the end of a {kind}", WAIT_SEC)
         alive = launcher.by_role()[kind]
         assert alive, run.err
         draw.choice(alive).send_signal(signal.SIGKILL)
         wait_until(
             lambda count=index + 1: run.popen.poll() is not None or run.err.count("restarts left") >= count,
             f"the restart after the end of a {kind}",
-            120,
+            WAIT_SEC,
         )
-    assert run.popen.wait(300) == 0, run.err
-    assert run.err.count("restarts left") == len(kinds), run.err
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
+    # More than that where a worker had no CPU for so long that its lease ended.
+    assert run.err.count("restarts left") >= len(kinds), run.err
     result_now = outcome(url, result)
     for what, value in undisturbed.items():
         assert result_now[what] == value, what
@@ -123,7 +125,7 @@ def test_the_whole_run_is_killed_and_started_again(launcher, log, tmp_path, undi
     # Other shards than before; and a run that is over already ends at once.
     for _ in range(2 if FULL else 1):
         again = launcher.start(*arguments(log, url, result, "cluster.shards=3"))
-        assert again.popen.wait(300) == 0, again.err
+        assert again.popen.wait(WAIT_SEC) == 0, again.err
         assert "restarts left" not in again.err
         result_now = outcome(url, result)
         assert {**result_now, "samples": None} == {**undisturbed, "samples": None}
@@ -146,6 +148,6 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
     wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "a checkpoint")
     # A shard alone would come back by itself: tests/faults/test_shard_recovery.py.
     launcher.by_role()["cluster"][0].send_signal(signal.SIGKILL)
-    assert run.popen.wait(300) == 0, run.err
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
     assert run.err.count("restarts left") == 1, run.err
     assert json.loads(result.read_text())["test_auc"] > 0.5
