@@ -14,7 +14,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.worker.data import key_of
 from sparserow_process import Launcher, wait_until
 
-SAMPLES, TEST_SAMPLES, VALUES, ROWS = 6000, 1000, 20, 2**44
+SAMPLES, TEST_SAMPLES, VALUES, ROWS = 4000, 1000, 20, 2**44
 
 
 def write_csv(path: Path, first: int, count: int) -> None:

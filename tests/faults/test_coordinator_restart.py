@@ -16,8 +16,10 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow_process import Launcher, wait_until
 
+FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 
-@pytest.mark.parametrize("staleness", [None, 2])
+
+@pytest.mark.parametrize("staleness", [2, *([None] if FULL else [])])
 def test_training_goes_on_while_it_is_away(launcher: Launcher, tmp_path: Path, staleness: int | None) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
@@ -50,6 +52,7 @@ def test_training_goes_on_while_it_is_away(launcher: Launcher, tmp_path: Path, s
     assert all(shard.popen.poll() is None for shard in coordinator.shards)
 
 
+@pytest.mark.skipif(not FULL, reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_a_shard_that_came_back_is_neither_put_back_again_nor_given_away(launcher: Launcher, tmp_path: Path) -> None:
     coordinator = Scene(launcher, tmp_path)
     with sr.connect(coordinator.address, "restart", staleness=None, deadline_sec=20.0) as session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -121,6 +122,7 @@ def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
     one.close()
 
 
+@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_training_goes_on_whoever_leads(launcher: Launcher, etcd: Etcd) -> None:
     ports = [free_port(), free_port()]
     addresses = [f"127.0.0.1:{port}" for port in ports]
