@@ -55,8 +55,9 @@ if TYPE_CHECKING:
     from .worker.merge_lookups import merge_lookups
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
-    from .worker.session import Session, SessionStats
+    from .worker.session import Session
     from .worker.session_metrics import SessionMetrics
+    from .worker.session_stats import SessionStats
     from .worker.table import TableRows
     from .worker.transaction import NonFiniteGradient
 
@@ -109,7 +110,8 @@ _HOMES = {
     "worker.merge_lookups": ("merge_lookups",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
-    "worker.session": ("Session", "SessionStats"),
+    "worker.session": ("Session",),
+    "worker.session_stats": ("SessionStats",),
     "worker.session_metrics": ("SessionMetrics",),
     "worker.table": ("TableRows",),
     "worker.transaction": ("NonFiniteGradient",),

@@ -15,8 +15,10 @@ from ..proto.schema import DTYPES, Dtype
 from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .lease import REPLAY_BYTES, Lease
-from .session import NonFinitePolicy, Placement, Session
+from .session import Session
+from .session_parts import Placement
 from .shard_client import shard_client
+from .transaction import NonFinitePolicy
 
 _PATIENCE_SEC = 20.0
 

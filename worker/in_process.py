@@ -12,7 +12,9 @@ from ..proto.errors import FailedPrecondition, NotFound
 from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
 from ..proto.schema import DTYPES, TableSchema
 from .cache.settings import RowCache, cache_arguments, check_cache
-from .session import NonFinitePolicy, Placement, Session
+from .session import Session
+from .session_parts import Placement
+from .transaction import NonFinitePolicy
 
 
 class InProcessCluster:

@@ -7,9 +7,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,96 +21,14 @@ from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.schema import Constant, Dtype, Init, RowOptimizer, RowPolicy, TableSchema
 from .background_push import BackgroundPush
-from .cache.settings import RowCache, storage_on
+from .cache.settings import storage_on
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
+from .session_parts import Catalog, Closeable, DenseSide, Placement
+from .session_stats import SessionStats
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
 from .tracing import NoTrace, RecordedTrace, Trace
-from .transaction import NonFinitePolicy, end_step
-
-__all__ = ["Catalog", "NonFinitePolicy", "Session", "SessionStats"]
-
-
-class DenseSide(Protocol):
-    """Dense tensors whose gradients go with the session's commits: ``worker/dense_rows.py``."""
-
-    def stage(self) -> None: ...
-    def end_step(self) -> None: ...
-
-
-class Catalog(Protocol):
-    """Where tables are registered: the coordinator, or an in-process stand-in."""
-
-    def create_table(self, schema: TableSchema) -> TableSchema: ...
-    def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]: ...
-    def drop_table(self, namespace: str, name: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class Closeable(Protocol):
-    """What uses a session in the background."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class SessionStats:
-    """What a session did since it was made.
-
-    Attributes:
-        steps_committed, steps_aborted: ends of steps.
-        rows_pulled, rows_pushed: unique rows that crossed to or from the shards.
-        pulls: calls for rows; ``pulls_merged`` of them served all lookups of a forward at once.
-        lookups_missed: lookups that had to pull although a merged pull or a prefetch went before.
-        nonfinite_rows: summed gradients with NaN or Inf.
-        clipped_rows: summed gradients that ``clip_row_norm`` shortened.
-        rows_prefetched: unique rows that were pulled before their step began.
-        rows_hinted: unique rows that shards with an SSD were told of before they were pulled.
-        rows_deferred: rows of exact prefetch that were left for their step, as a step before it was to change them.
-        rows_revalidated: of those prefetched, asked about again at their step, as others may have changed them.
-        rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
-        cache_hits: unique rows that steps took from the row cache without asking; ``cache_misses`` were not there.
-        cache_revalidated: rows that were there and were asked about; ``cache_refreshed`` of them had changed.
-        cache_bytes_saved: float32 weights of hits, and of rows asked about that had not changed.
-    """
-
-    steps_committed: int
-    steps_aborted: int
-    rows_pulled: int
-    rows_pushed: int
-    pulls: int
-    pulls_merged: int
-    lookups_missed: int
-    nonfinite_rows: int
-    clipped_rows: int
-    rows_prefetched: int
-    rows_hinted: int
-    rows_deferred: int
-    rows_revalidated: int
-    rows_refreshed: int
-    bytes_refreshed: int
-    cache_hits: int
-    cache_misses: int
-    cache_revalidated: int
-    cache_refreshed: int
-    cache_bytes_saved: int
-
-    def cache(self) -> dict[str, int]:
-        """The row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
-        return {name[6:]: value for name, value in asdict(self).items() if name.startswith("cache_")}
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A worker among the workers of its job, and the job's rules."""
-
-    namespace: str
-    rank: int = 0
-    world_size: int = 1
-    staleness: int | None = 0
-    grad_scale: Literal["mean", "sum"] = "mean"
-    on_nonfinite: NonFinitePolicy = "raise"
-    cache: RowCache | None = None
+from .transaction import end_step
 
 
 class Session(Joinable):

@@ -23,7 +23,8 @@ from ...worker.deferred import deferred
 from ...worker.distribute import distribute
 from ...worker.models import DLRM
 from ...worker.prefetch import prefetch
-from ...worker.session import Placement, Session
+from ...worker.session import Session
+from ...worker.session_parts import Placement
 from .harness import Figure, median
 from .processes import SLOT_COUNT
 
