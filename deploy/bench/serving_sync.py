@@ -24,6 +24,7 @@ from .serving_saturation import Size
 
 _BATCHES = 50  # made before the clock runs, used in turns
 _NAMESPACE = "bench"
+_BROUGHT_DEADLINE_SEC = 30.0
 
 
 @dataclass
@@ -109,12 +110,27 @@ def _in_turns(
             warm.run(work, size.sync_sec / 4, shards)
             before, begun = _describe(serving), time.monotonic()
             followed.run(work, size.sync_sec, shards, serving.pids)
-            now = _describe(serving)
+            now = _brought(serving, before)
             rows = now.versions[0].rows_synced - before.versions[0].rows_synced
             synced.append(rows / (time.monotonic() - begun))
         for bucket, since in zip(now.freshness, before.freshness, strict=True):
             ages[bucket.at_most_sec] = ages.get(bucket.at_most_sec, 0) + bucket.slots - since.slots
     return alone, followed, synced, _percentile(ages, 0.99)
+
+
+def _brought(serving: LocalServing, before: pb.DescribeReply) -> pb.DescribeReply:
+    """What the process says once it has brought something since, which a short turn on a busy machine may not see."""
+    deadline = time.monotonic() + _BROUGHT_DEADLINE_SEC
+    while True:
+        now = _describe(serving)
+        rows = now.versions[0].rows_synced - before.versions[0].rows_synced
+        if (rows > 0 and _slots(now) > _slots(before)) or time.monotonic() > deadline:
+            return now
+        time.sleep(0.05)
+
+
+def _slots(reply: pb.DescribeReply) -> int:
+    return sum(bucket.slots for bucket in reply.freshness)
 
 
 def _cpu(pids: Sequence[int]) -> float:
