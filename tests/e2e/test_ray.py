@@ -27,6 +27,7 @@ from sparserow.proto.job import JobConfig
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, free_port, wait_until
 
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before Ray is there: tests tell nobody
 ray = pytest.importorskip("ray")
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
