@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .worker.keys import hash_key
     from .worker.lift import lift_embeddings
     from .worker.merge_lookups import merge_lookups
+    from .worker.otel_trace import record_otel
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session import Session
@@ -112,6 +113,7 @@ _HOMES = {
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session": ("Session",),
     "worker.session_stats": ("SessionStats",),
+    "worker.otel_trace": ("record_otel",),
     "worker.session_metrics": ("SessionMetrics",),
     "worker.table": ("TableRows",),
     "worker.transaction": ("NonFiniteGradient",),
@@ -179,6 +181,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "Session",
     "SessionStats",
     "SessionMetrics",
+    "record_otel",
     "TableRows",
     "NonFiniteGradient",
 ]

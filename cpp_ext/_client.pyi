@@ -14,6 +14,11 @@ _BatchTensor = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
     """Registers how a native error (number of its code, message) becomes an exception."""
 
+def set_trace(trace_id: bytes = b"", span_id: bytes = b"") -> None:
+    """Requests that the calling thread makes from now on carry these ids (W3C trace context: 16 and 8 bytes) to the
+    shards; without them: none. Raises InvalidArgument for another length.
+    """
+
 def key_of_bytes(bytes: bytes) -> int:  # noqa: A002
     """63-bit key of a string's bytes."""
 

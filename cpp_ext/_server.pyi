@@ -698,6 +698,17 @@ class Server:
         pull, pull_waited (for the clock, the wait included), lookup, commit, write, scan, other.
         """
 
+    def keep_spans(self, wanted: bool) -> None:
+        """Whether requests that carry a trace are kept for ``take_requests``; at first they are not."""
+
+    def take_requests(self) -> tuple[list[dict[str, Any]], int]:
+        """Requests since the last call that were refused, or carried a trace while spans are kept; and how many more
+        there were than the 4,096 that are kept.
+
+        Each has type, request (id), job, worker, epoch, step (-1: none), peer (address), code (0: answered), message,
+        begin_unix_ns, end_unix_ns, trace_id (16 bytes) and span_id (8 bytes) of who asked, zeros without.
+        """
+
     def hot_keys(self, most: int) -> tuple[int, list[tuple[int, int, int, int]]]:
         """The keys that pulls and lookups ask for most: how many were sampled of late (at most 65,536), and by falling
         sure count (table id, key, count, error), where the count is of samples and too high by at most the error.

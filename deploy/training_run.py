@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,7 @@ def run_worker(
             return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
+    from ..proto.telemetry import telemetry_from_environment
     from ..worker.cache.settings import RowCache, check_cache
     from ..worker.connect import connect
     from ..worker.ps_backend import PsBackend
@@ -92,6 +94,7 @@ def run_worker(
     check_cache(cache, train.staleness, "train.cache")
     with (
         serve_metrics(metrics, host=host, port=port),
+        telemetry_from_environment("trainer") or contextlib.nullcontext() as telemetry,
         connect(
             coordinator,
             namespace=job.name,
@@ -106,4 +109,9 @@ def run_worker(
         metrics.session = SessionMetrics(session)
         if isinstance(trace, RecordedTrace):
             session.record(trace)
-        return train_with(PsBackend(job, session, coordinator), session.end_record)
+            return train_with(PsBackend(job, session, coordinator), session.end_record)
+        if telemetry is not None:
+            from ..worker.otel_trace import record_otel
+
+            record_otel(session, telemetry.tracer)
+        return train_with(PsBackend(job, session, coordinator))

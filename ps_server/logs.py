@@ -1,4 +1,7 @@
-"""The log of a server process: one line per event on stderr, plain or JSON."""
+"""The log of a server process: one line per event on stderr, plain or JSON.
+
+``log.info(text, extra={"fields": {...}})`` adds members to the JSON form.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class _JsonLine(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        event |= getattr(record, "fields", {})
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
         return json.dumps(event)

@@ -27,7 +27,7 @@ from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
-from .tracing import NoTrace, RecordedTrace, Trace
+from .tracing import NoTrace, Trace
 from .transaction import end_step
 
 
@@ -103,7 +103,7 @@ class Session(Joinable):
         """Where the spans of steps go; by default nowhere."""
         return self._trace
 
-    def record(self, trace: RecordedTrace) -> None:
+    def record(self, trace: Trace) -> None:
         """Has the spans of steps kept in ``trace`` from now on, those of pulls until :meth:`end_record`."""
         self._trace = trace
         self.native.record_pulls()
@@ -187,20 +187,22 @@ class Session(Joinable):
                         "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
                     )
                 self._dense_rows.stage()
-            return end_step(
-                self.native,
-                self._optimizer,
-                dense=dense,
-                scaler=scaler,
-                allow_empty=allow_empty,
-                is_distributed=self.world_size > 1,
-                on_nonfinite=self.placement.on_nonfinite,
-                clip_row_norm=clip_row_norm,
-                pushes=self._pushes,
-                trace=self.trace,
-            )
+            with self.trace.span("session.step", step=self.current_step):
+                return end_step(
+                    self.native,
+                    self._optimizer,
+                    dense=dense,
+                    scaler=scaler,
+                    allow_empty=allow_empty,
+                    is_distributed=self.world_size > 1,
+                    on_nonfinite=self.placement.on_nonfinite,
+                    clip_row_norm=clip_row_norm,
+                    pushes=self._pushes,
+                    trace=self.trace,
+                )
         finally:
             self._end_dense_step()
+            self.trace.end_step(self.current_step)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What torch's ``Join`` calls.

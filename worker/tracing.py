@@ -40,6 +40,10 @@ class Trace(Protocol):
         """A span timed with ``time.perf_counter_ns``, on the calling thread or another."""
         ...
 
+    def end_step(self, next_step: int) -> None:
+        """A step of the session is over; on the thread that trains."""
+        ...
+
 
 class _Silence:
     def __enter__(self) -> None: ...
@@ -59,6 +63,9 @@ class NoTrace:
         return self._SILENCE
 
     def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
+        """Nothing."""
+
+    def end_step(self, next_step: int) -> None:
         """Nothing."""
 
 
@@ -100,6 +107,9 @@ class RecordedTrace:
             "args": {"step": step},
         }
         self._events.append(event)  # atomic under the GIL
+
+    def end_step(self, next_step: int) -> None:
+        """See :class:`Trace`: all is kept until it is asked for."""
 
     def events(self) -> list[dict[str, Any]]:
         """All spans so far, after the names of worker and threads."""

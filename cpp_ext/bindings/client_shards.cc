@@ -16,6 +16,7 @@
 
 #include "rpc/client.h"
 #include "rpc/partition.h"
+#include "rpc/trace_context.h"
 #include "shared_errors.h"
 #include "shared_tls.h"
 
@@ -396,9 +397,25 @@ py::dict stats(const PyClient& client) {
   return out;
 }
 
+// Of the calling thread's requests; empty ids: of none.
+void set_trace(const py::bytes& trace_id, const py::bytes& span_id) {
+  rpc::TraceContext context;
+  const auto trace = static_cast<std::string_view>(trace_id);
+  const auto span = static_cast<std::string_view>(span_id);
+  if (!trace.empty() || !span.empty()) {
+    if (trace.size() != context.trace_id.size() || span.size() != context.span_id.size()) {
+      raise_error({Code::kInvalidArgument, "trace_id, span_id: allowed: 16 and 8 bytes, or none"});
+    }
+    std::memcpy(context.trace_id.data(), trace.data(), trace.size());
+    std::memcpy(context.span_id.data(), span.data(), span.size());
+  }
+  rpc::set_trace_context(context);
+}
+
 }  // namespace
 
 void bind_shards(py::module_& module) {
+  module.def("set_trace", &set_trace, py::arg("trace_id") = py::bytes(), py::arg("span_id") = py::bytes());
   py::class_<rpc::Shards, std::shared_ptr<rpc::Shards>>(module, "Shards")
       .def_property_readonly("shard_count", &rpc::Shards::shard_count);
   py::class_<rpc::Client, rpc::Shards, std::shared_ptr<rpc::Client>>(module, "ClientShards");

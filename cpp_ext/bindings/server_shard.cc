@@ -175,6 +175,29 @@ py::dict stats(const rpc::Server& server) {
   return out;
 }
 
+py::tuple take_requests(rpc::Server& server) {
+  const rpc::RequestLog::Taken taken = server.request_log().take();
+  py::list events;
+  for (const rpc::RequestEvent& event : taken.events) {
+    py::dict out;
+    out["type"] = py::str(rpc::type_name(static_cast<rpc::FrameType>(event.header.type)));
+    out["request"] = event.header.request_id;
+    out["job"] = event.header.job_id;
+    out["worker"] = event.header.worker_id;
+    out["epoch"] = event.header.worker_epoch;
+    out["step"] = event.header.step;
+    out["peer"] = event.peer;
+    out["code"] = static_cast<int>(event.status.code());
+    out["message"] = event.status.message();
+    out["begin_unix_ns"] = event.begin_unix_ns;
+    out["end_unix_ns"] = event.end_unix_ns;
+    out["trace_id"] = py::bytes(reinterpret_cast<const char*>(event.trace.trace_id.data()), 16);
+    out["span_id"] = py::bytes(reinterpret_cast<const char*>(event.trace.span_id.data()), 8);
+    events.append(out);
+  }
+  return py::make_tuple(events, taken.dropped);
+}
+
 }  // namespace
 
 void bind_shard(py::module_& module) {
@@ -267,6 +290,10 @@ void bind_shard(py::module_& module) {
           "remove_model", [](rpc::Server& server, std::uint32_t handle) { server.models().remove(handle); },
           py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
+      .def(
+          "keep_spans", [](rpc::Server& server, bool wanted) { server.request_log().keep_spans(wanted); },
+          py::arg("wanted"))
+      .def("take_requests", &take_requests)
       .def(
           "hot_keys",
           [](const rpc::Server& server, std::size_t most) {

@@ -32,6 +32,12 @@ Outgoing& Client::Impl::add(Call& call, std::uint32_t shard, FrameType type, Fra
   request.header.worker_epoch = options_.worker_epoch;
   request.header.route_epoch = options_.route_epoch;
   request.header.step = step;
+  if (const TraceContext& trace = trace_context(); trace.is_set()) {
+    out.trace.context = trace;
+    request.body.push_back({&out.trace, sizeof out.trace});
+    request.header.body_bytes += sizeof out.trace;
+    ++request.header.section_count;
+  }
   return out;
 }
 

@@ -13,6 +13,7 @@
 
 #include "rpc/channel.h"
 #include "rpc/client.h"
+#include "rpc/trace_context.h"
 
 namespace sparserow::rpc {
 
@@ -29,6 +30,7 @@ struct Outgoing {
   std::vector<TableHead> heads;
   std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
   ScanPayload scan;
+  TraceSection trace;
 };
 
 class FileHandle {

@@ -278,7 +278,7 @@ Result<ScanPage> Client::Impl::scan(std::uint32_t shard, std::uint32_t table_id,
   head.section.kind = static_cast<std::uint16_t>(SectionKind::kScan);
   head.section.flags = kSectionRequired;
   head.section.payload_bytes = sizeof out.scan;
-  out.request.header.section_count = 1;
+  ++out.request.header.section_count;
   add_piece(out.request, &head.section, sizeof head.section);
   add_piece(out.request, &out.scan, sizeof out.scan);
   SR_RETURN_IF_ERROR(run(call));

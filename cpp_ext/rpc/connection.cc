@@ -204,9 +204,10 @@ Connection::Task<bool> Connection::serve_one() {
     co_await write_reply(refusal);
     co_return false;
   }
-  const auto arrived = Clock::now();
-  const auto deadline = arrived + std::chrono::milliseconds(
-                                      header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
+  Arrival arrival{.at = Clock::now(), .trace = {}};
+  const auto deadline =
+      arrival.at +
+      std::chrono::milliseconds(header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
   Body body;
   Outcome outcome;
   outcome.status = co_await read_body(header, body, deadline);
@@ -216,7 +217,10 @@ Connection::Task<bool> Connection::serve_one() {
     outcome.status = check_crc(header, body.bytes);
     outcome.grammar_broken = !outcome.status.is_ok();  // a corrupt header may have led astray
   }
-  if (outcome.status.is_ok()) outcome = co_await dispatch(header, body, deadline, arrived);
+  if (outcome.status.is_ok()) {
+    arrival.trace = trace_of(header, body.bytes);
+    outcome = co_await dispatch(header, body, deadline, arrival);
+  }
   consume(body.staged);
   body = Body{};
   bool alive = true;
@@ -225,11 +229,17 @@ Connection::Task<bool> Connection::serve_one() {
     outcome.reply = error_frame(reply_to(header, FrameType::kError), outcome.status);
   }
   if (!outcome.reply.empty()) alive = co_await write_reply(outcome.reply);
-  if (core_.options.observe && !outcome.is_parked) {
-    core_.request_times.add(RequestTimes::kind_of(static_cast<FrameType>(header.type)), Clock::now() - arrived);
+  if (!outcome.is_parked) {
+    note(RequestTimes::kind_of(static_cast<FrameType>(header.type)), header, outcome.status, arrival);
   }
   phase_ = Phase::kIdle;
   co_return alive && !outcome.grammar_broken && !closed_;
+}
+
+void Connection::note(RequestTimes::Kind kind, const FrameHeader& header, const Status& status,
+                      const Arrival& arrival) {
+  if (core_.options.observe) core_.request_times.add(kind, Clock::now() - arrival.at);
+  core_.request_log.note(header, peer_->address, status, arrival.trace, arrival.at);
 }
 
 // Lets the peer read the last ERROR: a socket closed with unread bytes would reset it away.

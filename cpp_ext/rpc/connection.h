@@ -25,6 +25,12 @@
 
 namespace sparserow::rpc {
 
+// When a request came, and of which trace.
+struct Arrival {
+  std::chrono::steady_clock::time_point at = {};
+  TraceContext trace;
+};
+
 struct PullRequest {
   FrameHeader header;
   std::shared_ptr<Store> store;
@@ -33,7 +39,7 @@ struct PullRequest {
   std::uint64_t reply_sequence = 0;  // writes of others, when asked; of a lookup the version that answers
   Buffer body;                       // owns the keys of a pull that is parked
   Charge charge;
-  std::chrono::steady_clock::time_point arrived = {};
+  Arrival arrival;
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -93,9 +99,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Status check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
   Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
-                         std::chrono::steady_clock::time_point arrived);
+                         const Arrival& arrival);
   Task<Outcome> serve_pull(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
-                           std::chrono::steady_clock::time_point arrived);
+                           const Arrival& arrival);
+  // The request is over.
+  void note(RequestTimes::Kind kind, const FrameHeader& header, const Status& status, const Arrival& arrival);
   Task<Outcome> serve_lookup(const FrameHeader& header, Body& body);
   // Takes the tables and keys of a request's body over, and plans its reply.
   Outcome plan_pull(const Body& body, PullRequest& request) const;

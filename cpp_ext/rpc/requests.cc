@@ -62,7 +62,7 @@ Status Connection::check_owner(std::uint32_t table_id, std::span<const std::uint
 }
 
 Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& header, Body& body,
-                                                           Clock::time_point deadline, Clock::time_point arrived) {
+                                                           Clock::time_point deadline, const Arrival& arrival) {
   const auto type = static_cast<FrameType>(header.type);
   if (type == FrameType::kPing) {
     // Sections of a PING are walked like any other's, so that a broken one is noticed.
@@ -85,7 +85,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
     co_return Outcome{
         Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
   }
-  if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline, arrived);
+  if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline, arrival);
   if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body);
   if (type == FrameType::kHint) co_return serve_hint(header, body);
   // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.

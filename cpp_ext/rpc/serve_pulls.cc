@@ -42,10 +42,10 @@ void put_section(Packer& packer, const PullPart& part) {
 }  // namespace
 
 Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& header, Body& body,
-                                                             Clock::time_point deadline, Clock::time_point arrived) {
+                                                             Clock::time_point deadline, const Arrival& arrival) {
   auto request = std::make_shared<PullRequest>();
   request->header = header;
-  request->arrived = arrived;
+  request->arrival = arrival;
   request->store = core_.store;
   if (Outcome outcome = plan_pull(body, *request); !outcome.status.is_ok()) co_return outcome;
   if (header.step != kNoStep) {
@@ -181,9 +181,7 @@ Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> re
     const auto refusal = error_frame(reply_to(request->header, FrameType::kError), status);
     alive = co_await write_reply(refusal);
   }
-  if (core_.options.observe) {
-    core_.request_times.add(RequestTimes::Kind::kWaitedPull, Clock::now() - request->arrived);
-  }
+  note(RequestTimes::Kind::kWaitedPull, request->header, status, request->arrival);
   if (!alive) close();
   --core_.counters.requests_active;
 }

@@ -18,6 +18,7 @@
 #include "rpc/access.h"
 #include "rpc/commit_log.h"
 #include "rpc/hot_keys.h"
+#include "rpc/request_log.h"
 #include "rpc/request_times.h"
 #include "rpc/served_models.h"
 #include "rpc/staleness_histogram.h"
@@ -100,6 +101,7 @@ class Server {
   [[nodiscard]] ServerStats stats() const;
   // The keys that pulls and lookups ask for most, by falling count.
   [[nodiscard]] HotKeys::Report hot_keys(std::size_t most) const;
+  [[nodiscard]] RequestLog& request_log() noexcept;
   // What LOOKUP is answered from; `store` answers all other requests.
   [[nodiscard]] ServedModels& models() noexcept;
 

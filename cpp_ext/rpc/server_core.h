@@ -114,6 +114,7 @@ struct ServerCore {
   StalenessHistogram staleness;
   RequestTimes request_times;
   HotKeys hot_keys;
+  RequestLog request_log;
   InflightBudget inflight;
   InflightBudget parked;  // of pulls that wait for the clock
   BufferPool buffers;

@@ -44,6 +44,7 @@ def ps(
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.telemetry import telemetry_from_environment
     from ...proto.units import parse_seconds
     from ...ps_server.logs import start_log
     from ...ps_server.shard.engine import EngineOptions
@@ -74,7 +75,9 @@ def ps(
         io_threads=io_threads,
         observe=observe,
     )
+    telemetry = telemetry_from_environment("shard")
     config = ShardOptions(
+        tracer=None if telemetry is None else telemetry.tracer,
         coordinator=coordinator,
         engine=engine,
         control_port=control_port,
@@ -88,4 +91,8 @@ def ps(
     async def run() -> None:
         await serve_shard(config, StopRequest())
 
-    uvloop.run(run())
+    try:
+        uvloop.run(run())
+    finally:
+        if telemetry is not None:
+            telemetry.close()

@@ -105,6 +105,11 @@ class ShardEngine:
         return self._store
 
     @property
+    def server(self) -> _server.Server:
+        """The data plane; thread-safe."""
+        return self._server
+
+    @property
     def port(self) -> int:
         """Where the data plane listens."""
         return int(self._server.port)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...proto import changes_pb2_grpc as changes_grpc
 from ...proto import control_pb2_grpc as pb_grpc
@@ -21,7 +22,11 @@ from .changes import ChangesService
 from .coordinator_link import CoordinatorLink
 from .engine import EngineOptions, ShardEngine
 from .metrics import ShardMetrics
+from .request_reporter import RequestReporter
 from .service import ShardService
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,7 @@ class ShardOptions:
         metrics_port: of the Prometheus page on the same host; None is off.
         health_port: of health alone, without TLS, on the same host; None is off.
         drain_sec: how long requests under way may take once the process is asked to stop.
+        tracer: takes the spans of requests that belong to a trace; None: there are none.
     """
 
     coordinator: str
@@ -54,6 +60,7 @@ class ShardOptions:
     metrics_port: int | None = None
     health_port: int | None = None
     drain_sec: float = 10.0
+    tracer: Tracer | None = None
 
 
 async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
@@ -105,6 +112,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         stack.callback(engine.stop)
         engines.append(engine)
         link.serve_at(told.host, told.port or engine.port)
+        stack.callback(RequestReporter(engine.server, index, options.tracer).stop)
         stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
         await stack.enter_async_context(fresh_security(engine.set_security))
         await server.set_serving(True)

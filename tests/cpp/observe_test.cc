@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "rpc/hot_keys.h"
+#include "rpc/request_log.h"
 #include "rpc/request_times.h"
+#include "rpc/trace_context.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;
@@ -160,4 +162,78 @@ TEST_CASE("a server that shall not observe notes nothing") {
   REQUIRE(client->pull(std::span(&pull, 1), {}).is_ok());  // the first one's end is behind it
   CHECK(requests_of(cluster.servers[0]->stats().request_times, RequestTimes::Kind::kPull) == 0);
   CHECK(cluster.servers[0]->hot_keys(5).samples == 0);
+}
+
+TEST_CASE("requests of a trace are kept with its ids when spans are wanted, refused ones always") {
+  const TableSchema table = sgd_table("n/t", 4);
+  Cluster cluster(1, {table});
+  RequestLog& log = cluster.servers[0]->request_log();
+  const auto client = take(Client::connect(cluster.client_options(3)));
+  const Grouped grouped(*client, table.id, {1, 2, 3});
+  std::vector<float> rows(12);
+  const auto pull = grouped.pull(table, rows.data());
+  auto wrong = pull;
+  wrong.dim = 2;
+  const auto ask = [&](const TablePull& what) { return client->pull(std::span(&what, 1), {}).is_ok(); };
+  TraceContext trace;
+  trace.trace_id.fill(7);
+  trace.span_id.fill(9);
+  std::vector<RequestEvent> events;
+  const auto collect = [&](std::size_t count) {
+    return comes_true([&] {
+      for (RequestEvent& event : log.take().events) events.push_back(std::move(event));
+      return events.size() >= count;
+    });
+  };
+
+  CHECK(ask(pull));
+  set_trace_context(trace);
+  CHECK(ask(pull));  // nobody wants spans yet
+  CHECK_FALSE(ask(wrong));
+  REQUIRE(collect(1));
+  CHECK(events[0].status.code() == Code::kInvalidArgument);
+  CHECK(events[0].header.worker_id == 3);
+  CHECK(events[0].header.request_id > 0);
+  CHECK_FALSE(events[0].trace.is_set());
+
+  log.keep_spans(true);
+  events.clear();
+  CHECK(ask(pull));
+  set_trace_context({});
+  CHECK(ask(pull));  // of no trace
+  REQUIRE(collect(1));
+  CHECK(events.size() == 1);
+  CHECK(events[0].status.is_ok());
+  CHECK(events[0].trace.trace_id == trace.trace_id);
+  CHECK(events[0].trace.span_id == trace.span_id);
+  CHECK(events[0].begin_unix_ns <= events[0].end_unix_ns);
+}
+
+TEST_CASE("a request log that nobody empties keeps the first, and counts the rest") {
+  RequestLog log;
+  const Status refused(Code::kNotFound, "no");
+  for (std::size_t i = 0; i < RequestLog::kMost + 5; ++i)
+    log.note({}, "", refused, {}, std::chrono::steady_clock::now());
+  const auto taken = log.take();
+  CHECK(taken.events.size() == RequestLog::kMost);
+  CHECK(taken.dropped == 5);
+  CHECK(log.take().events.empty());
+}
+
+TEST_CASE("only a whole trace section that comes first is one") {
+  TraceSection section;
+  section.context.trace_id.fill(1);
+  const auto bytes = bytes_of(section);
+  FrameHeader header;
+  header.section_count = 1;
+  CHECK(trace_of(header, bytes).is_set());
+  CHECK_FALSE(trace_of(header, bytes.first(32)).is_set());
+  header.section_count = 0;
+  CHECK_FALSE(trace_of(header, bytes).is_set());
+  header.section_count = 1;
+  section.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  CHECK_FALSE(trace_of(header, bytes).is_set());
+  section.section.kind = kTraceSection;
+  section.section.payload_bytes = 23;
+  CHECK_FALSE(trace_of(header, bytes).is_set());
 }
