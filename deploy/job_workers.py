@@ -77,7 +77,7 @@ def run_job_workers(
     elastic = job.train.elastic
     with tempfile.TemporaryDirectory(prefix="sparserow-job-") as folder, _started(workers) as team:
 
-        def give_order(worker: _Worker) -> None:
+        def give_order(worker: _Worker, resume: str) -> None:
             order = {
                 "job": job.model_dump(mode="json", exclude_unset=True),
                 "rank": worker.rank,
@@ -93,7 +93,7 @@ def run_job_workers(
                 worker.link.sendall(json.dumps(order).encode() + b"\n")
 
         for worker in team:
-            give_order(worker)
+            give_order(worker, resume)
         replacements = _Replacements(team, give_order, 0 if elastic is None else elastic.max_restarts)
         answers = _listen(team, check, may_lose=job.train.dense == "ps", replacements=replacements)
     errors = [answer for answer in answers if "error" in answer]
@@ -108,11 +108,11 @@ class _Replacements:
 
     Args:
         team: gets them, and loses those.
-        give_order: tells a worker what to do.
+        give_order: tells a worker what to do, and where to begin (``--resume``).
         left: how many may be started.
     """
 
-    def __init__(self, team: list[_Worker], give_order: Callable[[_Worker], None], left: int) -> None:
+    def __init__(self, team: list[_Worker], give_order: Callable[[_Worker, str], None], left: int) -> None:
         self._team, self._give_order, self._left = team, give_order, left
 
     def of(self, worker: _Worker, answer: dict[str, Any]) -> _Worker | None:
@@ -132,7 +132,7 @@ class _Replacements:
         worker.process.wait(_STOP_SEC)
         fresh = _start(worker.rank)
         self._team[self._team.index(worker)] = fresh
-        self._give_order(fresh)
+        self._give_order(fresh, "never")  # the rows are those of now
         return fresh
 
 

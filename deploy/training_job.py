@@ -61,7 +61,8 @@ def checked_resume(job: JobConfig, resume: str) -> str:
         raise InvalidArgument(
             f"--resume {resume!r} is not allowed; allowed: auto, never, or a name such as save-000003"
         )
-    if resume != "never" and job.train.checkpoint is None:
+    elastic = job.train.elastic
+    if resume != "never" and job.train.checkpoint is None and (elastic is None or elastic.url is None):
         raise FailedPrecondition(f"--resume {resume}: the job has no section train.checkpoint")
     return resume
 
@@ -89,7 +90,8 @@ def run_job(
         result = record(_run_under_torchrun)(job, place, trace_file, resume)
         assert result is not None
         return result
-    restarts = job.train.checkpoint.max_restarts if resume == "auto" and job.train.checkpoint is not None else 0
+    saved = job.train.checkpoint or job.train.elastic
+    restarts = saved.max_restarts if resume == "auto" and saved is not None else 0
     for left in range(restarts, -1, -1):
         try:
             return _run_once(job, trace_file, resume)

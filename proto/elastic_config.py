@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .config import StrictModel
+from .config import Seconds, StrictModel
 from .errors import InvalidArgument
 
 
@@ -16,8 +16,16 @@ class ElasticConfig(StrictModel):
         ge=1,
         le=1 << 26,
         description="Lines that a worker leases at a time, rounded up to whole batches; they are shuffled together. "
-        "What a worker that dies had leased is trained on once more.",
+        "What a worker that dies had not trained on of it goes to another.",
     )
+    url: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder, by path or URL, of one job, where the coordinator saves rows and how far the epoch is. "
+        "--resume auto goes on from there. null: nothing is saved.",
+        json_schema_extra={"allowed": "a path or a URL"},
+    )
+    save_every: Seconds = Field(30.0, gt=0, description="Time between two such saves; each has what changed.")
     max_restarts: int = Field(
         10,
         ge=0,
@@ -39,4 +47,4 @@ def check_elastic(dense: str, staleness: int | None, prefetch: int, *, has_check
     if prefetch:
         raise InvalidArgument(f"train.prefetch: {prefetch} is not possible with train.elastic; allowed: 0")
     if has_checkpoints:
-        raise InvalidArgument("train.checkpoint: is not possible with train.elastic; allowed: null")
+        raise InvalidArgument("train.checkpoint: is not possible with train.elastic, which has url; allowed: null")

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.job import JobConfig
 from .build_model import build_model
+from .checkpoint import keep_rows
 from .checkpoint.save import Stateful
 from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
 from .data.leased import LeasedReader
@@ -27,7 +28,7 @@ from .models import Tower
 from .process_group import WorkerGroup
 from .tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
-from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints
+from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_report import EpochResult, Observer, TrainResult
 from .training_step import TrainingStep
 
@@ -142,6 +143,9 @@ class Trainer:
             FailedPrecondition: the job has no section train.checkpoint.
             SparserowError: it cannot be restored.
         """
+        elastic, session = self._job.train.elastic, self._backend.session
+        if elastic is not None and elastic.url is not None and session is not None:
+            return resume_rows(session, elastic.url, name)
         if self._checkpoints is None:
             raise FailedPrecondition("--resume: needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
@@ -175,6 +179,9 @@ class Trainer:
         history = [EpochResult(**result) for result in progress.history]
         if self._checkpoints is not None:
             self._checkpoints.begin()
+        elastic, session = train.elastic, self._backend.session
+        if elastic is not None and elastic.url is not None and session is not None:
+            keep_rows(session, elastic.url, every_sec=elastic.save_every)
         for epoch in range(progress.epoch, train.epochs + 1):
             if not progress.is_trained:
                 self._train(epoch)

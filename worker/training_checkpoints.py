@@ -61,6 +61,29 @@ class TrainedParts:
     steps: Stateful
 
 
+def resume_rows(session: Session, url: str, name: str | None) -> bool:
+    """Goes back to a save of the rows, and of how far the epoch was, which the coordinator leases data by; every worker
+    of the job does.
+
+    Args:
+        session: of a worker.
+        url: of the folder.
+        name: of the save; None: the newest.
+
+    Returns:
+        False where ``name`` is None and there is none.
+
+    Raises:
+        SparserowError: it cannot be restored.
+    """
+    names = list_names(Folder(absolute(url)))
+    if name is None and not names:
+        return False
+    restored = restore(session, url, name=name)
+    log.info("resumed from %s/%s", url, restored.name)
+    return True
+
+
 class TrainingCheckpoints:
     """Saves by steps or time; a save that fails is told, and the job goes on.
 

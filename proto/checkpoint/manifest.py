@@ -71,6 +71,7 @@ class JobEntry:
         step: the last one in the cut, -1 before the first; without staleness 0 the highest of any worker.
         sequences: (worker id, epoch, last sequence in the cut).
         windows: by shard, what each knew of the workers' commits (``install_jobs`` of the native server).
+        data: how much of an epoch the rows have, where the coordinator leases data; else {}.
     """
 
     job_id: int
@@ -80,6 +81,7 @@ class JobEntry:
     step: int
     sequences: tuple[tuple[int, int, int], ...]
     windows: tuple[dict[str, Any], ...]
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

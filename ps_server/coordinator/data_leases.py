@@ -1,13 +1,14 @@
 """Which worker trains on which part of an epoch's data. No I/O; not thread-safe.
 
-A pass over the data is cut into chunks, which the workers count alike. A worker leases one chunk after the other; what
-it has not reported as done goes to another worker when it leaves the job or dies. So every sample of an epoch is
-trained on at least once, by however many workers there are at any moment.
+A pass over the data is cut into chunks, which the workers count alike. A worker leases one chunk after the other. Each
+batch is one commit, so the steps of what a worker has committed say how far it was: when it leaves the job or dies, the
+rest of its chunk goes to another worker.
 
 Invariants:
  1. A chunk is leased to at most one member of the job.
  2. A chunk is done only when its worker said so, and was a member then: all its commits are acknowledged.
- 3. An epoch is over when all its chunks are done; the next one begins with the first worker that asks for it.
+ 3. The lease of a worker that is gone ends with the operation that fences it, which knows its last step.
+ 4. An epoch is over when all its chunks are done; the next one begins with the first worker that asks for it.
 """
 
 from __future__ import annotations
@@ -92,13 +93,30 @@ class JobData:
         """Whether all chunks of the epoch are done."""
         return len(self.done) == self.chunks
 
-    def answer(self, ask: Ask, holder: Key, members: Collection[Key]) -> Answer:
+    def left(self, holder: Key, last_step: int) -> None:
+        """A worker is gone, and nothing that it still sends counts.
+
+        Args:
+            holder: the worker.
+            last_step: of its commits, any shard's; -1: none.
+        """
+        for chunk, lease in list(self.leases.items()):
+            if lease.holder == holder:
+                del self.leases[chunk]
+                self._skip(chunk, lease, last_step)
+
+    def _skip(self, chunk: int, lease: Lease, last_step: int) -> None:
+        batches = lease.skip + max(0, last_step + 1 - lease.step)
+        if batches:
+            self.skips[chunk] = batches
+
+    def answer(self, ask: Ask, holder: Key, known: Collection[Key]) -> Answer:
         """Takes what a worker says, and gives it a chunk.
 
         Args:
             ask: its words.
-            holder: who asks; one of ``members``.
-            members: of the job, now.
+            holder: who asks.
+            known: members of the job, and those whose end the shards have not been told yet.
 
         Raises:
             FailedPrecondition: it counts other chunks than the others, or goes on before the epoch is over.
@@ -122,11 +140,10 @@ class JobData:
             if chunk in self.leases and self.leases[chunk].holder == holder:
                 del self.leases[chunk]
                 self.done.add(chunk)
-        for chunk, lease in list(self.leases.items()):  # of who has left; its own, when it was not answered
-            if lease.holder not in members or lease.holder == holder:
+        for chunk, lease in list(self.leases.items()):  # its own, when it was not answered
+            if lease.holder == holder or lease.holder not in known:
                 del self.leases[chunk]
-                if lease.skip:
-                    self.skips[chunk] = lease.skip
+                self._skip(chunk, lease, -1)
         if self.is_over or not ask.wants:
             return Answer(is_over=self.is_over)
         free = next((c for c in range(self.chunks) if c not in self.done and c not in self.leases), None)
@@ -142,12 +159,11 @@ class JobData:
         Args:
             committed: the last step of each worker that is in the cut; -1: none.
         """
-        skips = dict(self.skips)
-        for chunk, lease in self.leases.items():
-            batches = lease.skip + max(0, committed.get(lease.holder, -1) + 1 - lease.step)
-            if batches:
-                skips[chunk] = batches
-        return {"epoch": self.epoch, "chunks": self.chunks, "done": sorted(self.done), "skips": sorted(skips.items())}
+        then = JobData.of_document(self.to_document())
+        for holder in {lease.holder for lease in self.leases.values()}:
+            then.left(holder, committed.get(holder, -1))
+        saved = then.to_document()
+        return {name: saved[name] for name in ("epoch", "chunks", "done", "skips")}
 
     def to_document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -182,7 +198,12 @@ class DataLeases:
     def __init__(self) -> None:
         self.jobs: dict[int, JobData] = {}  # by job id
 
-    def answer(self, job_id: int, generation: int, ask: Ask, holder: Key, members: Collection[Key]) -> Answer:
+    def left(self, job_id: int, holder: Key, last_step: int) -> None:
+        """As :meth:`JobData.left`."""
+        if job_id in self.jobs:
+            self.jobs[job_id].left(holder, last_step)
+
+    def answer(self, job_id: int, generation: int, ask: Ask, holder: Key, known: Collection[Key]) -> Answer:
         """As :meth:`JobData.answer`; a job that is new, or whose former run is over, begins at ``ask.epoch``.
 
         Raises:
@@ -193,17 +214,27 @@ class DataLeases:
             raise InvalidArgument(f"chunks: {ask.chunks} is not allowed; allowed: [1, {MOST_CHUNKS}]")
         if ask.epoch < 1:
             raise InvalidArgument(f"epoch: {ask.epoch} is not allowed; allowed: >= 1")
-        known = self.jobs.get(job_id)
+        data = self.jobs.get(job_id)
         # Between two generations all workers were gone: those of the same run go on where they were.
-        if known is None or (known.generation != generation and (known.run != ask.run or known.is_over)):
-            known = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
-        known.generation = generation
-        return known.answer(ask, holder, members)
+        if data is None or (data.generation != generation and (data.run != ask.run or data.is_over)):
+            data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
+        data.generation = generation
+        return data.answer(ask, holder, known)
 
-    def restore(self, job_id: int, generation: int, run: str, saved: dict[str, Any]) -> None:
-        """Goes back to what a checkpoint has (:meth:`JobData.at_cut`)."""
+    def at_cut(self, committed: dict[int, dict[Key, int]]) -> dict[int, dict[str, Any]]:
+        """As :meth:`JobData.at_cut`, by job id, of those jobs that are in the cut.
+
+        The jobs are held: what a worker has reported as done is in the cut.
+        """
+        return {job_id: data.at_cut(committed[job_id]) for job_id, data in self.jobs.items() if job_id in committed}
+
+    def restore(self, job_id: int, generation: int, saved: dict[str, Any]) -> None:
+        """Goes back to what a checkpoint has (:meth:`JobData.at_cut`); {}: to the beginning."""
+        self.jobs.pop(job_id, None)
+        if not saved:
+            return
         self.jobs[job_id] = JobData(
-            run,
+            "",
             generation,
             saved["epoch"],
             saved["chunks"],

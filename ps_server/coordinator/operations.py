@@ -30,6 +30,7 @@ class CutPoint:
         operation: of the HOLD.
         step: the highest one accepted anywhere; -1 before the first.
         sequences: of each live worker, the last one accepted anywhere.
+        steps: of each live worker, the step of that one; -1 before the first.
     """
 
     job_id: int
@@ -37,17 +38,20 @@ class CutPoint:
     staleness: int | None
     step: int
     sequences: dict[Key, int]
+    steps: dict[Key, int]
 
     @staticmethod
     def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[Key, Window]]) -> CutPoint:
         """The cut that the reports of a HOLD name."""
         step = max((window.committed_step for report in reports for window in report.values()), default=-1)
-        sequences = {
-            span.key: max((report.get(span.key, Window()).committed_sequence for report in reports), default=0)
+        last: dict[Key, list[Window]] = {
+            span.key: [report.get(span.key, Window()) for report in reports]
             for span in roster.spans.values()
             if span.until_step is None
         }
-        return CutPoint(job_id, operation, roster.staleness, step, sequences)
+        sequences = {key: max(window.committed_sequence for window in last[key]) for key in last}
+        steps = {key: max(window.committed_step for window in last[key]) for key in last}
+        return CutPoint(job_id, operation, roster.staleness, step, sequences, steps)
 
 
 def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any]:
@@ -218,6 +222,9 @@ class Operations:
         operation = self._next_operation()
         reports = await self._fleet.hold_job(job_id, operation, gone)
         roster.decide(operation, gone, reports, members)
+        for key in gone:
+            last_step = max((report.get(key, Window()).committed_step for report in reports), default=-1)
+            self._cluster.data.left(job_id, key, last_step)
         self._save()
         await self._fleet.tell_job(job_id, roster)
         for worker_id, epoch in gone:

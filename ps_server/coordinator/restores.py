@@ -185,6 +185,9 @@ class Restores:
                 )
 
             loaded = await (self._operations.restart(job_id, next_step, load_all) if job_id else load_all("[]"))
+            if job_id:
+                saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
+                cluster.data.restore(job_id, cluster.jobs.jobs[job_id].generation, saved)
             is_whole = not (request.tables or request.renames or request.reset_optimizer)
             if is_whole:
                 cluster.has_rows_in(folder.url, manifest)

@@ -55,6 +55,7 @@ class Save:
     keep: int = 0
     full_every: int = 1
     base: files.Manifest | None = None  # that it adds what changed to
+    data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: how far leased data is
     side_budget_bytes: int = 0
     phase: Phase = Phase.GATHERING
     problem: SparserowError | None = None
@@ -296,6 +297,7 @@ class Saves:
         return newest if is_ours and is_short and newest.shards == len(shards.shards) else None
 
     async def _cut(self, save: Save, points: list[CutPoint]) -> tuple[list[CutPoint], list[pb.CutReply]]:
+        save.data = self._cluster.data.at_cut({point.job_id: point.steps for point in points})
         request = pb.CutRequest(
             save=save.key,
             deadline_ms=round(_CUT_DEADLINE_SEC * 1000),
@@ -321,8 +323,8 @@ class Saves:
         return points, await self._fleet.cut(request)
 
     async def _write(self, save: Save, points: list[CutPoint], cuts: list[pb.CutReply]) -> files.Manifest:
-        parts: dict[int, list[files.PartEntry]] = {schema.id: [] for schema in self._cluster.registry.tables()}
         schemas = {schema.id: schema for schema in self._cluster.registry.tables()}
+        parts: dict[int, list[files.PartEntry]] = {table_id: [] for table_id in schemas}
         slots: list[files.FileFacts] = []
         stats: dict[str, int] = {}
         await all_of(self._dump(save, shard, parts, slots, stats) for shard in self._cluster.shards.shards)
@@ -337,12 +339,11 @@ class Saves:
                 step=point.step,
                 sequences=tuple((*key, sequence) for key, sequence in point.sequences.items()),
                 windows=tuple(of_shard[index] for of_shard in windows),
+                data=save.data.get(point.job_id, {}),
             )
             for index, point in enumerate(points)
         ]
-        gone = parts.keys() - schemas.keys()
-        base = save.base
-        written = sum(part.bytes for found in parts.values() for part in found)
+        base, written = save.base, sum(part.bytes for found in parts.values() for part in found)
         return files.Manifest(
             base="" if base is None else base.name,
             chain=0 if base is None else base.chain + 1,
@@ -358,7 +359,7 @@ class Saves:
                     schemas[table_id], tuple(sorted(found, key=lambda part: (part.shard, part.first_slot)))
                 )
                 for table_id, found in parts.items()
-                if table_id not in gone
+                if table_id in schemas
             ),
             slots=tuple(sorted(slots, key=lambda facts: facts.file)),
             jobs=tuple(jobs),

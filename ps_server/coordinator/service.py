@@ -270,10 +270,11 @@ class CoordinatorService:
         caller, cluster = request.caller, self._cluster
         ticket = cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         job = cluster.jobs.check(ticket)
-        members = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
+        known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
+        known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
         ask = Ask(request.run, request.epoch, request.chunks, request.done, request.step)
         holder = ticket.worker_id, ticket.epoch
-        given = cluster.data.answer(job.job_id, job.generation, ask, holder, members)
+        given = cluster.data.answer(job.job_id, job.generation, ask, holder, known)
         if given.chunk is not None or request.done:
             self._save()
         return pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over)

@@ -1,4 +1,4 @@
-"""Workers that come and go: each sample of an epoch is trained on at least once, whoever is there."""
+"""Workers that come and go: each sample of an epoch is trained on once, whoever is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
+from checkpoint_rows import rows_of_checkpoint
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.worker.data import key_of
 from sparserow_process import Launcher, wait_until
@@ -56,12 +58,12 @@ train:
     return path
 
 
-def trained_ids(address: str) -> set[int]:
-    """Samples that were trained on: a row is born when a push is applied."""
-    with sr.connect(address, "elastic", job="reader", staleness=None) as session:
-        (name,) = (table.name for table in session.catalog.list_tables("elastic") if table.name.endswith(".id"))
-        keys = {int(key) for keys, _ in session.table(name).scan() for key in keys}
-    return {sample for sample in range(SAMPLES + TEST_SAMPLES) if key_of(str(sample)) % ROWS in keys}
+def updates(launcher: Launcher, address: str, folder: Path) -> dict[int, int]:
+    """How often each sample was trained on: as many commits as its row has had."""
+    assert launcher.start("checkpoint", "save", str(folder), f"--coordinator={address}").end() == 0
+    (rows,) = (rows for table, rows in rows_of_checkpoint(folder).items() if table.endswith(".id"))
+    sample_of = {key_of(str(sample)) % ROWS: sample for sample in range(SAMPLES)}
+    return {sample_of[key]: count for key, (_, count, *_) in rows.items()}
 
 
 def jobs_of(address: str):
@@ -95,8 +97,34 @@ def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Pa
     assert "another one takes its place (9 restarts left)" in run.err
     figures = json.loads(result.read_text())
     assert 0.8 < figures["test_auc"] < 0.95
-    assert trained_ids(address) == set(range(SAMPLES))
+    assert updates(launcher, address, tmp_path / "rows") == dict.fromkeys(range(SAMPLES), 2)
     of_the_two = sum(epoch["samples"] for epoch in figures["history"])
     assert 0.2 < of_the_two / (2 * SAMPLES) < 0.9, "the one that joined has its share"
+    up.signal(signal.SIGTERM)
+    assert up.end() == 0
+
+
+def test_each_sample_counts_once_also_when_all_goes_back_to_a_save(
+    launcher: Launcher, job: Path, tmp_path: Path
+) -> None:
+    up = launcher.start("up", "--shards=2", "--port=0", "--worker-lease=3s")
+    address = up.wait_for(r"ready at (\S+:\d+)")[1]
+    url, result = tmp_path / "saves", tmp_path / "result.json"
+    sets = [f"cluster.address={address}", "train.epochs=1", "train.staleness=null"]
+    sets += [f"train.elastic={{lease_rows: 200, url: {url}, save_every: 0.3s}}"]
+    arguments = ["train", str(job), "--resume=auto", "--json", str(result), *(f"--set={each}" for each in sets)]
+    run = launcher.start(*arguments)
+    wait_until(lambda: any(each.highest_step >= 20 for each in jobs_of(address)), "the first steps", 180)
+    known = files.list_names(Folder(str(url)))[-1:]
+    wait_until(lambda: files.list_names(Folder(str(url)))[-1:] > known, "a save of them")
+    run.popen.kill()  # and its workers with it
+    run.end()
+    wait_until(lambda: not launcher.by_role()["worker"], "the workers to end")
+    again = launcher.start(*arguments, "--workers=3")
+    assert again.popen.wait(180) == 0, again.err
+    figures = json.loads(result.read_text())
+    assert figures["workers"] == 3
+    assert 0 < sum(epoch["samples"] for epoch in figures["history"]) < SAMPLES
+    assert updates(launcher, address, tmp_path / "rows") == dict.fromkeys(range(SAMPLES), 1)
     up.signal(signal.SIGTERM)
     assert up.end() == 0

@@ -35,12 +35,16 @@ def test_each_chunk_is_given_once_and_the_epoch_ends_with_the_last(data: JobData
 
 
 def test_what_one_had_that_left_goes_to_another(data: JobData) -> None:
-    data.answer(ask(), A, {A, B})
-    assert data.answer(ask(), B, {B}) == Answer(0)
+    data.answer(ask(step=5), A, {A, B})
+    assert data.answer(ask(), B, {A, B}) == Answer(1), "its end is not decided yet"
+    data.left(A, 7)
+    assert data.answer(ask(1, 1), B, {B}) == Answer(0, skip=3)
     # Its word that the chunk was done comes too late, from a former self.
     again = (1, 2)
-    assert data.answer(ask(1, 0), again, {again, B}) == Answer(1)
-    assert data.done == set()
+    assert data.answer(ask(1, 0), again, {again, B}) == Answer(2)
+    assert data.done == {1}
+    data.left(B, -1)
+    assert data.answer(ask(1, 2), again, {again}) == Answer(0, skip=3)
 
 
 def test_a_call_that_is_repeated_takes_nothing_away(data: JobData) -> None:
@@ -85,9 +89,11 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     cut = data.at_cut({A: 12, B: 3})
     assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)]}
     leases = DataLeases()
-    leases.restore(7, 5, "r", json.loads(json.dumps(cut)))
+    leases.restore(7, 5, json.loads(json.dumps(cut)))
     assert leases.answer(7, 5, ask(step=20), B, {B}) == Answer(0, skip=3)
-    assert leases.jobs[7].at_cut({B: 21})["skips"] == [(0, 5)]
+    assert leases.at_cut({7: {B: 21}, 8: {}}) == {7: {**cut, "skips": [(0, 5)]}}
+    leases.restore(7, 6, {})
+    assert leases.answer(7, 6, ask(), B, {B}) == Answer(0)
 
 
 def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:
@@ -103,7 +109,9 @@ def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:
         while not data.is_over:
             worker = draw.randrange(4)
             if worker in members and draw.random() < 0.2 and len(members) > 1:
-                held.pop((worker, members.pop(worker)), None)
+                gone = worker, members.pop(worker)
+                held.pop(gone, None)
+                data.left(gone, -1)
                 continue
             epoch = members.setdefault(worker, draw.randrange(1 << 30))
             key = worker, epoch
