@@ -74,7 +74,11 @@ std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
   arena.taken_granules += granules;
   arena.longest_free = longest_free_run(arena);
   put_in_bin(&arena);
-  if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) make_huge(arena);
+  if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) {
+    arena.is_huge = true;
+    full_.push_back(&arena);
+    has_full_.store(true, std::memory_order_relaxed);
+  }
   used_bytes_.fetch_add(granules * kGranuleBytes, std::memory_order_relaxed);
   return arena.base + first * kGranuleBytes;
 }
@@ -88,16 +92,46 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   arena->taken_granules -= granules;
   arena->longest_free = longest_free_run(*arena);
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
-  if (arena->taken_granules == 0) {
-    ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
-    if (can_collapse_ && held_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
-      ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
-      arena->is_huge = false;
-    }
-    unopened_.push_back(arena);
-    held_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  if (arena->taken_granules == 0 && !arena->is_tended) {
+    give_back(arena);
   } else {
     put_in_bin(arena);
+  }
+}
+
+// An arena without runs, that is in no bin.
+void ArenaPool::give_back(Arena* arena) {
+  ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
+  if (can_collapse_ && held_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
+    ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
+    arena->is_huge = false;
+  }
+  unopened_.push_back(arena);
+  held_arenas_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// That an arena is huge is a hint: without it all works, slower. Pages that are there already are copied into a huge
+// one, during which their rows are read and written as ever.
+void ArenaPool::tend() {
+  while (has_full_.load(std::memory_order_relaxed)) {
+    Arena* arena = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (full_.empty()) return;
+      arena = full_.back();
+      full_.pop_back();
+      has_full_.store(!full_.empty(), std::memory_order_relaxed);
+      if (arena->taken_granules == 0 || arena->is_tended) continue;
+      arena->is_tended = true;
+    }
+    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+    const bool cannot = ::madvise(arena->base, kArenaBytes, kCollapse) != 0 && errno == EINVAL;
+    const std::lock_guard lock(mutex_);
+    arena->is_tended = false;
+    if (cannot) can_collapse_ = false;
+    if (arena->taken_granules > 0) continue;
+    take_from_bin(arena);
+    give_back(arena);
   }
 }
 
@@ -132,20 +166,14 @@ ArenaPool::Arena* ArenaPool::open_arena() {
   const bool is_small_pool = held_arenas_.load(std::memory_order_relaxed) < kSmallPool;
   const bool fills_soon = expected_bytes_ >= kArenaBytes;
   if (fills_soon) expected_bytes_ -= kArenaBytes;
-  if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) make_huge(*arena);
+  if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
+    arena->is_huge = true;
+    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+  }
   unopened_.pop_back();
   held_arenas_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);
   return arena;
-}
-
-// A hint: without it all works, slower. Pages that are there already are copied into a huge one at once.
-void ArenaPool::make_huge(Arena& arena) noexcept {
-  arena.is_huge = true;
-  ::madvise(arena.base, kArenaBytes, MADV_HUGEPAGE);
-  if (arena.taken_granules > 0 && ::madvise(arena.base, kArenaBytes, kCollapse) != 0 && errno == EINVAL) {
-    can_collapse_ = false;
-  }
 }
 
 bool ArenaPool::add_region() {

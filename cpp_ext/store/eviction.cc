@@ -114,6 +114,7 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
     path = table.compact(stripe, path);
     longest_hold_.note(clock.held());
   }
+  store_.pools.tend();
 }
 
 // Writes what changed, then takes out of memory who is still as it was written. Empties the eviction.

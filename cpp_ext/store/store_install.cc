@@ -38,6 +38,7 @@ Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::ui
       if (!taken) return out_of_memory(table);
       reserved.value().consume(*taken);
     }
+    pools.tend();
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
       SR_RETURN_IF_ERROR(put_rows(store, table, block.subspan(position, 1), first + begin + position, fill, newest));
     }

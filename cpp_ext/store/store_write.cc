@@ -136,6 +136,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       if (!taken) return out_of_memory(*table);
       if (options.reservation != nullptr) options.reservation->consume(*taken);
     }
+    impl_->pools.tend();
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
       ApplyOptions alone = options;
       alone.part = 0;

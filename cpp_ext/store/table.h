@@ -32,6 +32,11 @@ struct StorePools {
   [[nodiscard]] std::uint64_t used_bytes() const noexcept {
     return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed);
   }
+  // After rows have come, when no stripe is held (arena_pool.h).
+  void tend() {
+    rows.tend();
+    indexes.tend();
+  }
 
   ArenaPool rows;
   ArenaPool indexes;

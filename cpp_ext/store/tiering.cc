@@ -98,6 +98,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
     }
     longest_hold_.note(clock.held());
   }
+  store_.pools.tend();
   return Status::ok();
 }
 

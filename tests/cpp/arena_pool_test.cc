@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace sparserow {
@@ -59,6 +61,48 @@ TEST_CASE("runs do not overlap, keep their bytes, and are all given back") {
     pool.free(run.at, run.bytes);
   }
   CHECK(pool.used_bytes() == 0);
+}
+
+TEST_CASE("arenas are made huge while runs come, change and go") {
+  ArenaPool pool;
+  std::atomic<bool> is_over{false};
+  std::thread tender([&] {
+    while (!is_over) pool.tend();
+  });
+  constexpr std::size_t kBytes = 100'000;
+  constexpr std::size_t kPage = 4096;
+  const auto fill = [](const Run& run) {
+    for (std::size_t at = 0; at < run.bytes; at += kPage) run.at[at] = std::byte{run.mark};
+  };
+  const auto is_filled = [](const Run& run) {
+    for (std::size_t at = 0; at < run.bytes; at += kPage) {
+      if (run.at[at] != std::byte{run.mark}) return false;
+    }
+    return true;
+  };
+  std::vector<Run> runs;
+  bool all_filled = true;
+  for (unsigned turn = 0; turn < 30; ++turn) {
+    while (runs.size() < 100) {  // five arenas, full
+      runs.push_back({pool.allocate(kBytes), kBytes, static_cast<unsigned char>(turn + runs.size())});
+      fill(runs.back());
+    }
+    for (Run& run : runs) {
+      all_filled = all_filled && is_filled(run);
+      ++run.mark;
+      fill(run);
+    }
+    all_filled = all_filled && std::all_of(runs.begin(), runs.end(), is_filled);
+    const std::size_t kept = turn % 3 == 0 ? 0 : 30;
+    for (; runs.size() > kept; runs.pop_back()) pool.free(runs.back().at, kBytes);
+  }
+  is_over = true;
+  tender.join();
+  CHECK(all_filled);
+  for (const Run& run : runs) pool.free(run.at, kBytes);
+  pool.tend();
+  CHECK(pool.used_bytes() == 0);
+  CHECK(pool.held_bytes() == 0);
 }
 
 TEST_CASE("the largest run fits and freed neighbours coalesce") {
