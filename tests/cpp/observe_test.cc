@@ -151,7 +151,9 @@ TEST_CASE("a server times each request once, a pull that waited for the clock as
 
 TEST_CASE("a server that shall not observe notes nothing") {
   const TableSchema table = sgd_table("n/t", 4);
-  Cluster cluster(1, {table}, {.observe = false});
+  ServerOptions options;
+  options.observe = false;
+  Cluster cluster(1, {table}, options);
   const auto client = take(Client::connect(cluster.client_options()));
   std::vector<std::uint64_t> ids(5'000);
   std::iota(ids.begin(), ids.end(), 0);
