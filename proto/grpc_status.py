@@ -68,6 +68,8 @@ def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> Spa
     code = error.code()
     if code == grpc.StatusCode.UNAVAILABLE:
         return Unavailable(f"{peer} cannot be reached: {_last_cause(details)}{remedy}")
+    if code == grpc.StatusCode.CANCELLED:  # we cancel no call: a server does that which ends with calls under way
+        return Unavailable(f"{peer} ended before it answered")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{peer} did not answer within the deadline")
     if code == grpc.StatusCode.UNIMPLEMENTED:

@@ -99,7 +99,7 @@ class Launcher:
 
     def start(self, *arguments: str, within: Sequence[str] = ()) -> Process:
         """Starts ``sparserow ARGUMENTS``; ``within`` stands before the command line."""
-        name = next(word for word in arguments if not word.startswith("-"))
+        name = next((word for word in arguments if not word.startswith("-")), "sparserow")
         return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name)
 
     def start_script(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Process:

@@ -116,6 +116,8 @@ def test_an_error_of_the_transport_names_the_peer() -> None:
     error = error_of_status(FakeRpcError(grpc.StatusCode.UNAVAILABLE, details), "coordinator h:1", remedy="; start it")
     assert type(error) is Unavailable
     assert str(error) == "coordinator h:1 cannot be reached: Connection refused; start it"
+    ended = error_of_status(FakeRpcError(grpc.StatusCode.CANCELLED, "CANCELLED"), "shard 1")
+    assert (ended.code, str(ended)) == ("Unavailable", "shard 1 ended before it answered")
     late = error_of_status(FakeRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "shard 1")
     assert late.code == "DeadlineExceeded"
     assert "shard 1" in str(late)
