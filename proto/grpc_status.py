@@ -9,11 +9,12 @@ from .errors import DeadlineExceeded, Internal, InvalidArgument, SparserowError,
 CODE_KEY = "sparserow-code"
 LEADER_KEY = "sparserow-leader"
 # Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
-# A peer that is back is found within a second, however long it was away: leases are counted in seconds.
+# A peer that is back is found within a second, however long it was away: leases are counted in seconds. The least
+# reconnect back-off is, for all its name, how long an attempt may take: a busy peer may not greet at once.
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
