@@ -121,6 +121,8 @@ def test_top_lives_in_a_terminal_and_leaves_it_as_it_was(address: str, end: str)
             assert time.monotonic() < deadline
             if select.select([main_end], [], [], 0.2)[0]:
                 shown += os.read(main_end, 65536)
+        while select.select([main_end], [], [], 0)[0]:  # what it wrote after the last look
+            shown += os.read(main_end, 65536)
         assert process.returncode == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
