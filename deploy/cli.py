@@ -77,21 +77,40 @@ def _root(
         use_security(security)
 
 
+# Of click, or of the copy of it that typer brings.
+_UsageError: Any = typer.BadParameter.__base__
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; ends the process with 0, 1 (an error, in one line on stderr) or 2 (wrong usage)."""
+    """Runs the command line; ends the process with 0, 1 (an error) or 2 (wrong usage), either in one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     app = typer.Typer(
         cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
     )
     app.callback(no_args_is_help=True)(_root)
     try:
-        app(args=arguments, prog_name="sparserow")
+        code = app(args=arguments, prog_name="sparserow", standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+    except _UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # else the help text is out
+            print(f"sparserow: InvalidArgument: {_one_line_of_usage(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except typer.Abort:
+        print("sparserow: stopped", file=sys.stderr)
+        raise SystemExit(1) from None
     except SparserowError as error:
         if arguments[:1] == ["--debug"]:
             traceback.print_exc()
         one_line = " ".join(str(error).split())
         print(f"sparserow: {error.code}: {one_line}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _one_line_of_usage(error: Any) -> str:
+    """What is wrong, of which command, and where its help is."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    where = error.ctx.command_path if error.ctx is not None else "sparserow"
+    return f"{where.removeprefix('sparserow ')}: {message}; see '{where} --help'"
 
 
 if __name__ == "__main__":

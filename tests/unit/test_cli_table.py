@@ -40,3 +40,30 @@ def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["up", "--shard=1"])
     assert caught.value.code == 2
     assert "--shards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["publish", "m", "--root=/nowhere"], "publish: Missing option '--namespace'; see 'sparserow publish --help'"),
+        (["table", "export"], "table export: Missing argument"),
+        (["up", "--shards=many"], "up: Invalid value for '--shards'"),
+        (["nosuch"], "No such command 'nosuch'"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    said = capsys.readouterr()
+    assert caught.value.code == 2
+    assert said.out == ""
+    assert said.err.startswith("sparserow: InvalidArgument: ")
+    assert said.err.count("\n") == 1
+    assert message in said.err
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["table"])
+    assert caught.value.code == 2
+    assert "sweep" in capsys.readouterr().out
