@@ -1,7 +1,7 @@
 """Row store and data-plane server of one shard. Calls that touch rows release the GIL."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,17 @@ from numpy.typing import NDArray
 HASH_VERSION: int
 STALENESS_BOUNDS: list[int]
 REQUEST_BOUNDS_US: list[int]
+_SnapshotRows: TypeAlias = tuple[
+    NDArray[np.uint64],  # keys
+    NDArray[np.uint64],  # versions
+    NDArray[np.uint32],  # update counts
+    NDArray[np.generic],  # weights
+    NDArray[np.float32],  # state
+    NDArray[np.uint32],  # steps since the last push
+    NDArray[np.uint32],  # unix seconds of it
+    int,
+    int,
+]
 NOT_FOLLOWED: int  # in a cursor's versions: the follower does not want this slot
 
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
@@ -470,19 +481,7 @@ class Snapshot:
     def whole_slots(self) -> NDArray[np.bool_]:
         """(slot_count) whether a slot comes with all its rows, in place of those of the snapshot before."""
 
-    def next(
-        self, table_id: int, *, max_bytes: int
-    ) -> tuple[
-        NDArray[np.uint64],
-        NDArray[np.uint64],
-        NDArray[np.uint32],
-        NDArray[np.generic],
-        NDArray[np.float32],
-        NDArray[np.uint32],
-        NDArray[np.uint32],
-        int,
-        int,
-    ]:
+    def next(self, table_id: int, *, max_bytes: int) -> _SnapshotRows:
         """The next slots of a table: keys, versions, update counts, weights (n, dim) as stored (bfloat16 as uint16
         bits), state (n, state floats), steps since the last push and unix seconds of it (each (n), or (0) where the
         policy does not ask for it), first slot, and the one after the last, which is the slot count at the end.
@@ -492,19 +491,7 @@ class Snapshot:
             DataLoss: the SSD lost rows.
         """
 
-    def next_images(
-        self, table_id: int, *, max_bytes: int
-    ) -> tuple[
-        NDArray[np.uint64],
-        NDArray[np.uint64],
-        NDArray[np.uint32],
-        NDArray[np.generic],
-        NDArray[np.float32],
-        NDArray[np.uint32],
-        NDArray[np.uint32],
-        int,
-        int,
-    ]:
+    def next_images(self, table_id: int, *, max_bytes: int) -> _SnapshotRows:
         """Rows that ``next`` would come to later and then leaves out: those that changed since the cut, when the side
         buffer holds a quarter of its budget or more; else none. As ``next``, by stripe; they are of slots from the
         next one on.

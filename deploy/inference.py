@@ -6,13 +6,13 @@ import dataclasses
 import io
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from ..cpp_ext import _client
 from ..proto.checkpoint.folder import Folder
+from ..proto.closing import Closing
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from ..serving.client import ServingClient
 from ..serving.dense import DenseVersion, newest_number, read_dense
@@ -75,7 +75,7 @@ class _Loaded:
     dense: DenseVersion | None = None
 
 
-class ServedModel:
+class ServedModel(Closing):
     """A published model that is called with raw ids. Close it, or use it in a ``with`` statement.
 
     Its lookups are ops that read from the serving processes, of the version that the program belongs to. Names of
@@ -106,14 +106,6 @@ class ServedModel:
         self._lock = threading.Lock()
         self._closed = False
         self._loaded = self._load(None)
-
-    def __enter__(self) -> ServedModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Gives the tables' names free."""

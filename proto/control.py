@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import control_pb2 as pb
+from .closing import Closing
 from .coordinators import CoordinatorChannel
 from .errors import InvalidArgument
 from .route import owners_of_runs
@@ -77,7 +78,7 @@ class WorkerIdentity:
     namespace_id: int
 
 
-class ControlClient:
+class ControlClient(Closing):
     """A connection to one coordinator. Close it, or use it in a ``with`` statement.
 
     Args:
@@ -103,12 +104,6 @@ class ControlClient:
         self._security = security
         self.patience_sec = patience_sec
         self._channel = CoordinatorChannel(address, security)
-
-    def __enter__(self) -> ControlClient:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @property
     def security(self) -> Security:

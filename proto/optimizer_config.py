@@ -47,26 +47,27 @@ class SgdConfig(StrictModel):
         return schema.SGD(lr=self.lr, momentum=self.momentum)
 
 
-class AdagradConfig(StrictModel):
-    """Adagrad, on each row."""
-
-    kind: Literal["adagrad"] = Field(description="Which optimizer.")
+class _AccumulatorConfig(StrictModel):
+    kind: str = Field(description="Which optimizer.")
     lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
     eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
     initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
+
+
+class AdagradConfig(_AccumulatorConfig):
+    """Adagrad, on each row."""
+
+    kind: Literal["adagrad"] = Field(description="Which optimizer.")
 
     def row_optimizer(self) -> schema.Adagrad:
         """As a table's schema holds it."""
         return schema.Adagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
 
 
-class RowWiseAdagradConfig(StrictModel):
+class RowWiseAdagradConfig(_AccumulatorConfig):
     """Adagrad with one accumulator a row; torch has none, so it needs backend ps."""
 
     kind: Literal["rowwise_adagrad"] = Field(description="Which optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
-    eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
-    initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
 
     def row_optimizer(self) -> schema.RowWiseAdagrad:
         """As a table's schema holds it."""

@@ -6,9 +6,9 @@ The SDK and its exporter are the extra ``otel``; nothing here imports them unles
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .closing import Closing
 from .errors import FailedPrecondition
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _FLUSH_MS = 5000
 
 
-class Telemetry:
+class Telemetry(Closing):
     """Gives spans to a collector until it is closed, which sends the last of them and takes at most 5 s.
 
     Args:
@@ -29,14 +29,6 @@ class Telemetry:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self.tracer: Tracer = provider.get_tracer("sparserow")
-
-    def __enter__(self) -> Telemetry:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Sends what is left. Idempotent."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _client, _server
+from ..proto.closing import Closing
 from ..proto.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -64,7 +65,7 @@ class LookupRows:
         return iter((self.rows, self.found))
 
 
-class ServingClient:
+class ServingClient(Closing):
     """A client of the processes that serve a model. Thread-safe; close it, or use it in a ``with`` statement.
 
     Args:
@@ -114,14 +115,6 @@ class ServingClient:
         except BaseException:
             self._fleet.close()
             raise
-
-    def __enter__(self) -> ServingClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the connections when the last call has returned."""

@@ -1,5 +1,5 @@
-// The data-plane client for Python, on numpy arrays: dedup, partition and per-key sums happen here, so that a
-// caller gives ids as it has them. Every call that waits or copies rows runs without the GIL.
+// The data-plane client for Python, on numpy arrays, with ids as a caller has them (client_keyed.h). Every call that
+// waits or copies rows runs without the GIL.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -8,12 +8,11 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "client_keyed.h"
 #include "rpc/client.h"
 #include "rpc/partition.h"
 #include "rpc/trace_context.h"
@@ -85,136 +84,8 @@ Status check_finite(std::span<const std::uint64_t> keys, const float* grads, std
                                             "'s; nothing was sent");
 }
 
-// Which table, as a caller names it.
-struct TableRef {
-  std::uint32_t table_id;
-  std::uint32_t schema_version;
-  std::uint32_t dim;
-};
-
-// Scratch of one call; used again by the next.
-struct Workspace {
-  explicit Workspace(const rpc::Shards& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
-  rpc::Partitioner partitioner;
-  rpc::Partition partition;
-  std::vector<float> rows;
-  std::vector<std::uint64_t> versions;
-  std::vector<std::uint8_t> found;
-};
-
-// Client with the numpy conveniences. Thread-safe.
-class PyClient {
- public:
-  explicit PyClient(std::shared_ptr<rpc::Client> client) : client_(std::move(client)) {}
-  [[nodiscard]] const std::shared_ptr<rpc::Client>& shards() const { return client_; }
-
-  Status pull(const TableRef& table, std::span<const std::uint64_t> keys, float* rows, std::uint64_t* versions,
-              std::uint8_t* found, const rpc::CallOptions& options) {
-    Lease lease(*this);
-    Workspace& work = *lease.workspace;
-    work.partitioner.partition(table.table_id, keys, work.partition);
-    const std::size_t uniques = work.partition.keys.size();
-    rpc::TablePull pull{.table_id = table.table_id,
-                        .schema_version = table.schema_version,
-                        .dim = table.dim,
-                        .keys = work.partition.keys,
-                        .shard_begin = work.partition.shard_begin,
-                        .rows = rows,
-                        .versions = versions,
-                        .found = found};
-    if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
-    work.rows.resize(uniques * table.dim);
-    pull.rows = work.rows.data();
-    if (versions != nullptr) {
-      work.versions.resize(uniques);
-      pull.versions = work.versions.data();
-    }
-    if (found != nullptr) {
-      work.found.resize(uniques);
-      pull.found = work.found.data();
-    }
-    SR_RETURN_IF_ERROR(client_->pull(std::span(&pull, 1), options));
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      const std::size_t from = work.partition.inverse[i];
-      std::memcpy(rows + i * table.dim, work.rows.data() + from * table.dim, table.dim * sizeof(float));
-      if (versions != nullptr) versions[i] = work.versions[from];
-      if (found != nullptr) found[i] = work.found[from];
-    }
-    return Status::ok();
-  }
-
-  // Calls send(TablePush) with unique grouped keys; values of repeated keys are summed in order, or, for an
-  // assign, the last one stands.
-  template <class Send>
-  Status push(const TableRef& table, std::span<const std::uint64_t> keys, const float* values, float lr, bool sums,
-              Send&& send) {
-    Lease lease(*this);
-    Workspace& work = *lease.workspace;
-    work.partitioner.partition(table.table_id, keys, work.partition);
-    rpc::TablePush push{.table_id = table.table_id,
-                        .schema_version = table.schema_version,
-                        .dim = table.dim,
-                        .lr = lr,
-                        .keys = work.partition.keys,
-                        .shard_begin = work.partition.shard_begin,
-                        .grads = values};
-    if (!in_order(work, keys)) {
-      gather(work, table.dim, keys.size(), values, sums);
-      push.grads = work.rows.data();
-    }
-    return send(push);
-  }
-
- private:
-  // A workspace for the time of one call.
-  struct Lease {
-    explicit Lease(PyClient& owner) : client(owner), workspace(client.take_workspace()) {}
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    ~Lease() {
-      const std::lock_guard lock(client.mutex_);
-      client.workspaces_.push_back(std::move(workspace));
-    }
-    PyClient& client;
-    std::unique_ptr<Workspace> workspace;
-  };
-
-  std::unique_ptr<Workspace> take_workspace() {
-    const std::lock_guard lock(mutex_);
-    if (workspaces_.empty()) return std::make_unique<Workspace>(*client_);
-    auto workspace = std::move(workspaces_.back());
-    workspaces_.pop_back();
-    return workspace;
-  }
-
-  // Unique keys of a single shard stand in the caller's order: no row needs to move.
-  [[nodiscard]] bool in_order(const Workspace& work, std::span<const std::uint64_t> keys) const {
-    return client_->shard_count() == 1 && work.partition.keys.size() == keys.size();
-  }
-
-  static void gather(Workspace& work, std::uint32_t dim, std::size_t n, const float* values, bool sums) {
-    work.rows.resize(work.partition.keys.size() * dim);
-    work.found.assign(work.partition.keys.size(), 0);  // which rows have a value
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::size_t at = work.partition.inverse[i];
-      float* to = work.rows.data() + at * dim;
-      const float* from = values + i * dim;
-      if (sums && work.found[at] != 0) {
-        for (std::uint32_t d = 0; d < dim; ++d) to[d] += from[d];
-      } else {
-        std::memcpy(to, from, dim * sizeof(float));
-      }
-      work.found[at] = 1;
-    }
-  }
-
-  const std::shared_ptr<rpc::Client> client_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Workspace>> workspaces_;  // guarded by mutex_
-};
-
-std::shared_ptr<PyClient> connect(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
-                                  const py::array& slot_owner, rpc::ClientOptions options) {
+std::shared_ptr<KeyedClient> connect(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
+                                     const py::array& slot_owner, rpc::ClientOptions options) {
   if (!py::isinstance<Slots>(slot_owner) || slot_owner.ndim() != 1) {
     refuse("slot_owner: allowed: a one-dimensional contiguous uint16 array");
   }
@@ -225,7 +96,7 @@ std::shared_ptr<PyClient> connect(const std::vector<std::pair<std::string, std::
     const py::gil_scoped_release unlocked;
     return rpc::Client::connect(options);
   }();
-  return std::make_shared<PyClient>(value_or_raise(std::move(client)));
+  return std::make_shared<KeyedClient>(value_or_raise(std::move(client)));
 }
 
 rpc::CallOptions call_options(std::int64_t step, std::int64_t deadline_ms) {
@@ -238,7 +109,7 @@ rpc::CommitOptions commit_options(std::uint64_t sequence, std::int64_t step, boo
   return {.deadline = call.deadline, .sequence = sequence, .step = step, .grad_sum = grad_sum};
 }
 
-py::tuple pull(PyClient& client, std::uint32_t table_id, const py::array& keys, std::uint32_t dim,
+py::tuple pull(KeyedClient& client, std::uint32_t table_id, const py::array& keys, std::uint32_t dim,
                std::uint32_t schema_version, std::int64_t step, std::int64_t deadline_ms, bool versions, bool found) {
   check_dim(dim);
   const auto ids = keys_of(keys);
@@ -276,7 +147,7 @@ bool refuses_nonfinite(const std::string& on_nonfinite) {
 }
 
 template <Status (rpc::Client::*kSend)(std::span<const rpc::TablePush>, const rpc::CommitOptions&)>
-void push(PyClient& client, std::uint32_t table_id, const py::array& keys, const py::array& grads, std::uint32_t dim,
+void push(KeyedClient& client, std::uint32_t table_id, const py::array& keys, const py::array& grads, std::uint32_t dim,
           float lr, std::uint64_t sequence, std::uint32_t schema_version, std::int64_t step, bool grad_sum,
           std::int64_t deadline_ms, const std::string& on_nonfinite) {
   check_dim(dim);
@@ -298,7 +169,7 @@ void push(PyClient& client, std::uint32_t table_id, const py::array& keys, const
 }
 
 template <Status (rpc::Client::*kSignal)(const rpc::CommitOptions&)>
-void signal(PyClient& client, std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
+void signal(KeyedClient& client, std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
   const auto options = commit_options(sequence, step, grad_sum, deadline_ms);
   Status status;
   {
@@ -308,8 +179,8 @@ void signal(PyClient& client, std::uint64_t sequence, std::int64_t step, bool gr
   raise_if_error(status);
 }
 
-void assign(PyClient& client, std::uint32_t table_id, const py::array& keys, const py::array& rows, std::uint32_t dim,
-            std::uint32_t schema_version, std::uint64_t sequence, std::int64_t deadline_ms) {
+void assign(KeyedClient& client, std::uint32_t table_id, const py::array& keys, const py::array& rows,
+            std::uint32_t dim, std::uint32_t schema_version, std::uint64_t sequence, std::int64_t deadline_ms) {
   check_dim(dim);
   const auto ids = keys_of(keys);
   const float* values = matrix_of(rows, "rows", ids.size(), dim);
@@ -325,7 +196,7 @@ void assign(PyClient& client, std::uint32_t table_id, const py::array& keys, con
   raise_if_error(status);
 }
 
-std::uint64_t erase(PyClient& client, std::uint32_t table_id, const py::array& keys, std::uint64_t sequence,
+std::uint64_t erase(KeyedClient& client, std::uint32_t table_id, const py::array& keys, std::uint64_t sequence,
                     std::int64_t deadline_ms) {
   const auto ids = keys_of(keys);
   auto options = call_options(rpc::kNoStep, deadline_ms);
@@ -343,7 +214,7 @@ std::uint64_t erase(PyClient& client, std::uint32_t table_id, const py::array& k
 // Walks one shard's rows of a table page by page.
 class Scan {
  public:
-  Scan(std::shared_ptr<PyClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
+  Scan(std::shared_ptr<KeyedClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
        bool with_state, rpc::CallOptions options)
       : client_(std::move(client)),
         table_id_(table_id),
@@ -375,7 +246,7 @@ class Scan {
   }
 
  private:
-  std::shared_ptr<PyClient> client_;
+  std::shared_ptr<KeyedClient> client_;
   std::uint32_t table_id_;
   std::uint32_t shard_;
   std::uint32_t max_rows_;
@@ -385,7 +256,7 @@ class Scan {
   bool ended_ = false;
 };
 
-py::dict stats(const PyClient& client) {
+py::dict stats(const KeyedClient& client) {
   const rpc::ClientStats stats = client.shards()->stats();
   py::dict out;
   out["frames_sent"] = stats.frames_sent;
@@ -421,7 +292,7 @@ void bind_shards(py::module_& module) {
   py::class_<rpc::Client, rpc::Shards, std::shared_ptr<rpc::Client>>(module, "ClientShards");
   py::class_<Scan>(module, "Scan").def("__iter__", [](py::object self) { return self; }).def("__next__", &Scan::next);
   constexpr std::int64_t kDeadline = 30'000;
-  py::class_<PyClient, std::shared_ptr<PyClient>>(module, "Client")
+  py::class_<KeyedClient, std::shared_ptr<KeyedClient>>(module, "Client")
       .def(py::init([](const std::vector<std::pair<std::string, std::uint16_t>>& shards, const py::array& slot_owner,
                        std::uint32_t route_epoch, std::uint64_t cluster_id, std::uint32_t namespace_id,
                        std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
@@ -446,14 +317,16 @@ void bind_shards(py::module_& module) {
            py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
            py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000,
            py::arg("replay_bytes") = 0, py::arg("tls") = TlsTuple(), py::arg("token") = "")
-      .def_property_readonly("shards", &PyClient::shards)
+      .def_property_readonly("shards", &KeyedClient::shards)
       .def(
           "extend",
-          [](PyClient& client, std::int64_t grace_ms) { client.shards()->extend(std::chrono::milliseconds(grace_ms)); },
+          [](KeyedClient& client, std::int64_t grace_ms) {
+            client.shards()->extend(std::chrono::milliseconds(grace_ms));
+          },
           py::arg("grace_ms"))
       .def(
           "touch",
-          [](PyClient& client, std::int64_t deadline_ms) {
+          [](KeyedClient& client, std::int64_t deadline_ms) {
             Status status;
             {
               const py::gil_scoped_release unlocked;
@@ -464,7 +337,7 @@ void bind_shards(py::module_& module) {
           py::kw_only(), py::arg("deadline_ms"))
       .def(
           "move",
-          [](PyClient& client, std::uint32_t shard, std::string host, std::uint16_t port) {
+          [](KeyedClient& client, std::uint32_t shard, std::string host, std::uint16_t port) {
             raise_if_error(client.shards()->move(shard, {std::move(host), port}));
           },
           py::arg("shard"), py::arg("host"), py::arg("port"))
@@ -489,7 +362,7 @@ void bind_shards(py::module_& module) {
            py::arg("deadline_ms") = kDeadline)
       .def(
           "scan",
-          [](std::shared_ptr<PyClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
+          [](std::shared_ptr<KeyedClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
              bool with_state, std::int64_t deadline_ms) {
             return Scan(std::move(client), table_id, shard, max_rows, with_state,
                         call_options(rpc::kNoStep, deadline_ms));

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...cpp_ext import _client, _server
+from ...proto.errors import FailedPrecondition
 from ...proto.schema import Adagrad, TableSchema
 from ...worker.deferred import deferred
 from ...worker.distribute import distribute
@@ -82,7 +83,7 @@ class _Catalog:
         return ()
 
     def drop_table(self, namespace: str, name: str) -> None:
-        raise NotImplementedError
+        raise FailedPrecondition(f"table {namespace}/{name}: stays for the time of the benchmark")
 
     def close(self) -> None:
         """Nothing to close."""

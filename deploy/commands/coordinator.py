@@ -32,14 +32,10 @@ def coordinator(
     health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
-    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
+    die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
-    from ...ps_server.parent import die_with_parent as follow
-
-    if die_with_parent:
-        follow(die_with_parent)
-
+    del die_with_parent  # when it was read
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate

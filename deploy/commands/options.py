@@ -6,6 +6,15 @@ from typing import Annotated
 
 import typer
 
+
+def _follow_parent(parent_pid: int) -> int:
+    if parent_pid:
+        from ...ps_server.parent import die_with_parent
+
+        die_with_parent(parent_pid)
+    return parent_pid
+
+
 DEFAULT_PORT = 7000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_SERVING = "127.0.0.1:7100"
@@ -52,6 +61,8 @@ Shards = Annotated[int, typer.Option(help="Number of parameter servers that make
 SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
 WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
 ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]
+
+DieWithParent = Annotated[int, typer.Option(hidden=True, callback=_follow_parent)]
 
 
 def seconds_or_never(text: str) -> str | None:

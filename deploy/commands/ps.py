@@ -33,14 +33,10 @@ def ps(
     ] = True,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
-    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
+    die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a parameter server until SIGTERM or Ctrl-C, then finish what is under way and leave."""
-    from ...ps_server.parent import die_with_parent as follow
-
-    if die_with_parent:
-        follow(die_with_parent)
-
+    del die_with_parent  # when it was read
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate

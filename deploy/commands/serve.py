@@ -78,14 +78,10 @@ def serve(
     health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
-    die_with_parent: Annotated[int, typer.Option(hidden=True)] = 0,
+    die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
-    from ...ps_server.parent import die_with_parent as follow_parent
-
-    if die_with_parent:
-        follow_parent(die_with_parent)
-
+    del die_with_parent  # when it was read
     import uvloop
 
     from ...proto import serving_pb2_grpc as pb_grpc

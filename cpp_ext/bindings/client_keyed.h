@@ -1,0 +1,145 @@
+// The client for callers that have keys as they come: dedup, partition and per-key sums happen here.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "rpc/client.h"
+#include "rpc/partition.h"
+
+namespace sparserow::bindings {
+
+// Which table, as a caller names it.
+struct TableRef {
+  std::uint32_t table_id;
+  std::uint32_t schema_version;
+  std::uint32_t dim;
+};
+
+// Scratch of one call; used again by the next.
+struct Workspace {
+  explicit Workspace(const rpc::Shards& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
+  rpc::Partitioner partitioner;
+  rpc::Partition partition;
+  std::vector<float> rows;
+  std::vector<std::uint64_t> versions;
+  std::vector<std::uint8_t> found;
+};
+
+// A client that takes keys in any order, also repeated, and gives rows in that order. Thread-safe.
+class KeyedClient {
+ public:
+  explicit KeyedClient(std::shared_ptr<rpc::Client> client) : client_(std::move(client)) {}
+  [[nodiscard]] const std::shared_ptr<rpc::Client>& shards() const { return client_; }
+
+  Status pull(const TableRef& table, std::span<const std::uint64_t> keys, float* rows, std::uint64_t* versions,
+              std::uint8_t* found, const rpc::CallOptions& options) {
+    Lease lease(*this);
+    Workspace& work = *lease.workspace;
+    work.partitioner.partition(table.table_id, keys, work.partition);
+    const std::size_t uniques = work.partition.keys.size();
+    rpc::TablePull pull{.table_id = table.table_id,
+                        .schema_version = table.schema_version,
+                        .dim = table.dim,
+                        .keys = work.partition.keys,
+                        .shard_begin = work.partition.shard_begin,
+                        .rows = rows,
+                        .versions = versions,
+                        .found = found};
+    if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
+    work.rows.resize(uniques * table.dim);
+    pull.rows = work.rows.data();
+    if (versions != nullptr) {
+      work.versions.resize(uniques);
+      pull.versions = work.versions.data();
+    }
+    if (found != nullptr) {
+      work.found.resize(uniques);
+      pull.found = work.found.data();
+    }
+    SR_RETURN_IF_ERROR(client_->pull(std::span(&pull, 1), options));
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::size_t from = work.partition.inverse[i];
+      std::memcpy(rows + i * table.dim, work.rows.data() + from * table.dim, table.dim * sizeof(float));
+      if (versions != nullptr) versions[i] = work.versions[from];
+      if (found != nullptr) found[i] = work.found[from];
+    }
+    return Status::ok();
+  }
+
+  // Calls send(TablePush) with unique grouped keys; values of repeated keys are summed in order, or, for an
+  // assign, the last one stands.
+  template <class Send>
+  Status push(const TableRef& table, std::span<const std::uint64_t> keys, const float* values, float lr, bool sums,
+              Send&& send) {
+    Lease lease(*this);
+    Workspace& work = *lease.workspace;
+    work.partitioner.partition(table.table_id, keys, work.partition);
+    rpc::TablePush push{.table_id = table.table_id,
+                        .schema_version = table.schema_version,
+                        .dim = table.dim,
+                        .lr = lr,
+                        .keys = work.partition.keys,
+                        .shard_begin = work.partition.shard_begin,
+                        .grads = values};
+    if (!in_order(work, keys)) {
+      gather(work, table.dim, keys.size(), values, sums);
+      push.grads = work.rows.data();
+    }
+    return send(push);
+  }
+
+ private:
+  // A workspace for the time of one call.
+  struct Lease {
+    explicit Lease(KeyedClient& owner) : client(owner), workspace(client.take_workspace()) {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease() {
+      const std::lock_guard lock(client.mutex_);
+      client.workspaces_.push_back(std::move(workspace));
+    }
+    KeyedClient& client;
+    std::unique_ptr<Workspace> workspace;
+  };
+
+  std::unique_ptr<Workspace> take_workspace() {
+    const std::lock_guard lock(mutex_);
+    if (workspaces_.empty()) return std::make_unique<Workspace>(*client_);
+    auto workspace = std::move(workspaces_.back());
+    workspaces_.pop_back();
+    return workspace;
+  }
+
+  // Unique keys of a single shard stand in the caller's order: no row needs to move.
+  [[nodiscard]] bool in_order(const Workspace& work, std::span<const std::uint64_t> keys) const {
+    return client_->shard_count() == 1 && work.partition.keys.size() == keys.size();
+  }
+
+  static void gather(Workspace& work, std::uint32_t dim, std::size_t n, const float* values, bool sums) {
+    work.rows.resize(work.partition.keys.size() * dim);
+    work.found.assign(work.partition.keys.size(), 0);  // which rows have a value
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t at = work.partition.inverse[i];
+      float* to = work.rows.data() + at * dim;
+      const float* from = values + i * dim;
+      if (sums && work.found[at] != 0) {
+        for (std::uint32_t d = 0; d < dim; ++d) to[d] += from[d];
+      } else {
+        std::memcpy(to, from, dim * sizeof(float));
+      }
+      work.found[at] = 1;
+    }
+  }
+
+  const std::shared_ptr<rpc::Client> client_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> workspaces_;  // guarded by mutex_
+};
+
+}  // namespace sparserow::bindings
