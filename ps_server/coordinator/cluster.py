@@ -149,7 +149,8 @@ class Cluster:
             jobs.generations = dict(document["generations"])
             for saved in document["jobs"]:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
-                jobs.jobs[job.job_id] = job
+                if job.members:  # of candidates alone it is over: they have to come again
+                    jobs.jobs[job.job_id] = job
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None

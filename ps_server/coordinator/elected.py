@@ -91,6 +91,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
             lambda grpc_server: pb_grpc.add_CoordinatorServicer_to_server(gate, grpc_server),
             host=options.host,
             port=options.port,
+            health_port=options.health_port,
         )
         stack.enter_context(serve_metrics(gate, host=options.host, port=options.metrics_port))
         await server.start()

@@ -27,6 +27,7 @@ from .shards import Phase, Shard
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_SEC = 5.0
+_LOOK_SEC = 0.5
 
 
 class ShardLink:
@@ -207,9 +208,25 @@ class Fleet:
         await asyncio.gather(*(link.call("EndCut", request) for link in links), return_exceptions=True)
 
     async def stream(self, shard: Shard, method: str, request: Any) -> AsyncIterator[Any]:
-        """Replies of a long call to one shard."""
+        """Replies of a long call to one shard, which may take its time as long as it lives.
+
+        Raises:
+            Unavailable: its lease has ended, or another process holds it now.
+            SparserowError: what it answered.
+        """
         link = await self._link(shard)
-        async for reply in link.stream(method, request):
+        replies = link.stream(method, request)
+        while True:
+            coming = asyncio.ensure_future(anext(replies, None))
+            try:
+                while not (await asyncio.wait({coming}, timeout=_LOOK_SEC))[0]:
+                    if not shard.is_live or shard.instance != link.instance:
+                        raise Unavailable(f"shard {shard.index} was lost while it was asked to {method.lower()}")
+            finally:
+                coming.cancel()  # which ends the call, unless it has been answered
+            reply = coming.result()
+            if reply is None:
+                return
             yield reply
 
     def route_message(self) -> pb.Route:

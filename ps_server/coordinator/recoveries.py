@@ -68,7 +68,8 @@ class Recoveries:
 
     async def _run(self, shard: Shard, instance: int) -> None:
         try:
-            await self._recover(shard)
+            await self._recover(shard, instance)
+            self.failure = ""
         except (Unavailable, DeadlineExceeded) as error:  # it ended again, or is slow: its next heartbeat tries anew
             log.warning("shard %d is not restored yet: %s", shard.index, error)
         except SparserowError as error:
@@ -80,7 +81,7 @@ class Recoveries:
         finally:
             del self._tasks[instance]
 
-    async def _recover(self, shard: Shard) -> None:
+    async def _recover(self, shard: Shard, instance: int) -> None:
         cluster = self._cluster
         if cluster.rows_source is None:
             raise FailedPrecondition("no checkpoint has the rows of this cluster")
@@ -88,6 +89,7 @@ class Recoveries:
         folder = Folder(url)
         began = asyncio.get_running_loop().time()
         async with self._tables_lock:
+            _check_held(shard, instance)
             chain = await asyncio.to_thread(files.read_chain, folder, name)
             manifest = chain[-1]
             if manifest.slot_count != cluster.slots.slot_count:
@@ -104,6 +106,7 @@ class Recoveries:
             loaded = pb.LoadReply()
             async for reply in self._fleet.stream(shard, "Load", request):
                 loaded = reply
+            _check_held(shard, instance)
             # Before it serves: a coordinator that is started again must not put it back a second time.
             shard.restoring = False
             shard.restores += 1
@@ -154,6 +157,12 @@ class Recoveries:
             known: dict[str, Any] = {"completed": -1, "workers": []} if of_shards is None else of_shards[shard.index]
             windows.append({**known, "job_id": job_id, "generation": roster.generation, "lossy": True})
         return windows
+
+
+def _check_held(shard: Shard, instance: int) -> None:
+    """Raises Unavailable when another process has taken the place of the one that is restored: it has no rows yet."""
+    if shard.instance != instance:
+        raise Unavailable("another process has taken its place")
 
 
 def _age_of(manifest: files.Manifest) -> str:

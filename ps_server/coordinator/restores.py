@@ -164,6 +164,7 @@ class Restores:
             cluster.shards.lineage = lineage
             for shard in cluster.shards.shards:
                 shard.lineage = lineage
+            cluster.rows_source = None  # until all shards have these rows
             self._save()
             load = pb.LoadRequest(
                 url=folder.url,
@@ -176,7 +177,6 @@ class Restores:
             parts = {
                 f"{each.name}/{part.file}": part for each in chain for table in each.tables for part in table.parts
             }
-            cluster.rows_source = None  # until all shards have these rows
 
             async def load_all(windows_json: str) -> list[pb.LoadReply]:
                 load.windows_json = windows_json

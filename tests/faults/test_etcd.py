@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from restart_scene import DIM, ROWS, Trained, facts, is_ready, rows_of, status_of
 from sparserow.proto import etcd_pb2
 from sparserow.proto.control import ControlClient
@@ -120,6 +122,17 @@ def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
     with pytest.raises(DataLoss, match="is no JSON"):
         one.load(term)
     one.close()
+
+
+def test_probes_are_answered_also_while_there_is_no_leader(launcher: Launcher) -> None:
+    started = launcher.start("coordinator", "--shards=1", "--port=0", "--state=etcd://127.0.0.1:1/a", "--health-port=0")
+    port = started.wait_for(r"health is answered at 127\.0\.0\.1:(\d+)")[1]
+    started.wait_for("one of those at etcd://127.0.0.1:1/a")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    started.signal(signal.SIGTERM)
+    assert started.end() == 0
 
 
 @pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")

@@ -58,6 +58,7 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert job.members[0].expires_at == 50.0 + OPTIONS.worker_lease_sec
     assert job.members[0].step == 12
     assert job.terms == JobTerms(1, None, "sum")
+    assert {job.name for job in after.jobs.jobs.values()} == {"ctr"}, "candidates come again; a job of none is over"
     assert after.operations == 7
     assert after.rows_source == ("/ckpt/rows", "save-000003")
     assert [shard.restoring for shard in after.shards.shards] == [False, True, False]

@@ -92,8 +92,11 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     leases.restore(7, 5, json.loads(json.dumps(cut)))
     assert leases.answer(7, 5, ask(step=20), B, {B}) == Answer(0, skip=3)
     assert leases.at_cut({7: {B: 21}, 8: {}}) == {7: {**cut, "skips": [(0, 5)]}}
-    leases.restore(7, 6, {})
-    assert leases.answer(7, 6, ask(), B, {B}) == Answer(0)
+    assert leases.answer(7, 5, ask(1, 0), B, {B}) == Answer(1)
+    assert leases.answer(7, 6, ask(), A, {A}) == Answer(1), "all workers were gone: what was restored goes on"
+    assert leases.answer(7, 7, ask(run="another"), A, {A}) == Answer(0)
+    leases.restore(7, 8, {})
+    assert leases.answer(7, 8, ask(), B, {B}) == Answer(0)
 
 
 def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:

@@ -1,0 +1,149 @@
+"""A shard that comes back alone: what it takes to serve again, whoever holds its place by then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.errors import DataLoss, Unavailable
+from sparserow.proto.schema import SGD, TableSchema
+from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.fleet import Fleet
+from sparserow.ps_server.coordinator.recoveries import Recoveries
+from sparserow.ps_server.coordinator.shards import Shard
+
+DEADLINE_SEC = 20.0
+
+
+class FakeFleet:
+    """Loads as told, and notes who was let in."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.of = Fleet(cluster)
+        self.loads: list[int] = []
+        self.let_in: list[int] = []
+        self.may_end = asyncio.Event()
+        self.problem: Exception | None = None
+
+    def route_message(self) -> pb.Route:
+        return self.of.route_message()
+
+    async def stream(self, shard: Shard, method: str, request: Any) -> AsyncIterator[pb.LoadReply]:
+        self.loads.append(shard.instance)
+        await self.may_end.wait()
+        if self.problem is not None:
+            raise self.problem
+        yield pb.LoadReply(rows=1)
+
+    async def catch_up(self, shard: Shard) -> None:
+        self.let_in.append(shard.instance)
+
+
+def registered(cluster: Cluster, instance: int, now: float) -> Shard:
+    return cluster.shards.register(
+        0, instance=instance, control=("127.0.0.1", 1), pid=instance, tables=1, now=now, problem=""
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    made = Cluster.create(ClusterOptions(shards=1, slot_count=64))
+    schema, _ = made.registry.admit(TableSchema("ads", "user", 8, SGD()))
+    folder = Folder(str(tmp_path))
+    name = files.begin_folder(folder)
+    manifest = files.Manifest(
+        name=name,
+        created=files.now_text(),
+        cluster_id=made.cluster_id,
+        slot_count=64,
+        shards=1,
+        lineage=1,
+        tables=(files.TableEntry(schema, ()),),
+        slots=(),
+        jobs=(),
+        workers=(),
+    )
+    (folder / name).put(files.FILE, manifest.to_bytes())
+    made.has_rows_in(folder.url, manifest)
+    registered(made, 1, 0.0)
+    made.shards.leave(0, 1)
+    return made
+
+
+async def until(done: Any) -> None:
+    async def look() -> None:
+        while not done():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(look(), DEADLINE_SEC)
+
+
+def test_a_process_without_rows_is_not_let_in_for_the_one_that_got_them(cluster: Cluster) -> None:
+    async def scene() -> None:
+        fleet, saves = FakeFleet(cluster), []
+        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: saves.append(1))  # type: ignore[arg-type]
+        shard = registered(cluster, 2, 0.0)
+        assert shard.restoring
+        recoveries.begin(shard)
+        await until(lambda: fleet.loads == [2])
+        cluster.shards.leave(0, 2)  # as when its lease ends: it was stopped, and goes on later
+        recoveries.begin(registered(cluster, 3, 1.0))
+        fleet.may_end.set()
+        await until(lambda: fleet.let_in)
+        assert (fleet.loads, fleet.let_in) == ([2, 3], [3])
+        assert (shard.restoring, shard.restores) == (False, 1)
+        await recoveries.close()
+
+    asyncio.run(scene())
+
+
+def test_what_went_wrong_is_forgotten_when_it_went_well(cluster: Cluster) -> None:
+    async def scene() -> None:
+        fleet = FakeFleet(cluster)
+        fleet.may_end.set()
+        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        shard = registered(cluster, 2, 0.0)
+        fleet.problem = DataLoss("part-0: is missing")
+        recoveries.begin(shard)
+        await until(recoveries.problem)
+        assert recoveries.problem() == "shard 0 cannot be restored: part-0: is missing"
+        fleet.problem = None
+        await until(lambda: not recoveries._tasks)
+        recoveries.begin(shard)  # by its next heartbeat
+        await until(lambda: fleet.let_in and not recoveries._tasks)
+        assert recoveries.problem() == ""
+        await recoveries.close()
+
+    asyncio.run(scene())
+
+
+def test_a_long_call_ends_with_the_lease_of_its_shard(cluster: Cluster) -> None:
+    class Silent:
+        instance = 2
+        is_ended = False
+
+        async def stream(self, method: str, request: Any) -> AsyncIterator[pb.LoadReply]:
+            yield pb.LoadReply(rows=1)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.is_ended = True
+
+    async def scene() -> None:
+        fleet, link, shard = Fleet(cluster), Silent(), registered(cluster, 2, 0.0)
+        fleet._links[0] = link  # type: ignore[assignment]
+        heard = []
+        with pytest.raises(Unavailable, match="shard 0 was lost while it was asked to load"):
+            async for reply in fleet.stream(shard, "Load", None):
+                heard.append(reply.rows)
+                cluster.shards.expire(1e9)
+        assert heard == [1]
+        await until(lambda: link.is_ended)
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
