@@ -218,7 +218,7 @@ class DataLeases:
         # Between two generations all workers were gone: those of the same run go on where they were.
         if data is None or (data.generation != generation and (data.run != ask.run or data.is_over)):
             data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
-        data.generation, data.run = generation, data.run or ask.run  # restored data goes on with the run that asks first
+        data.generation, data.run = generation, data.run or ask.run  # what is restored is of the run that asks first
         return data.answer(ask, holder, known)
 
     def at_cut(self, committed: dict[int, dict[Key, int]]) -> dict[int, dict[str, Any]]:

@@ -34,7 +34,7 @@ class FakeFleet:
     def route_message(self) -> pb.Route:
         return self.of.route_message()
 
-    async def stream(self, shard: Shard, method: str, request: Any) -> AsyncIterator[pb.LoadReply]:
+    async def stream(self, shard: Shard, *_: Any) -> AsyncIterator[pb.LoadReply]:
         self.loads.append(shard.instance)
         await self.may_end.wait()
         if self.problem is not None:
@@ -128,7 +128,7 @@ def test_a_long_call_ends_with_the_lease_of_its_shard(cluster: Cluster) -> None:
         instance = 2
         is_ended = False
 
-        async def stream(self, method: str, request: Any) -> AsyncIterator[pb.LoadReply]:
+        async def stream(self, *_: Any) -> AsyncIterator[pb.LoadReply]:
             yield pb.LoadReply(rows=1)
             try:
                 await asyncio.sleep(3600)
@@ -138,12 +138,11 @@ def test_a_long_call_ends_with_the_lease_of_its_shard(cluster: Cluster) -> None:
     async def scene() -> None:
         fleet, link, shard = Fleet(cluster), Silent(), registered(cluster, 2, 0.0)
         fleet._links[0] = link  # type: ignore[assignment]
-        heard = []
+        replies = fleet.stream(shard, "Load", None)
+        assert (await anext(replies)).rows == 1
+        cluster.shards.expire(1e9)
         with pytest.raises(Unavailable, match="shard 0 was lost while it was asked to load"):
-            async for reply in fleet.stream(shard, "Load", None):
-                heard.append(reply.rows)
-                cluster.shards.expire(1e9)
-        assert heard == [1]
+            await anext(replies)
         await until(lambda: link.is_ended)
 
     asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
