@@ -491,6 +491,9 @@ class Snapshot:
             DataLoss: the SSD lost rows.
         """
 
+    def page_bytes(self, most: int) -> int:
+        """Bytes that a page should have, so that three of them and the images have room in the side budget."""
+
     def next_images(self, table_id: int, *, max_bytes: int) -> _SnapshotRows:
         """Rows that ``next`` would come to later and then leaves out: those that changed since the cut, when the side
         buffer holds a quarter of its budget or more; else none. As ``next``, by stripe; they are of slots from the

@@ -26,8 +26,8 @@ using SharedSnapshot = std::shared_ptr<Store::Snapshot>;
 // The large columns of some pages, to be filled again. Thread-safe.
 class UsedPages {
  public:
-  void put(std::vector<std::byte> weights) { put(weights_, std::move(weights)); }
-  void put(std::vector<float> state) { put(state_, std::move(state)); }
+  void put(MappedVector<std::byte> weights) { put(weights_, std::move(weights)); }
+  void put(MappedVector<float> state) { put(state_, std::move(state)); }
   SnapshotPage take() {
     const std::lock_guard lock(mutex_);
     SnapshotPage page;
@@ -44,23 +44,23 @@ class UsedPages {
 
  private:
   template <class T>
-  void put(std::vector<std::vector<T>>& free, std::vector<T> column) {
+  void put(std::vector<MappedVector<T>>& free, MappedVector<T> column) {
     const std::lock_guard lock(mutex_);
     if (free.size() < kMost) free.push_back(std::move(column));
   }
 
   static constexpr std::size_t kMost = 2;
   std::mutex mutex_;
-  std::vector<std::vector<std::byte>> weights_;
-  std::vector<std::vector<float>> state_;
+  std::vector<MappedVector<std::byte>> weights_;
+  std::vector<MappedVector<float>> state_;
 };
 
 // As array_of(); the vector goes back when the array is gone.
 template <class T>
-py::array lent_array(std::vector<T> values, std::vector<py::ssize_t> shape, const std::shared_ptr<UsedPages>& owner,
+py::array lent_array(MappedVector<T> values, std::vector<py::ssize_t> shape, const std::shared_ptr<UsedPages>& owner,
                      const char* dtype) {
   struct Lent {
-    std::vector<T> values;
+    MappedVector<T> values;
     std::shared_ptr<UsedPages> owner;
     ~Lent() { owner->put(std::move(values)); }
   };
@@ -265,6 +265,9 @@ void bind_snapshot(py::module_& module) {
       .def("next", &next_page<&Store::Snapshot::next>, py::arg("table_id"), py::kw_only(), py::arg("max_bytes"))
       .def("next_images", &next_page<&Store::Snapshot::next_images>, py::arg("table_id"), py::kw_only(),
            py::arg("max_bytes"))
+      .def(
+          "page_bytes", [](const SnapshotBox& box, std::uint64_t most) { return box.snapshot->page_bytes(most); },
+          py::arg("most"))
       .def(
           "end", [](SnapshotBox& box) { box.snapshot->end(); }, py::call_guard<py::gil_scoped_release>())
       .def(

@@ -12,8 +12,10 @@ namespace {
 constexpr std::size_t kRowsUnderLock = 4096;  // about so many are copied before the stripe is let go
 constexpr std::size_t kHeadColumns = 20;      // bytes of a row's key, version and update count
 constexpr std::uint64_t kTakenShare = 4;      // of the side buffer, from which on its images are taken out of turn
-constexpr std::size_t kFetchedAhead = 4;      // rows
-constexpr std::size_t kImageBytes = 64;       // of an image beside its data, about
+constexpr std::uint64_t kSliceNanoseconds = 1'000'000;   // of dumping, between which it may pause
+constexpr std::uint64_t kPause = 3;                      // times the slice
+constexpr std::size_t kFetchedAhead = 4;                 // rows
+constexpr std::size_t kImageBytes = sizeof(SavedImage);  // of an image beside its data
 
 }  // namespace
 
@@ -22,12 +24,15 @@ Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
   if (options_.side_budget_bytes == 0) {
     options_.side_budget_bytes = std::max(kLeastSideBytes, store_.pools.used_bytes() / 10);
   }
+  image_budget_ = options_.side_budget_bytes - options_.side_budget_bytes / 4;
   {
     const std::shared_lock lock(store_.tables_mutex);
     for (const auto& [id, table] : store_.tables) {
       auto& dump = dumps_[id] = std::make_unique<Dump>();
       dump->table = table;
       dump->steps = table->steps();
+      dump->images = std::make_unique<SavedImagePool>(table->layout.data_bytes);
+      for (Side& side : dump->sides) side.pool = dump->images.get();
       by_table_[table.get()] = dump.get();
     }
   }
@@ -124,9 +129,15 @@ void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe,
   if (path < side.dumped || version == 0) return;  // handed out; or just born
   const std::uint32_t slot = store_.slots.slot_in_stripe(path) * store_.slots.stripe_count() + stripe;
   if (!is_wanted(slot, version)) return;
-  Image image{version, update_count, std::make_unique_for_overwrite<std::byte[]>(table.layout.data_bytes)};
-  std::memcpy(image.data.get(), data, table.layout.data_bytes);
-  if (!side.images.try_emplace(path, std::move(image)).second) return;
+  if (side.by_slot.empty()) side.by_slot.resize(slot_versions_.size() / store_.slots.stripe_count());
+  if (side.spare == nullptr) side.spare = side.pool->take();
+  SavedImage* const image = side.spare;
+  side.spare = image->next;
+  image->path = path;
+  image->version = version;
+  image->update_count = update_count;
+  std::memcpy(image->data(), data, table.layout.data_bytes);
+  image->next = std::exchange(side.by_slot[store_.slots.slot_in_stripe(path)], image);
   ++rows_saved_;
   const std::uint64_t bytes = side_bytes_ += table.layout.data_bytes + kImageBytes;
   std::uint64_t most = side_bytes_most_;
@@ -135,15 +146,40 @@ void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe,
 }
 
 void Store::Snapshot::wait_for_room() {
-  if (side_bytes_ < options_.side_budget_bytes || is_given_up_) return;
+  batches_.fetch_add(1, std::memory_order_relaxed);
+  if (side_bytes_ < image_budget_ || is_given_up_) return;
   ++writes_stalled_;
   std::unique_lock lock(mutex_);
-  const auto has_room = [this] { return is_over_ || is_given_up_ || side_bytes_ < options_.side_budget_bytes; };
+  const auto has_room = [this] { return is_over_ || is_given_up_ || side_bytes_ < image_budget_; };
+  ++waiting_;
+  moved_.notify_all();  // the dump may be pausing
   while (!has_room()) {
     const std::uint64_t before = pages_;
     if (moved_.wait_for(lock, options_.longest_stall, [&] { return has_room() || pages_ != before; })) continue;
     give_up();
   }
+  --waiting_;
+}
+
+// While batches are written, a dump that did not have a CPU all the time, since others wanted it, pauses for a multiple
+// of what it has computed; the less, the fuller the side buffer is. A low priority alone does not do: it holds within a
+// session or a container, not between two of them.
+void Store::Snapshot::pace(HoldClock& slice) {
+  const HoldTimes held = slice.held();
+  if (held.wall_nanoseconds < kSliceNanoseconds) return;
+  const std::uint64_t batches = batches_.load(std::memory_order_relaxed);
+  const bool has_writers = std::exchange(batches_seen_, batches) != batches;
+  if (has_writers && held.wall_nanoseconds - held.wall_nanoseconds / 16 > held.cpu_nanoseconds) {
+    const double room = 1.0 - std::min(1.0, static_cast<double>(side_bytes_) / static_cast<double>(image_budget_));
+    const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * held.cpu_nanoseconds));
+    std::unique_lock lock(mutex_);
+    moved_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return is_over_ || waiting_ > 0; });
+  }
+  slice = HoldClock();
+}
+
+std::uint64_t Store::Snapshot::page_bytes(std::uint64_t most) const noexcept {
+  return std::min(most, std::max(kLeastPageBytes, options_.side_budget_bytes / 16));
 }
 
 void Store::Snapshot::give_up() {
@@ -199,26 +235,33 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
   Side& side = dump.sides[stripe];
-  const bool is_last = slot + slots.stripe_count() >= slot_versions_.size();
+  SavedImage* taken = nullptr;
+  SavedImage* last = nullptr;
   std::uint64_t freed = 0;
-  const auto end = is_end && is_last ? side.images.end()
-                                     : side.images.lower_bound(is_end ? slots.first_path(in_stripe + 1) : end_path);
-  for (auto at = side.images.begin(); at != end; ++at) {
-    const auto& [path, image] = *at;
-    const auto known = out.by_path.find(path);
+  for (SavedImage** at = side.by_slot.empty() ? &taken : &side.by_slot[in_stripe]; *at != nullptr;) {
+    SavedImage* const image = *at;
+    if (!is_end && image->path >= end_path) {
+      at = &image->next;
+      continue;
+    }
+    const auto known = out.by_path.find(image->path);
     if (known == out.by_path.end()) {
-      add(out, *dump.table, path, image.version, image.update_count, image.data.get());
+      add(out, *dump.table, image->path, image->version, image->update_count, image->data());
     } else {  // read from the SSD, which may have an older one
       Row& row = out.rows[known->second];
-      row.version = image.version;
-      row.update_count = image.update_count;
-      std::memcpy(out.data.data() + row.at, image.data.get(), dump.table->layout.data_bytes);
+      row.version = image->version;
+      row.update_count = image->update_count;
+      std::memcpy(out.data.data() + row.at, image->data(), dump.table->layout.data_bytes);
     }
     freed += dump.table->layout.data_bytes + kImageBytes;
+    *at = image->next;
+    image->next = taken;
+    taken = image;
+    if (last == nullptr) last = image;
   }
-  side.images.erase(side.images.begin(), end);
+  dump.images->give(taken, last);
   side.dumped = is_end ? slots.first_path(in_stripe + 1) : end_path;
-  side.is_done = is_end && is_last;
+  side.is_done = is_end && slot + slots.stripe_count() >= slot_versions_.size();
   side_bytes_ -= freed;
 }
 
@@ -253,15 +296,15 @@ void Store::Snapshot::note_progress() {
 
 Status Store::Snapshot::failure() const {
   if (!is_given_up_) return Status::ok();
-  return {Code::kResourceExhausted, "the save was given up: its side buffer of " +
-                                        std::to_string(options_.side_budget_bytes) +
+  return {Code::kResourceExhausted, "the save was given up: its side buffer of " + std::to_string(image_budget_) +
                                         " bytes was full and nothing was written for " +
                                         std::to_string(options_.longest_stall.count()) + " ms; training goes on"};
 }
 
 SnapshotPage Store::Snapshot::begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const {
   const Table& table = *dump.table;
-  const std::size_t expected = max_bytes / (table.layout.data_bytes + kHeadColumns) + 1;
+  std::size_t expected = max_bytes / (table.layout.data_bytes + kHeadColumns) + 1;
+  expected += expected / 8;  // the last slot goes beyond
   SnapshotPage page = std::move(used);
   page.keys.clear();
   page.versions.clear();
@@ -301,6 +344,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
   Slot slot;
+  HoldClock slice;
   while (dump.slot < slot_versions_.size() && page.keys.size() * row_bytes < max_bytes) {
     SR_RETURN_IF_ERROR(failure());
     slot.rows.clear();
@@ -312,7 +356,9 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
     for (const Row& row : slot.rows) {
       put(page, dump, stripe, row.path, row.version, row.update_count, slot.data.data() + row.at);
     }
+    pace(slice);
   }
+  if (dump.slot == slot_versions_.size()) dump.images->clear();  // all sides are done
   page.end_slot = dump.slot;
   return page;
 }
@@ -324,17 +370,26 @@ Result<SnapshotPage> Store::Snapshot::next_images(std::uint32_t table_id, std::u
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   page.end_slot = static_cast<std::uint32_t>(slot_versions_.size());
   SR_RETURN_IF_ERROR(failure());
-  if (dump.table->is_tiered || side_bytes_ < options_.side_budget_bytes / kTakenShare) return page;
+  if (dump.table->is_tiered || side_bytes_ < image_budget_ / kTakenShare) return page;
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kImageBytes;
   for (std::uint32_t stripe = 0; stripe < kStripes && page.keys.size() * row_bytes < max_bytes; ++stripe) {
-    std::map<std::uint64_t, Image> images;
+    std::vector<SavedImage*> by_slot;
     {
       const std::shared_lock lock(store_.stripes[stripe].mutex);  // suffices, see take_images()
-      images.swap(dump.sides[stripe].images);
+      by_slot.swap(dump.sides[stripe].by_slot);
     }
-    for (const auto& [path, image] : images) {
-      put(page, dump, stripe, path, image.version, image.update_count, image.data.get());
+    std::vector<SavedImage*> images;
+    for (SavedImage* image : by_slot) {
+      for (; image != nullptr; image = image->next) images.push_back(image);
     }
+    if (images.empty()) continue;
+    std::sort(images.begin(), images.end(),
+              [](const SavedImage* left, const SavedImage* right) { return left->path < right->path; });
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      put(page, dump, stripe, images[i]->path, images[i]->version, images[i]->update_count, images[i]->data());
+      images[i]->next = i + 1 < images.size() ? images[i + 1] : nullptr;
+    }
+    dump.images->give(images.front(), images.back());
     side_bytes_ -= images.size() * row_bytes;
   }
   note_progress();

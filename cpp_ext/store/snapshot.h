@@ -4,7 +4,7 @@
 // change (write_stripe, erase). That it is the first is known from its version: a row whose version lies beyond its
 // slot's at the cut was changed, or born, since. The side buffer has a budget; the dump takes what it holds out of turn
 // from a quarter of that on, and when it is full, writers wait, and that is counted. A dump that does not move is given
-// up after `longest_stall`, for training goes on rather than a save.
+// up after `longest_stall`, for training goes on rather than a save. A dump that takes CPUs from writers pauses.
 //
 // Rows come table by table, slot by slot, in the order of their hashes. Rows on the SSD are read from there, slot by
 // slot, and do not come to memory.
@@ -19,20 +19,23 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "store/saved_images.h"
 #include "store/store.h"
 #include "store/store_impl.h"
+#include "util/mapped_vector.h"
 
 namespace sparserow {
 
 struct SnapshotOptions {
-  std::uint64_t side_budget_bytes = 0;  // 0: a tenth of what rows and indexes take, at least kLeastSideBytes
+  // For images, three quarters of it, and for three pages of page_bytes(). 0: a tenth of what rows and indexes take, at
+  // least kLeastSideBytes.
+  std::uint64_t side_budget_bytes = 0;
   std::chrono::milliseconds longest_stall{10'000};
   // (slot_count) versions: only rows that changed after them, but a slot whole from which rows were erased since.
   // Empty: all.
@@ -50,8 +53,8 @@ struct SnapshotPage {
   std::vector<std::uint64_t> keys;           // (n)
   std::vector<std::uint64_t> versions;       // (n)
   std::vector<std::uint32_t> update_counts;  // (n)
-  std::vector<std::byte> weights;            // (n, dim) as stored
-  std::vector<float> state;                  // (n, state floats)
+  MappedVector<std::byte> weights;           // (n, dim) as stored
+  MappedVector<float> state;                 // (n, state floats)
   std::vector<std::uint32_t> age_steps;      // (n) as StoredRows; empty where the policy does not ask for it
   std::vector<std::uint32_t> push_seconds;   // (n) likewise
   std::uint32_t first_slot = 0;
@@ -61,6 +64,7 @@ struct SnapshotPage {
 class Store::Snapshot {
  public:
   static constexpr std::uint64_t kLeastSideBytes = 4u << 20;
+  static constexpr std::uint64_t kLeastPageBytes = 4u << 20;
 
   Snapshot(Impl& store, SnapshotOptions options);
   Snapshot(const Snapshot&) = delete;
@@ -75,6 +79,9 @@ class Store::Snapshot {
   [[nodiscard]] const std::vector<std::uint64_t>& slot_versions() const noexcept { return slot_versions_; }
   // Whether a slot comes with all its rows, in place of those that another snapshot gave.
   [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept;
+  // What a page should hold so that three have room beside the images: a sixteenth of the budget, at least
+  // kLeastPageBytes, at most `most`.
+  [[nodiscard]] std::uint64_t page_bytes(std::uint64_t most) const noexcept;
   // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end.
   // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound. used: its memory is used
   // again.
@@ -91,16 +98,13 @@ class Store::Snapshot {
 
   // ---- the writers
 
-  struct Image {
-    std::uint64_t version = 0;
-    std::uint32_t update_count = 0;
-    std::unique_ptr<std::byte[]> data;
-  };
   // What is saved of one stripe of one table. Guarded by the stripe's lock.
   struct Side {
-    std::uint64_t dumped = 0;               // paths before it are handed out
-    bool is_done = false;                   // all are
-    std::map<std::uint64_t, Image> images;  // by path, of which those that were handed out are gone
+    std::uint64_t dumped = 0;  // paths before it are handed out
+    bool is_done = false;      // all are
+    SavedImagePool* pool = nullptr;
+    SavedImage* spare = nullptr;       // places for further images
+    std::vector<SavedImage*> by_slot;  // in the stripe: not yet handed out, the last first; empty until the first
   };
   // Null when the table came after the cut, or is handed out. Under the stripe's exclusive lock, as save().
   [[nodiscard]] Side* side(const Table& table, std::uint32_t stripe) noexcept;
@@ -116,6 +120,7 @@ class Store::Snapshot {
     std::uint32_t slot = 0;                                             // the next one
     std::uint32_t steps = 0;                                            // of the table's clock at the cut
     std::array<std::vector<TableAdmission::Filter>, kStripes> filters;  // by stripe and slot in stripe
+    std::unique_ptr<SavedImagePool> images;
     std::array<Side, kStripes> sides;
   };
   struct Row {
@@ -144,10 +149,13 @@ class Store::Snapshot {
            std::uint32_t update_count, const std::byte* data) const;
   [[nodiscard]] Status failure() const;
   void note_progress();
+  void pace(HoldClock& slice);
   void give_up();
 
   Impl& store_;
   SnapshotOptions options_;
+  std::uint64_t image_budget_ = 0;  // bytes
+  std::uint64_t batches_seen_ = 0;  // by the dump
   std::uint16_t lineage_ = 0;
   std::vector<std::uint64_t> slot_versions_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Dump>> dumps_;  // by table id; fixed once made
@@ -157,10 +165,12 @@ class Store::Snapshot {
   std::atomic<std::uint64_t> side_bytes_most_{0};
   std::atomic<std::uint64_t> rows_saved_{0};
   std::atomic<std::uint64_t> writes_stalled_{0};
+  std::atomic<std::uint64_t> batches_{0};  // written since the cut
   std::atomic<bool> is_given_up_{false};
   std::mutex mutex_;  // leaf
   std::condition_variable moved_;
   std::uint64_t pages_ = 0;  // slots handed out; guarded by mutex_
+  int waiting_ = 0;          // writers, for room; guarded by mutex_
   bool is_over_ = false;     // guarded by mutex_
 };
 

@@ -105,8 +105,9 @@ class ShardCheckpoints:
             raise NotFound(f"shard {self._engine.shard}: there is no cut of save {request.save}")
         try:
             folder = Folder(request.url)
+            part_bytes = snapshot.page_bytes(request.part_bytes)
             for schema in snapshot.tables:
-                yield from self._dump_table(snapshot, schema, folder, request.part_bytes)
+                yield from self._dump_table(snapshot, schema, folder, part_bytes)
             yield pb.DumpReply(slots=_write(folder, f"slots.{self._engine.shard}.safetensors", self._slots(snapshot)))
             yield pb.DumpReply(stats=pb.DumpStats(**snapshot.stats()))
         finally:

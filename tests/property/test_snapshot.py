@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +162,44 @@ def test_images_leave_before_their_turn_and_nobody_waits_for_room(tmp_path):
     assert stats["rows_saved"] > len(keys) // 2, "more than there was room for at once"
     assert stats["writes_stalled"] == 0
     assert stats["side_bytes_most"] < budget
+
+
+def test_a_save_gives_its_memory_back_and_takes_no_more_than_its_budget():
+    """Every row changes while the snapshot is held, and pages are kept as by a dump that writes one of them."""
+    _server.set_error_factory(error_of)
+    store = _server.Store(slot_count=1024)
+    store.create_table(schema(1))
+    keys, budget = np.arange(400_000, dtype=np.uint64), 64 << 20
+    grads = np.ones((len(keys), DIM), np.float32)
+    store.apply(1, keys, grads, lr=0.1)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def save() -> int:
+        snapshot, done, most, pages = store.snapshot(side_budget_bytes=budget), 0, 0, []
+        with ThreadPoolExecutor(2) as writers:
+            list(writers.map(lambda some: store.apply(1, some, grads[: len(some)], lr=0.1), np.array_split(keys, 200)))
+        while done < 1024:
+            pages = [*pages[-1:], snapshot.next_images(1, max_bytes=snapshot.page_bytes(32 << 20))]
+            if not len(pages[-1][0]):
+                pages[-1] = snapshot.next(1, max_bytes=snapshot.page_bytes(32 << 20))
+                done = pages[-1][-1]
+            most = max(most, resident())
+        assert snapshot.stats()["rows_saved"] == len(keys)
+        return most
+
+    before = resident()
+    assert save() < before + budget
+    assert resident() < before + budget // 8
+
+
+def test_a_page_is_a_sixteenth_of_the_side_budget(tmp_path):
+    store = make_store(tmp_path / "a", tiered=False)
+    for budget, most, expected in ((128, 32, 8), (1024, 32, 32), (1, 32, 4), (1, 2, 2)):
+        snapshot = store.snapshot(side_budget_bytes=budget << 20)
+        assert snapshot.page_bytes(most << 20) == expected << 20
+        snapshot.end()
 
 
 def test_a_delta_is_what_changed_since(tmp_path):

@@ -109,8 +109,8 @@ def save(
         keep: afterwards all but the newest so many checkpoints in ``url`` are removed; None: none is.
         full_every: of so many saves one holds all rows, the others those that changed since the one before, which they
             need; 1: each holds all. All rows are saved as well when what changed weighs as much, and after a restore.
-        side_budget: bytes of each shard for images of rows that change before they are written; None: a tenth of what
-            its rows take. When it is full, commits wait.
+        side_budget: bytes of each shard for files that are being written and images of rows that change before they are
+            (three quarters of it); None: a tenth of what its rows take. When images have no more room, commits wait.
         wait: until it is written; False: only until the cut is made.
         deadline_sec: for the other workers to come, and for each wait.
 
