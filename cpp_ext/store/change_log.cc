@@ -20,9 +20,6 @@ bool is_wanted(const std::vector<std::uint32_t>& tables, std::uint32_t table_id)
 }
 
 constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
-constexpr std::uint64_t kMostFresh = 1024;  // writes of a stripe that lie unsorted
-constexpr std::uint64_t kFreshShare = 16;   // part of the budget that they may have
-constexpr std::size_t kSlotsAtOnce = 64;    // that are passed while a stripe is held
 
 }  // namespace
 
@@ -64,6 +61,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   const std::lock_guard lock(cursors_mutex_);
   if (cursors_.empty()) SR_RETURN_IF_ERROR(start_rings());
   Cursor cursor{.versions = {versions.begin(), versions.end()},
+                .is_look = std::vector<std::uint8_t>(slot_count),
                 .tables = std::move(tables),
                 .idle_limit = idle_limit,
                 .used_at = Clock::now(),
@@ -72,14 +70,20 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
   }
-  // What was noted before a cursor's versions, and not seen yet, it would not see.
+  const Cursor* const before = find(name);
   Store::Impl& store = *store_->impl_;
-  for (std::uint32_t number = 0; number < store.slots.stripe_count(); ++number) {
-    const std::unique_lock stripe_lock(store.stripes[number].mutex);
-    for (std::uint32_t slot = number; slot < slot_count; slot += store.slots.stripe_count()) {
+  const std::uint32_t stripes = store.slots.stripe_count();
+  for (std::uint32_t number = 0; number < stripes; ++number) {
+    Store::Impl::Stripe& stripe = store.stripes[number];
+    const std::unique_lock stripe_lock(stripe.mutex);
+    for (std::uint32_t slot = number; slot < slot_count; slot += stripes) {
       const std::uint64_t version = cursor.versions[slot];
+      const std::uint64_t sequence = version & kSequence;
+      const std::uint32_t in_stripe = slot / stripes;
       if (version == kNotFollowed) continue;
-      store.stripes[number].log.see(slot / store.slots.stripe_count(), version & kSequence);
+      if (sequence == stripe.sequences[in_stripe]) stripe.log.see(in_stripe, sequence);
+      cursor.is_look[slot] = sequence == stripe.log.seen(in_stripe) ||
+                             (before != nullptr && before->versions[slot] == version && before->is_look[slot] != 0);
     }
   }
   if (hold.updates > 0) store.counts_writes = true;
@@ -118,19 +122,16 @@ void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
 
 Status ChangeLog::start_rings() {
   Store::Impl& store = *store_->impl_;
-  const std::uint64_t stripes = store.slots.stripe_count();
-  const std::uint64_t fresh =
-      std::min<std::uint64_t>(kMostFresh, store.change_budget.limit_bytes / kFreshShare / stripes / sizeof(Change));
-  ring_bytes_ = std::uint64_t{store.options.slot_count} * sizeof(SlotLog) + stripes * fresh * sizeof(Change);
+  ring_bytes_ = StripeLog::bytes_for(store.options.slot_count);
   if (!store.change_budget.take(ring_bytes_)) {
     return {Code::kResourceExhausted,
             "change_log_bytes: " + std::to_string(store.change_budget.limit_bytes) +
                 " is not enough to follow changes; allowed: >= " + std::to_string(ring_bytes_)};
   }
-  for (std::uint32_t number = 0; number < stripes; ++number) {
+  for (std::uint32_t number = 0; number < store.slots.stripe_count(); ++number) {
     Store::Impl::Stripe& stripe = store.stripes[number];
     const std::unique_lock lock(stripe.mutex);
-    stripe.log.open(stripe.sequences, fresh);
+    stripe.log.open(stripe.sequences);
   }
   return Status::ok();
 }
@@ -157,24 +158,22 @@ void ChangeLog::pass(std::span<const std::uint32_t> slots) {
   const std::uint32_t stripes = store.slots.stripe_count();
   std::array<std::vector<std::uint32_t>, kStripes> by_stripe;
   for (const std::uint32_t slot : slots) by_stripe[slot % stripes].push_back(slot);
+  std::vector<std::uint64_t> passed;
   for (std::uint32_t number = 0; number < stripes; ++number) {
+    if (by_stripe[number].empty()) continue;
     Store::Impl::Stripe& stripe = store.stripes[number];
-    const std::span<const std::uint32_t> all = by_stripe[number];
-    for (std::size_t begin = 0; begin < all.size(); begin += kSlotsAtOnce) {
-      const std::unique_lock lock(stripe.mutex);
-      for (const std::uint32_t slot : all.subspan(begin, std::min(kSlotsAtOnce, all.size() - begin))) {
-        std::uint64_t passed = kNotFollowed;
-        for (const auto& [name, cursor] : cursors_) {
-          const std::uint64_t version = cursor.versions[slot];
-          const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
-          passed = std::min(passed, is_held ? cursor.hold->safe(slot, version) : version);
-        }
-        const std::uint64_t sequence = passed == kNotFollowed ? stripe.sequences[slot / stripes] : passed & kSequence;
-        SlotLog& log = stripe.log.slot(slot / stripes, store.change_budget);
-        log.written.pass(sequence, store.change_budget);
-        log.erased.pass(sequence, store.change_budget);
+    const std::unique_lock lock(stripe.mutex);
+    passed.assign(stripe.sequences.size(), 0);
+    for (const std::uint32_t slot : by_stripe[number]) {
+      std::uint64_t least = kNotFollowed;
+      for (const auto& [name, cursor] : cursors_) {
+        const std::uint64_t version = cursor.versions[slot];
+        const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
+        least = std::min(least, is_held ? cursor.hold->safe(slot, version) : version);
       }
+      passed[slot / stripes] = least == kNotFollowed ? stripe.sequences[slot / stripes] : least & kSequence;
     }
+    stripe.log.pass(passed, store.change_budget);
   }
 }
 
@@ -192,50 +191,71 @@ Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32
   if (cursor == nullptr) return no_cursor(name);
   const auto due = cursor->hold != nullptr ? cursor->hold->due() : std::unordered_set<std::uint32_t>{};
   Behind behind{.slots = {}, .tables = cursor->tables, .hold = cursor->hold};
-  for (std::uint32_t slot = begin; slot < now.size(); ++slot) {
+  const std::uint32_t stripes = store_->impl_->slots.stripe_count();
+  const auto per_stripe = static_cast<std::uint32_t>(now.size()) / stripes;
+  for (std::uint32_t place = begin; place < now.size(); ++place) {
+    const std::uint32_t slot = place / per_stripe + place % per_stripe * stripes;
     const std::uint64_t version = cursor->versions[slot];
     if (version == kNotFollowed) continue;
-    if (version < now[slot] || (!due.empty() && due.contains(slot))) behind.slots.push_back({slot, version});
+    if (version < now[slot] || (!due.empty() && due.contains(slot))) {
+      behind.slots.push_back({slot, version, cursor->is_look[slot] != 0});
+    }
   }
   return behind;
 }
 
-Result<SlotChanges> ChangeLog::read(const Behind& behind, const Behind::Slot& from) {
-  SlotChanges out{.slot = from.slot, .since = from.since};
+std::uint32_t ChangeLog::place_of(std::uint32_t slot) const noexcept {
+  const Store::Impl& store = *store_->impl_;
+  const std::uint32_t stripes = store.slots.stripe_count();
+  return slot % stripes * (store.options.slot_count / stripes) + slot / stripes;
+}
+
+Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behind::Slot> slots) {
+  constexpr std::uint32_t kNone = UINT32_MAX;
+  StripeChanges out;
+  out.slots.reserve(slots.size());
   Store::Impl& store = *store_->impl_;
-  Store::Impl::Stripe& stripe = store.stripes[from.slot % store.slots.stripe_count()];
-  const std::uint32_t in_stripe = from.slot / store.slots.stripe_count();
-  const std::uint64_t since = from.since & kSequence;
-  {
-    const std::unique_lock lock(stripe.mutex);
-    out.until = store.version_of(from.slot);
-    if (!stripe.log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
-    stripe.log.see(in_stripe, out.until & kSequence);
-    const SlotLog& log = stripe.log.slot(in_stripe, store.change_budget);
-    if (from.since >> 48 != out.until >> 48 || since < log.erased.floor()) {
-      out.kind = SlotChanges::Kind::kSnapshot;
-      out.since = 0;
-    } else {
-      out.is_counted = since >= log.written.floor();
-      if (out.is_counted) {
-        log.written.visit_after(since, [&](const Change& change) {
-          if (!is_wanted(behind.tables, change.table_id)) return;
-          if (out.oldest_at_ms == 0) out.oldest_at_ms = change.at_ms;
-          out.written.push_back({change.key, change.table_id, 1});
-        });
-      }
-      log.erased.visit_after(since, [&](const Change& change) {
-        if (!is_wanted(behind.tables, change.table_id)) return;
-        out.erased.push_back({change.key, out.until >> 48 << 48 | change.sequence, change.table_id});
-      });
+  const std::uint32_t stripes = store.slots.stripe_count();
+  Store::Impl::Stripe& stripe = store.stripes[slots.front().slot % stripes];
+  std::vector<std::uint32_t> place(stripe.sequences.size(), kNone);  // of a counted slot in `out`
+  const std::unique_lock lock(stripe.mutex);
+  StripeLog& log = stripe.log;
+  if (!log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
+  out.may_repeat = store.counts_writes.load(std::memory_order_relaxed);
+  for (const Behind::Slot& from : slots) {
+    SlotChanges& changes = out.slots.emplace_back(SlotChanges{.slot = from.slot, .since = from.since});
+    const std::uint32_t in_stripe = from.slot / stripes;
+    const std::uint64_t since = from.since & kSequence;
+    changes.until = store.version_of(from.slot);
+    out.may_repeat |= log.seen(in_stripe) != since;
+    log.see(in_stripe, changes.until & kSequence);
+    if (from.since >> 48 != changes.until >> 48 || since < log.erasures(in_stripe).floor()) {
+      changes.kind = SlotChanges::Kind::kSnapshot;
+      changes.since = 0;
+      continue;
     }
+    changes.is_counted = from.is_look && since >= log.floor(in_stripe);
+    if (changes.is_counted) place[in_stripe] = static_cast<std::uint32_t>(out.slots.size() - 1);
+    log.erasures(in_stripe).visit_after(since, [&](const Change& change) {
+      if (!is_wanted(behind.tables, change.table_id)) return;
+      changes.erased.push_back({change.key, changes.until >> 48 << 48 | change.sequence, change.table_id});
+    });
   }
-  if (!out.is_counted) {
-    SR_RETURN_IF_ERROR(list_rows(from.slot, out.since, behind.tables, out.written));
-    ++(out.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
-  }
-  join_rows(out.written);
+  log.visit_written([&](std::uint32_t in_stripe, const Change& change) {
+    if (place[in_stripe] == kNone || !is_wanted(behind.tables, change.table_id)) return;
+    SlotChanges& changes = out.slots[place[in_stripe]];
+    if (change.sequence <= (changes.since & kSequence)) return;
+    if (changes.oldest_at_ms == 0) changes.oldest_at_ms = change.at_ms;
+    out.written.push_back({change.key, change.table_id, place[in_stripe]});
+  });
   return out;
+}
+
+Status ChangeLog::find_rows(const Behind& behind, SlotChanges& changes) {
+  SR_RETURN_IF_ERROR(list_rows(changes.slot, changes.since, behind.tables, changes.written));
+  join_rows(changes.written);
+  ++(changes.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
+  return Status::ok();
 }
 
 // Keys of the slot whose rows are newer than `since`, from a look at all of them.
@@ -306,20 +326,26 @@ Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> sl
       continue;
     }
     held = versions[i];
+    cursor->is_look[slots[i]] = 1;
     moved.push_back(slots[i]);
   }
   pass(moved);
   return Status::ok();
 }
 
-Status ChangeLog::passed(const std::string& name, std::uint32_t slot, std::uint64_t version) {
+Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> slots) {
   const std::lock_guard lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
-  std::uint64_t& held = cursor->versions[slot];
-  if (version <= held) return Status::ok();
-  held = version;
-  pass(std::span(&slot, 1));
+  std::vector<std::uint32_t> moved;
+  for (const SlotChanges& changes : slots) {
+    std::uint64_t& held = cursor->versions[changes.slot];
+    if (changes.until <= held) continue;
+    held = changes.until;
+    cursor->is_look[changes.slot] = 1;
+    moved.push_back(changes.slot);
+  }
+  pass(moved);
   return Status::ok();
 }
 

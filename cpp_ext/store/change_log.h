@@ -1,14 +1,16 @@
 // Which rows of a store changed, and which are gone, for those who follow it: serving processes, checkpoints.
 //
 // A follower opens a *cursor*: for each slot the version up to which it has everything (0: it has nothing,
-// kNotFollowed: it does not want the slot). While a cursor is open each slot keeps a ring of its last writes and one of
-// tombstones (change_ring.h), within StoreOptions::change_log_bytes for all of them; without a cursor there are no
-// rings, and writes cost one test. What every cursor has passed is dropped; what does not fit is forgotten, oldest
-// first.
+// kNotFollowed: it does not want the slot). While a cursor is open each stripe keeps notes of the last writes, and each
+// slot a ring of tombstones (change_ring.h), within StoreOptions::change_log_bytes for all of them; without a cursor
+// there are none, and writes cost one test. What every cursor has passed is dropped; what does not fit is forgotten,
+// oldest first.
 //
 // read() says what a slot has for a cursor. Newest wins: it names keys, whose rows are read afterwards and may be
 // newer.
-//   kDelta     keys from the ring, or, where it has forgotten, from a scan of the slot by version; and tombstones.
+//   kDelta     keys from the notes, or, where those cannot tell, from a scan of the slot by version; and tombstones.
+//              They cannot where they have forgotten, nor after a version that is none of a look: one that somebody
+//              wrote down who opened no cursor then.
 //   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table was
 //              dropped, or the cursor is of another lineage or has nothing.
 //
@@ -49,16 +51,29 @@ struct ErasedRow {
   std::uint32_t table_id = 0;
 };
 
+// Of one slot.
 struct SlotChanges {
   enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
   std::uint32_t slot = 0;
   Kind kind = Kind::kDelta;
-  bool is_counted = false;            // the rows are from the ring, and those that wait were not passed over
+  bool is_counted = false;            // the rows are from notes, and those that wait were not passed over
   std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
   std::uint64_t since = 0;            // version; 0 of a snapshot
   std::uint64_t until = 0;            // version: with these changes a follower has everything up to it
   std::vector<ChangedRow> written{};  // by table, then by key; each once
   std::vector<ErasedRow> erased{};    // oldest first
+};
+
+// Of some slots of one stripe.
+struct StripeChanges {
+  struct Row {
+    std::uint64_t key = 0;
+    std::uint32_t table_id = 0;
+    std::uint32_t slot = 0;  // index in slots
+  };
+  std::vector<SlotChanges> slots;  // without the rows that were written: those are in `written`, or not looked for yet
+  std::vector<Row> written;        // of the slots that are counted, in the order of the writes
+  bool may_repeat = false;         // a row may be there more than once
 };
 
 // Sorts rows and joins those of one name.
@@ -101,26 +116,33 @@ class ChangeLog {
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
 
-  // What a cursor has not got: slots, from `begin` on, ascending. NotFound.
+  // What a cursor has not got: slots, from place `begin` on in the order of stripes: those of the first stripe,
+  // ascending, then those of the next one. NotFound.
   struct Behind {
     struct Slot {
       std::uint32_t slot = 0;
       std::uint64_t since = 0;  // version up to which the cursor has it
+      bool is_look = false;     // and it is a look's (change_ring.h)
     };
     std::vector<Slot> slots;
     std::vector<std::uint32_t> tables;  // that it wants, ascending; empty: all
     std::shared_ptr<ChangeHold> hold;   // what holds rows back; null when nothing does
   };
   Result<Behind> behind(const std::string& name, std::uint32_t begin);
-  // What one of these slots has for the cursor; does not move it. NotFound: no cursor is open any more.
-  Result<SlotChanges> read(const Behind& behind, const Behind::Slot& slot);
+  // Where a slot is in the order of stripes.
+  [[nodiscard]] std::uint32_t place_of(std::uint32_t slot) const noexcept;
+  // What some of these slots, all of one stripe, have for the cursor; does not move it. NotFound: no cursor is open any
+  // more.
+  Result<StripeChanges> read(const Behind& behind, std::span<const Behind::Slot> slots);
+  // Finds the rows of a slot that read() gave and that is not counted, by a look at all of its rows.
+  Status find_rows(const Behind& behind, SlotChanges& changes);
   // The follower has taken what read() gave up to these versions: (n) each. A version of another lineage, or one older
   // than acknowledged, changes nothing; nor does one that is not of the last read of a cursor that holds rows back.
   // NotFound; InvalidArgument, then nothing is acknowledged.
   Status ack(const std::string& name, std::span<const std::uint32_t> slots, std::span<const std::uint64_t> versions);
 
-  // The cursor moves past a read() of which nothing was to be sent. NotFound.
-  Status passed(const std::string& name, std::uint32_t slot, std::uint64_t version);
+  // The cursor moves past slots of a read() of which nothing was to be sent. NotFound.
+  Status passed(const std::string& name, std::span<const SlotChanges> slots);
 
   // Sets weights of a store that follows, to rows and the versions (n) that they have elsewhere; passes over rows that
   // are here in the same version or, without `replaces`, a newer one. Returns how many were written. As
@@ -140,6 +162,7 @@ class ChangeLog {
   using Clock = std::chrono::steady_clock;
   struct Cursor {
     std::vector<std::uint64_t> versions;  // (slot_count)
+    std::vector<std::uint8_t> is_look;    // (slot_count) whether it is a look's
     std::vector<std::uint32_t> tables;    // ascending; empty: all
     std::chrono::seconds idle_limit{0};
     Clock::time_point used_at;

@@ -7,7 +7,7 @@
 //   slot  = slot u32 | kind u8 | 0 u8[3] | oldest_at_ms u32 | 0 u32 | since u64 | until u64 | position u64
 //
 // A table's rows are those of all slots of the page together, so that either side reads and writes them in one go (one
-// slot has a row or two of a table: 2 us a row by slot, 0.3 us by table). Slots that are sent whole have their rows in
+// slot has a row or two of a table: 2 us a row by slot, 0.2 us by table). Slots that are sent whole have their rows in
 // tables of their own, which replace.
 //
 // `until` is the version up to which the follower has everything then, `position` what it acknowledges; they differ
@@ -31,12 +31,12 @@ struct ChangePage {
   std::vector<std::byte> bytes;
   std::uint32_t slots = 0;       // 0: the cursor has everything, but for what is held back
   std::uint32_t next_begin = 0;  // where the next page begins to look
-  bool is_last = false;          // it reaches the last slot: next_begin is 0
+  bool is_last = false;          // nothing is left behind it: next_begin is 0
 };
 
-// What a cursor has not got, from slot `begin` on, or else from the first one on: at most max_bytes, but at least one
-// slot. So pages from `begin` 0 to one that is_last have everything of the moment when the first one was read. Does not
-// move the cursor. NotFound: the cursor is not open.
+// What a cursor has not got, from `begin` on (next_begin of a page, or 0), or else from the first slot on: about
+// max_bytes, but at least one slot. So pages from `begin` 0 to one that is_last have everything of the moment when the
+// first one was read. Does not move the cursor. NotFound: the cursor is not open.
 Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes);
 
 struct AppliedSlot {

@@ -1,4 +1,5 @@
 // From a store to a page.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -6,6 +7,7 @@
 
 #include "store/change_page.h"
 #include "store/change_page_format.h"
+#include "store/slot_order.h"
 #include "util/hash.h"
 
 namespace sparserow {
@@ -17,39 +19,45 @@ void append(std::vector<std::byte>& out, const T* values, std::size_t count) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
+// Writes values at `to` and moves it behind them.
+template <class T>
+void put(std::byte*& to, const T* values, std::size_t count) {
+  if (count > 0) std::memcpy(to, values, count * sizeof(T));
+  to += count * sizeof(T);
+}
+
 // Gathers the changes of slots by table, then writes them.
 class PageWriter {
  public:
   PageWriter(const Store& store, std::shared_ptr<ChangeHold> hold) : store_(store), hold_(std::move(hold)) {}
 
-  // Takes a slot's changes; returns about how many bytes it all is now.
-  std::uint64_t add(SlotChanges changes) {
-    if (hold_ != nullptr) hold_->begin(changes);
-    const auto slot = static_cast<std::uint32_t>(slots_.size());
-    const bool replaces = changes.kind == SlotChanges::Kind::kSnapshot;
-    std::size_t at = 0;
-    while (at < changes.written.size()) {
-      const std::uint32_t id = changes.written[at].table_id;
-      const std::size_t begin = at;
-      while (at < changes.written.size() && changes.written[at].table_id == id) ++at;
-      TableBatch* table = batch(id, replaces);
-      if (table == nullptr) continue;
-      for (std::size_t i = begin; i < at; ++i) table->keys.push_back(changes.written[i].key);
-      if (hold_ != nullptr) table->parts.push_back({slot, begin, at});
-      bytes_ += (at - begin) * table->bytes_of_row;
+  // Takes slots of a stripe, one after the other, until the page has about max_bytes; returns how many.
+  Result<std::size_t> add(ChangeLog& log, const ChangeLog::Behind& behind, StripeChanges stripe,
+                          std::uint64_t max_bytes) {
+    if (stripe.may_repeat || hold_ != nullptr) join(stripe);
+    std::vector<std::uint64_t> bytes_of_slot(stripe.slots.size());
+    std::uint32_t last_table = 0;
+    TableBatch* table = nullptr;
+    for (const StripeChanges::Row& row : stripe.written) {
+      if (table == nullptr || row.table_id != last_table) table = batch(last_table = row.table_id, false);
+      bytes_of_slot[row.slot] += table == nullptr ? 0 : table->bytes_of_row;
     }
-    for (const ErasedRow& row : changes.erased) {
-      TableBatch* table = batch(row.table_id, replaces);
-      if (table == nullptr) continue;
-      table->erased.push_back(row.key);
-      table->erased_versions.push_back(row.version);
-      bytes_ += 2 * sizeof(std::uint64_t);
+    std::size_t taken = 0;
+    for (SlotChanges& changes : stripe.slots) {
+      if (!slots_.empty() && bytes_ >= max_bytes) break;
+      bytes_ += bytes_of_slot[taken] + sizeof(PageSlot);
+      if (!changes.is_counted) SR_RETURN_IF_ERROR(log.find_rows(behind, changes));
+      add(std::move(changes));
+      ++taken;
     }
-    // Erasures and whole slots are always sent; with a hold, rows may all wait.
-    is_sent_.push_back(hold_ == nullptr || replaces || !changes.erased.empty() ? 1 : 0);
-    slots_.push_back(std::move(changes));
-    bytes_ += sizeof(PageSlot);
-    return bytes_;
+    if (hold_ != nullptr) return taken;
+    table = nullptr;
+    for (const StripeChanges::Row& row : stripe.written) {
+      if (row.slot >= taken) continue;
+      if (table == nullptr || row.table_id != last_table) table = batch(last_table = row.table_id, false);
+      if (table != nullptr) table->keys.push_back(row.key);
+    }
+    return taken;
   }
 
   // Writes the page. Slots of which nothing goes are left out of it and named in `passed`.
@@ -100,6 +108,49 @@ class PageWriter {
     std::vector<Part> parts;  // of the keys, where rows may be held back
   };
 
+  // Rows that are noted more than once become one. What holds rows back has them slot by slot.
+  void join(StripeChanges& stripe) const {
+    auto& rows = stripe.written;
+    if (hold_ == nullptr) {
+      const auto name = [](const StripeChanges::Row& row) { return std::pair(row.table_id, row.key); };
+      std::ranges::sort(rows, {}, name);
+      const auto repeated = std::ranges::unique(rows, {}, name);
+      rows.erase(repeated.begin(), repeated.end());
+      return;
+    }
+    for (const StripeChanges::Row& row : std::exchange(rows, {})) {
+      stripe.slots[row.slot].written.push_back({row.key, row.table_id, 1});
+    }
+    for (SlotChanges& changes : stripe.slots) join_rows(changes.written);
+  }
+
+  void add(SlotChanges changes) {
+    if (hold_ != nullptr) hold_->begin(changes);
+    const auto slot = static_cast<std::uint32_t>(slots_.size());
+    const bool replaces = changes.kind == SlotChanges::Kind::kSnapshot;
+    std::size_t at = 0;
+    while (at < changes.written.size()) {
+      const std::uint32_t id = changes.written[at].table_id;
+      const std::size_t begin = at;
+      while (at < changes.written.size() && changes.written[at].table_id == id) ++at;
+      TableBatch* table = batch(id, replaces);
+      if (table == nullptr) continue;
+      for (std::size_t i = begin; i < at; ++i) table->keys.push_back(changes.written[i].key);
+      if (hold_ != nullptr) table->parts.push_back({slot, begin, at});
+      bytes_ += (at - begin) * table->bytes_of_row;
+    }
+    for (const ErasedRow& row : changes.erased) {
+      TableBatch* table = batch(row.table_id, replaces);
+      if (table == nullptr) continue;
+      table->erased.push_back(row.key);
+      table->erased_versions.push_back(row.version);
+      bytes_ += 2 * sizeof(std::uint64_t);
+    }
+    // Erasures and whole slots are always sent; with a hold, rows may all wait.
+    is_sent_.push_back(hold_ == nullptr || replaces || !changes.erased.empty() ? 1 : 0);
+    slots_.push_back(std::move(changes));
+  }
+
   TableBatch* batch(std::uint32_t table_id, bool replaces) {
     const auto [at, is_new] = batches_.try_emplace({table_id, replaces});
     if (is_new) {
@@ -116,24 +167,30 @@ class PageWriter {
     const TableSchema& schema = *table.schema;
     const std::size_t bytes_of_row = row_bytes(schema.dtype, schema.dim);
     const std::size_t n = table.keys.size();
-    std::vector<std::byte> rows(n * bytes_of_row);
+    const std::size_t begin = out.size();
+    const std::size_t before_rows = sizeof(PageTable) + (2 * n + 2 * table.erased.size()) * sizeof(std::uint64_t);
+    out.resize(begin + before_rows + n * bytes_of_row);
+    std::byte* const rows = out.data() + begin + before_rows;
     std::vector<std::uint64_t> versions(n);
     std::vector<std::uint8_t> goes(n);
-    const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows.data(), {versions.data(), goes.data()});
-    if (pulled.code() == Code::kNotFound) return Status::ok();
-    SR_RETURN_IF_ERROR(pulled);
-    if (hold_ != nullptr) choose(table, rows, goes);
+    const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows, {versions.data(), goes.data()});
+    if (pulled.code() == Code::kNotFound) table.erased.clear();
+    if (pulled.code() != Code::kNotFound) SR_RETURN_IF_ERROR(pulled);
+    if (hold_ != nullptr) choose(table, {rows, n * bytes_of_row}, goes);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < n; ++i) {
       if (goes[i] == 0) continue;
       if (kept != i) {
         table.keys[kept] = table.keys[i];
         versions[kept] = versions[i];
-        std::memcpy(rows.data() + kept * bytes_of_row, rows.data() + i * bytes_of_row, bytes_of_row);
+        std::memmove(rows + kept * bytes_of_row, rows + i * bytes_of_row, bytes_of_row);
       }
       ++kept;
     }
-    if (kept == 0 && table.erased.empty()) return Status::ok();
+    if (kept == 0 && table.erased.empty()) {
+      out.resize(begin);
+      return Status::ok();
+    }
     const PageTable head{.table_id = schema.id,
                          .schema_version = schema.version,
                          .dim = schema.dim,
@@ -142,13 +199,16 @@ class PageWriter {
                          .zero = {},
                          .n = static_cast<std::uint32_t>(kept),
                          .erased = static_cast<std::uint32_t>(table.erased.size())};
-    append(out, &head, 1);
-    append(out, table.keys.data(), kept);
-    append(out, versions.data(), kept);
-    append(out, table.erased.data(), table.erased.size());
-    append(out, table.erased_versions.data(), table.erased.size());
-    append(out, rows.data(), kept * bytes_of_row);
-    out.resize(padded(out.size()));
+    std::byte* to = out.data() + begin;
+    put(to, &head, 1);
+    put(to, table.keys.data(), kept);
+    put(to, versions.data(), kept);
+    put(to, table.erased.data(), table.erased.size());
+    put(to, table.erased_versions.data(), table.erased.size());
+    std::memmove(to, rows, kept * bytes_of_row);
+    const std::size_t end = static_cast<std::size_t>(to - out.data()) + kept * bytes_of_row;
+    out.resize(end);
+    out.resize(padded(end));
     ++tables;
     return Status::ok();
   }
@@ -191,21 +251,24 @@ Result<ChangePage> read_page(Store& store, const std::string& cursor, std::uint3
   const auto behind = log.behind(cursor, begin);
   SR_RETURN_IF_ERROR(behind.status());
   PageWriter writer(store, behind.value().hold);
-  std::uint64_t bytes = 0;
+  const std::span<const ChangeLog::Behind::Slot> slots(behind.value().slots);
+  const std::uint32_t stripes = SlotOrder(store.options().slot_count).stripe_count();
   std::size_t looked_at = 0;
-  for (const ChangeLog::Behind::Slot& slot : behind.value().slots) {
-    if (looked_at > 0 && bytes >= max_bytes) break;
-    auto changes = log.read(behind.value(), slot);
+  for (std::size_t end = 0; end < slots.size() && looked_at == end;) {
+    const std::uint32_t stripe = slots[looked_at].slot % stripes;
+    while (end < slots.size() && slots[end].slot % stripes == stripe) ++end;
+    auto changes = log.read(behind.value(), slots.subspan(looked_at, end - looked_at));
     SR_RETURN_IF_ERROR(changes.status());
-    bytes = writer.add(std::move(changes).value());
-    ++looked_at;
+    const auto taken = writer.add(log, behind.value(), std::move(changes).value(), max_bytes);
+    SR_RETURN_IF_ERROR(taken.status());
+    looked_at += taken.value();
   }
   ChangePage page;
-  page.is_last = looked_at == behind.value().slots.size();
-  page.next_begin = page.is_last ? 0 : behind.value().slots[looked_at].slot;
+  page.is_last = looked_at == slots.size();
+  page.next_begin = page.is_last ? 0 : log.place_of(slots[looked_at].slot);
   std::vector<SlotChanges> passed;
   SR_RETURN_IF_ERROR(writer.finish(page, passed));
-  for (const SlotChanges& changes : passed) SR_RETURN_IF_ERROR(log.passed(cursor, changes.slot, changes.until));
+  if (!passed.empty()) SR_RETURN_IF_ERROR(log.passed(cursor, passed));
   return page;
 }
 

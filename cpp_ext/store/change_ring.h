@@ -1,8 +1,8 @@
-// What changed in one slot of late, oldest first: a ring of (sequence, table, key) that grows while its budget lets
-// it, and then forgets the oldest. floor() says up to which sequence changes may be missing, so a reader who is behind
-// it knows that the ring cannot tell.
+// What changed of late, for those who follow: notes of (sequence, table, key), oldest first, that grow while their
+// budget lets them, and then lose the oldest. floor() says up to which sequence of a slot changes may be missing, so a
+// reader who is behind it knows that the notes cannot tell.
 //
-// Not thread-safe: guarded by its stripe's lock (store_impl.h). The budget is shared and atomic.
+// Not thread-safe: guarded by their stripe's lock (store_impl.h). The budget is shared and atomic.
 #pragma once
 
 #include <algorithm>
@@ -120,89 +120,132 @@ class ChangeRing {
   std::uint64_t floor_;
 };
 
-// What a slot has to tell followers: rows that were written, and tombstones of rows that are gone.
-struct SlotLog {
-  explicit SlotLog(std::uint64_t floor = 0) noexcept : written(floor), erased(floor) {}
-  ChangeRing written;
-  ChangeRing erased;
-};
-
-// The slots of one stripe. Not thread-safe: guarded by the stripe's lock.
+// The slots of one stripe: rows that were written, and tombstones of rows that are gone. Not thread-safe: guarded by
+// the stripe's lock.
 //
-// A row that was written again is not noted again as long as nobody has looked at its slot: whoever looks then finds
-// the row as it is. So a slot holds a row once for each look, however hot it is.
+// A *look* takes what there is of a slot. A row that was written again is not noted again as long as nobody has looked
+// at its slot: whoever looks then finds the row as it is. So a slot holds a row once for each look, however hot it is;
+// and a note says of its row that it changed between the note and the next look. Where changes after a version are
+// wanted that is no look, notes do not tell (change_log.h).
 //
-// Writes are noted one after the other, and sorted into their slots some hundreds at a time: each would else meet two
-// lines of memory that are in no cache (16,384 slots: 190 ns a write).
+// Writes of all slots lie one behind the other, in order, and readers take all slots of the stripe in one go. A ring
+// for each of 16,384 slots cost 150 ns a write (lines that are in no cache, growth of thousands of small rings),
+// this 15.
 class StripeLog {
  public:
-  [[nodiscard]] bool is_open() const noexcept { return !slots_.empty(); }
+  [[nodiscard]] bool is_open() const noexcept { return !erased_.empty(); }
 
-  // Begins: nothing is missing after these sequences of the slots. most_fresh: writes that lie unsorted.
-  void open(const std::vector<std::uint64_t>& sequences, std::size_t most_fresh) {
-    slots_.clear();
-    for (const std::uint64_t sequence : sequences) slots_.emplace_back(sequence);
-    seen_ = sequences;
-    most_fresh_ = most_fresh;
-    fresh_.reserve(most_fresh + 1);
+  // Of so many slots, while there are no notes.
+  [[nodiscard]] static std::uint64_t bytes_for(std::uint64_t slots) noexcept {
+    return slots * (sizeof(ChangeRing) + 2 * sizeof(std::uint64_t));
+  }
+  // Begins: nothing is missing after these sequences of the slots.
+  void open(const std::vector<std::uint64_t>& sequences) {
+    erased_.clear();
+    for (const std::uint64_t sequence : sequences) erased_.emplace_back(sequence);
+    floors_ = seen_ = sequences;
   }
   void close(ChangeBudget& budget) noexcept {
-    for (SlotLog& log : slots_) {
-      log.written.reset(0, budget);
-      log.erased.reset(0, budget);
-    }
-    slots_ = {};
-    seen_ = {};
-    fresh_ = {};
+    for (ChangeRing& ring : erased_) ring.reset(0, budget);
+    erased_ = {};
+    floors_ = seen_ = {};
+    written_.clear();
+    release(budget);
   }
 
-  // before: the sequence of the row's last change; 0: it has none, or is_counted: every write is noted.
-  void written(std::uint32_t slot, const Change& change, std::uint64_t before, ChangeBudget& budget) noexcept {
-    if (before > seen_[slot]) return;
-    fresh_.push_back(change);
-    fresh_.back().sequence |= std::uint64_t{slot} << kSlotShift;
-    if (fresh_.size() >= most_fresh_) sort_in(budget);
+  // Whether a write of a row must be noted. before: the sequence of the row's last change; 0: it has none, or every
+  // write is noted.
+  [[nodiscard]] bool wants(std::uint32_t slot, std::uint64_t before) const noexcept { return before <= seen_[slot]; }
+  void written(std::uint32_t slot, Change change, ChangeBudget& budget) noexcept {
+    if (written_.size() == room_ && !grow(budget) && !forget(slot, change.sequence, budget)) return;
+    change.sequence |= std::uint64_t{slot} << kSlotShift;
+    written_.push_back(change);
   }
   void erased(std::uint32_t slot, const Change& change, ChangeBudget& budget) noexcept {
-    slots_[slot].erased.add(change, budget);
+    erased_[slot].add(change, budget);
   }
-  // Somebody has what there is of a slot up to `sequence`.
+
+  // Somebody has what there is of a slot up to `sequence`, its last one.
   void see(std::uint32_t slot, std::uint64_t sequence) noexcept { seen_[slot] = std::max(seen_[slot], sequence); }
+  // The last look at a slot.
+  [[nodiscard]] std::uint64_t seen(std::uint32_t slot) const noexcept { return seen_[slot]; }
+  // Up to which sequence writes may be missing.
+  [[nodiscard]] std::uint64_t floor(std::uint32_t slot) const noexcept { return floors_[slot]; }
+  [[nodiscard]] const ChangeRing& erasures(std::uint32_t slot) const noexcept { return erased_[slot]; }
+
   // Forgets all of a slot up to `floor`, which is its last sequence.
   void reset(std::uint32_t slot, std::uint64_t floor, ChangeBudget& budget) noexcept {
-    sort_in(budget);
-    slots_[slot].written.reset(floor, budget);
-    slots_[slot].erased.reset(floor, budget);
+    floors_[slot] = std::max(floors_[slot], floor);
+    erased_[slot].reset(floor, budget);
     see(slot, floor);
   }
-  [[nodiscard]] SlotLog& slot(std::uint32_t slot, ChangeBudget& budget) noexcept {
-    sort_in(budget);
-    return slots_[slot];
+  // Changes of slots up to these sequences (one for each slot of the stripe) are needed no more.
+  void pass(const std::vector<std::uint64_t>& sequences, ChangeBudget& budget) noexcept {
+    for (std::size_t slot = 0; slot < erased_.size(); ++slot) {
+      erased_[slot].pass(sequences[slot], budget);
+      floors_[slot] = std::max(floors_[slot], sequences[slot]);
+    }
+    std::erase_if(written_, [&](const Change& change) { return sequence_of(change) <= floors_[slot_of(change)]; });
+    if (written_.empty()) release(budget);
   }
-  // Calls visit(change) for the writes of a slot, oldest first.
+
+  // Calls visit(slot, change) for the writes that are noted, in order. Some may be no newer than their slot's floor.
   template <class Visit>
-  void visit_written(std::uint32_t slot, Visit&& visit) const {
-    slots_[slot].written.visit_after(slots_[slot].written.floor(), visit);
-    for (const Change& change : fresh_) {
-      if (change.sequence >> kSlotShift == slot) visit(sorted(change));
+  void visit_written(Visit&& visit) const {
+    for (Change change : written_) {
+      const std::uint32_t slot = slot_of(change);
+      change.sequence = sequence_of(change);
+      visit(slot, change);
     }
   }
 
  private:
-  static constexpr int kSlotShift = 48;  // of a slot's number beside the sequence of a fresh write
-  [[nodiscard]] static Change sorted(Change change) noexcept {
-    change.sequence &= (std::uint64_t{1} << kSlotShift) - 1;
-    return change;
+  static constexpr int kSlotShift = 48;  // of a slot's number beside the sequence
+  static constexpr std::size_t kFirst = 64;
+  static constexpr std::size_t kForgotten = 8;  // part that goes at once when there is no room
+
+  [[nodiscard]] static std::uint32_t slot_of(const Change& change) noexcept {
+    return static_cast<std::uint32_t>(change.sequence >> kSlotShift);
   }
-  void sort_in(ChangeBudget& budget) noexcept {
-    for (const Change& change : fresh_) slots_[change.sequence >> kSlotShift].written.add(sorted(change), budget);
-    fresh_.clear();
+  [[nodiscard]] static std::uint64_t sequence_of(const Change& change) noexcept {
+    return change.sequence & ((std::uint64_t{1} << kSlotShift) - 1);
   }
 
-  std::vector<SlotLog> slots_;       // empty while nobody follows
-  std::vector<std::uint64_t> seen_;  // by slot
-  std::vector<Change> fresh_;        // in order
-  std::size_t most_fresh_ = 0;
+  bool grow(ChangeBudget& budget) noexcept {
+    const std::size_t more = room_ == 0 ? kFirst : room_;
+    if (!budget.take(more * sizeof(Change))) return false;
+    try {
+      written_.reserve(room_ + more);
+    } catch (const std::bad_alloc&) {
+      budget.give_back(more * sizeof(Change));
+      return false;
+    }
+    room_ += more;
+    return true;
+  }
+  // Forgets the oldest writes; false when there is no room for any, so that this one is forgotten too.
+  bool forget(std::uint32_t slot, std::uint64_t sequence, ChangeBudget& budget) noexcept {
+    const std::size_t count = (written_.size() + kForgotten - 1) / kForgotten;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint64_t& floor = floors_[slot_of(written_[i])];
+      floor = std::max(floor, sequence_of(written_[i]));
+    }
+    written_.erase(written_.begin(), written_.begin() + static_cast<std::ptrdiff_t>(count));
+    budget.forgotten.fetch_add(std::max<std::size_t>(count, 1), std::memory_order_relaxed);
+    if (count == 0) floors_[slot] = sequence;
+    return count > 0;
+  }
+  void release(ChangeBudget& budget) noexcept {
+    budget.give_back(room_ * sizeof(Change));
+    written_ = {};
+    room_ = 0;
+  }
+
+  std::vector<ChangeRing> erased_;     // by slot; empty while nobody follows
+  std::vector<std::uint64_t> seen_;    // by slot
+  std::vector<std::uint64_t> floors_;  // by slot, of writes
+  std::vector<Change> written_;        // in order; the slot beside the sequence
+  std::size_t room_ = 0;               // that the budget has given for them
 };
 
 }  // namespace sparserow

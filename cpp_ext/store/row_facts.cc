@@ -49,7 +49,9 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
       // A row is noted at its first change since somebody looked, so its last one may be a little younger: not older
       // than what the slot noted last before it.
       bool is_noted = false;
-      log.visit_written(store.slots.slot_in_stripe(path), [&](const Change& change) {
+      const std::uint32_t in_stripe = store.slots.slot_in_stripe(path);
+      log.visit_written([&](std::uint32_t noted, const Change& change) {
+        if (noted != in_stripe || change.sequence <= log.floor(in_stripe)) return;
         is_noted |= change.key == key && change.table_id == table_id;
         if (is_noted && (!facts.exists || change.sequence <= (facts.version & (~std::uint64_t{0} >> 16)))) {
           logged_age_ms = std::uint32_t{wall_ms() - change.at_ms};

@@ -48,8 +48,9 @@ class Store::Impl {
     const std::uint64_t version = version_of_sequence(sequence);
     if (stripe.log.is_open()) {
       const bool is_comparable = (before ^ version) >> 48 == 0 && !counts_writes.load(std::memory_order_relaxed);
-      stripe.log.written(slot, {sequence, key, table_id, wall_ms()},
-                         is_comparable ? before & (~std::uint64_t{0} >> 16) : 0, change_budget);
+      if (stripe.log.wants(slot, is_comparable ? before & (~std::uint64_t{0} >> 16) : 0)) {
+        stripe.log.written(slot, {sequence, key, table_id, wall_ms()}, change_budget);
+      }
     }
     return version;
   }

@@ -152,20 +152,24 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
       const bool may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-      walk_stripe<Fetch::kWeights>(*table, order, stripe,
-                                   [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
-                                     if (id != RowIndex::kNone) {
-                                       give_row(position, stripe, id);
-                                       if (table->is_tiered) table->stripes[stripe]->slab.meta(id).touch();
-                                     } else if (may_be_on_ssd) {
-                                       misses.push_back({.key = block[position],
-                                                         .path = path,
-                                                         .position = position,
-                                                         .stripe = static_cast<std::uint16_t>(stripe)});
-                                     } else {
-                                       give(position, nullptr, 0);
-                                     }
-                                   });
+      const auto visit = [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+        if (id != RowIndex::kNone) {
+          give_row(position, stripe, id);
+          if (table->is_tiered) table->stripes[stripe]->slab.meta(id).touch();
+        } else if (may_be_on_ssd) {
+          misses.push_back({.key = block[position],
+                            .path = path,
+                            .position = position,
+                            .stripe = static_cast<std::uint16_t>(stripe)});
+        } else {
+          give(position, nullptr, 0);
+        }
+      };
+      if (extras.versions == nullptr) {
+        walk_stripe<Fetch::kWeights>(*table, order, stripe, visit);
+      } else {
+        walk_stripe<Fetch::kWeightsAndHead>(*table, order, stripe, visit);
+      }
     }
     if (table->is_tiered) impl_->count(block.size(), misses.size());
     if (misses.empty()) continue;

@@ -150,7 +150,7 @@ inline constexpr std::size_t kMaxFetched = 1024;
 }
 
 // What a walk brings into cache for its visits.
-enum class Fetch : std::uint8_t { kWeights, kRow, kNothing };
+enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
 
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
 // and fetch the rows; then `visit(position, path, row id or RowIndex::kNone)` finds both in cache. Passes beat a
@@ -162,7 +162,7 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
   const auto positions = order.positions(stripe);
   const auto paths = order.paths(stripe);
   const std::size_t used =
-      kFetch == Fetch::kWeights ? table.layout.state_offset : table.layout.data_bytes + RowLayout::kHeadBytes;
+      kFetch == Fetch::kRow ? table.layout.data_bytes + RowLayout::kHeadBytes : table.layout.state_offset;
   const std::size_t fetched = std::min(used, kMaxFetched);
   std::array<std::uint32_t, kGroup> ids;
   for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
@@ -175,6 +175,7 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
         ids[i] = held->index.find(paths[begin + i]);
         if (kFetch == Fetch::kNothing || ids[i] == RowIndex::kNone) continue;
         fetch_lines(held->slab.data(ids[i]), fetched);
+        if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(held->slab.data(ids[i]) + table.layout.data_bytes);
       }
     }
     for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], paths[begin + i], ids[i]);

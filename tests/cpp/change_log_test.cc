@@ -58,8 +58,45 @@ TEST_CASE("the slowest cursor holds changes back") {
   CHECK(from->changes().stats().scans == 0);
 }
 
+TEST_CASE("a version that somebody wrote down, and looked at nothing, lacks nothing either") {
+  const auto from = make_store();
+  const auto to = make_store();
+  push(*from, 1, range(0, 100));
+  REQUIRE(from->changes().open("first", from->changes().versions(), {}, std::chrono::seconds(0)).is_ok());
+  push(*from, 1, range(0, 50));  // noted for the first one
+  const auto written_down = from->changes().versions();
+  const auto had = rows_of(*from);
+  for (const auto& [name, row] : had) {
+    const std::vector<std::uint64_t> key = {name.second};
+    REQUIRE(to->changes().assign_newest(1, key, row.second.data(), &row.first, false).is_ok());
+  }
+  push(*from, 1, range(0, 50));  // and not again
+  REQUIRE(from->changes().open("second", written_down, {}, std::chrono::seconds(0)).is_ok());
+  follow(*from, "second", *to);
+  CHECK(rows_of(*to) == rows_of(*from));
+  CHECK(from->changes().stats().snapshots == 0);
+}
+
+TEST_CASE("a read that is repeated gives each row once") {
+  const auto from = make_store();
+  const auto to = make_store();
+  REQUIRE(from->changes().open("serving", from->changes().versions(), {}, std::chrono::seconds(0)).is_ok());
+  for (int i = 0; i < 3; ++i) {
+    push(*from, 1, range(0, 100));
+    follow(*from, "serving", *to, 1 << 20, /*acknowledges=*/false);
+  }
+  const auto page = read_changes(*from, "serving", 0, 1 << 20);
+  REQUIRE(page.is_ok());
+  CHECK(page.value().is_last);
+  const auto applied = apply_changes(*make_store(), page.value().bytes);
+  REQUIRE(applied.is_ok());
+  CHECK(applied.value().rows == 100);
+  CHECK(applied.value().unchanged == 0);
+  CHECK(from->changes().stats().scans == 0);
+}
+
 TEST_CASE("what the budget has no room for is found by a scan, or sent as a snapshot") {
-  const std::uint64_t tiny = kSlots * (sizeof(SlotLog) + 32 * sizeof(Change));
+  const std::uint64_t tiny = StripeLog::bytes_for(kSlots) + kSlots * 64 * sizeof(Change);
   const auto from = make_store({.change_log_bytes = tiny});
   const auto to = make_store();
   REQUIRE(from->changes().open("serving", from->changes().versions(), {}, std::chrono::seconds(0)).is_ok());
