@@ -102,6 +102,11 @@ class Launcher:
         name = next((word for word in arguments if not word.startswith("-")), "sparserow")
         return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name)
 
+    def start_torchrun(self, *options: str, arguments: Sequence[str]) -> Process:
+        """Starts an agent of torchrun whose workers run ``sparserow ARGUMENTS``."""
+        module = ["-m", "torch.distributed.run", *options, "-m", "sparserow.deploy.cli", *arguments]
+        return self._start([sys.executable, *module], "torchrun")
+
     def start_script(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Process:
         """Starts a script of this folder."""
         script = Path(__file__).with_name(name)
