@@ -12,6 +12,8 @@ using Clock = std::chrono::steady_clock;
 
 // Holds a whole frame of a few hundred keys, so that a small request costs one read.
 constexpr std::size_t kStagingBytes = 64u << 10;
+// Until HELLO is accepted: whoever connects and says nothing of sense costs no more.
+constexpr std::size_t kGreetingBytes = 4u << 10;
 // What is read and thrown away so that a refused peer can still read its ERROR.
 constexpr std::size_t kLingerBytes = 4u << 20;
 
@@ -37,7 +39,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
       budget_timer_(strand_),
       peer_(std::move(peer)),
       sampler_(core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
-      staging_(kStagingBytes) {
+      staging_(kGreetingBytes) {
   mark_moved();
   ++peer_->connections;
   ++core_.counters.connections_open;
@@ -107,6 +109,7 @@ Connection::Task<bool> Connection::greet() {
     status = Status(Code::kInvalidArgument, "the first frame must be HELLO");
   }
   if (status.is_ok()) {
+    if (sizeof header + header.body_bytes > staging_.size()) staging_.resize(kStagingBytes);
     if (!co_await fill(sizeof header + header.body_bytes)) co_return false;
     const auto body = std::span(staging_).subspan(staged_begin_ + sizeof header, header.body_bytes);
     status = check_crc(header, body);
@@ -114,7 +117,10 @@ Connection::Task<bool> Connection::greet() {
     consume(sizeof header + header.body_bytes);
   }
   phase_ = Phase::kIdle;
-  if (status.is_ok()) co_return co_await write_reply(reply);
+  if (status.is_ok()) {
+    staging_.resize(kStagingBytes);
+    co_return co_await write_reply(reply);
+  }
   ++core_.counters.frames_refused;
   const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
   co_await write_reply(refusal);

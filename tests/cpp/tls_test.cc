@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -167,6 +168,104 @@ TEST_CASE("texts that are no certificates are refused by name") {
   bad.authorities = "nothing";
   CHECK(why(bad).starts_with("authorities: "));
   CHECK(!rpc::TlsContext::for_client({}).is_ok());
+}
+
+// One direction of a connection in memory, which takes and gives a little at a time, or nothing.
+struct Pipe {
+  std::vector<std::byte> bytes;
+  std::mt19937_64& random;
+};
+
+class PipeStream final : public rpc::Stream {
+ public:
+  PipeStream(Pipe& in, Pipe& out) : in_(in), out_(out) {}
+  [[nodiscard]] int fd() const noexcept override { return -1; }
+  rpc::Transfer try_read(std::span<const iovec> into) noexcept override {
+    const std::size_t count = some(in_, std::min(into[0].iov_len, in_.bytes.size()));
+    if (count == 0) return {0, rpc::Transfer::Want::kRead, 0};
+    std::memcpy(into[0].iov_base, in_.bytes.data(), count);
+    in_.bytes.erase(in_.bytes.begin(), in_.bytes.begin() + static_cast<std::ptrdiff_t>(count));
+    return {count, rpc::Transfer::Want::kNothing, 0};
+  }
+  rpc::Transfer try_write(std::span<const iovec> from) noexcept override {
+    const std::size_t count = some(out_, std::min(from[0].iov_len, kRoom - std::min(kRoom, out_.bytes.size())));
+    if (count == 0) return {0, rpc::Transfer::Want::kWrite, 0};
+    const auto* first = static_cast<const std::byte*>(from[0].iov_base);
+    out_.bytes.insert(out_.bytes.end(), first, first + count);
+    return {count, rpc::Transfer::Want::kNothing, 0};
+  }
+  void shutdown_write() noexcept override {}
+  void reset() noexcept override {}
+
+ private:
+  static constexpr std::size_t kRoom = 30'000;
+  static std::size_t some(Pipe& pipe, std::size_t most) {
+    if (most == 0 || pipe.random() % 4 == 0) return 0;
+    return pipe.random() % 2 == 0 ? most : 1 + pipe.random() % most;
+  }
+  Pipe& in_;
+  Pipe& out_;
+};
+
+TEST_CASE("bytes arrive whole and in order, however little the stream below takes at a time") {
+  const auto seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  const Authority authority;
+  const auto server_side = take(rpc::TlsContext::for_server([&] {
+    rpc::TlsTexts texts = authority.sign(kHere);
+    texts.authorities.clear();
+    return texts;
+  }()));
+  const auto client_side = take(rpc::TlsContext::for_client(trust_alone(authority)));
+  Pipe up{{}, random};
+  Pipe down{{}, random};
+  const auto server = server_side->accept(std::make_unique<PipeStream>(up, down));
+  const auto client = client_side->connect(std::make_unique<PipeStream>(down, up), "localhost");
+  std::vector<std::byte> sent(1'000'000);
+  for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+  std::vector<std::byte> received;
+  std::size_t counted = 0;
+  // Both ways at once: the server sends back what it has got.
+  std::vector<std::byte> echoed;
+  std::size_t returned = 0;
+  const auto read = [&](rpc::Stream& from, std::vector<std::byte>& to) {
+    std::vector<std::byte> room(1 + random() % 40'000);
+    const iovec piece{room.data(), room.size()};
+    const rpc::Transfer moved = from.try_read(std::span(&piece, 1));
+    REQUIRE_MESSAGE(!moved.ended(), from.why(moved));
+    to.insert(to.end(), room.begin(), room.begin() + static_cast<std::ptrdiff_t>(moved.bytes));
+  };
+  for (int turn = 0; turn < 1'000'000 && echoed.size() < sent.size(); ++turn) {
+    if (counted < sent.size()) {  // the same bytes again, in other pieces, until they count
+      std::vector<iovec> pieces;
+      for (std::size_t at = counted; at < sent.size() && pieces.size() < 5;) {
+        const std::size_t count = std::min(1 + random() % 50'000, sent.size() - at);
+        pieces.push_back({sent.data() + at, count});
+        at += count;
+      }
+      // What was offered before and did not count is offered again as well.
+      pieces.push_back({sent.data() + sent.size(), 0});
+      std::size_t offered = 0;
+      for (const iovec& piece : pieces) offered += piece.iov_len;
+      const std::size_t left = sent.size() - counted - offered;
+      if (left > 0) pieces.back() = {sent.data() + counted + offered, left};
+      const rpc::Transfer moved = client->try_write(pieces);
+      REQUIRE_MESSAGE(!moved.ended(), client->why(moved));
+      counted += moved.bytes;
+    }
+    read(*server, received);
+    if (returned < received.size()) {
+      const iovec piece{received.data() + returned, received.size() - returned};
+      const rpc::Transfer moved = server->try_write(std::span(&piece, 1));
+      REQUIRE_MESSAGE(!moved.ended(), server->why(moved));
+      returned += moved.bytes;
+    }
+    read(*client, echoed);
+  }
+  CHECK(counted == sent.size());
+  CHECK(received == sent);
+  CHECK(echoed == sent);
 }
 
 TEST_CASE("garbage and silence at a TLS port harm nobody else") {

@@ -1,0 +1,24 @@
+// One TLS connection as a Stream around a Stream, by OpenSSL: rpc/tls.h makes them.
+#pragma once
+
+#include <openssl/ssl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "rpc/openssl_ptr.h"
+#include "rpc/stream.h"
+
+namespace sparserow::rpc {
+
+using ContextPtr = OpensslPtr<SSL_CTX, SSL_CTX_free>;
+
+// host: whom a client has dialled; none: a server.
+[[nodiscard]] std::unique_ptr<Stream> make_tls_stream(std::unique_ptr<Stream> under, SSL_CTX* context,
+                                                      const std::optional<std::string>& host);
+
+// The oldest entry of this thread's error queue, which is emptied.
+[[nodiscard]] std::string last_tls_error();
+
+}  // namespace sparserow::rpc
