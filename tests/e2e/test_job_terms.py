@@ -40,7 +40,7 @@ def test_workers_of_a_job_agree_on_its_terms(
 
     def come_first() -> None:
         try:
-            sr.connect(cluster.address, name, rank=0, world_size=2, deadline_sec=3, **{field: first})  # type: ignore[arg-type]
+            sr.connect(cluster.address, name, rank=0, world_size=2, deadline_sec=6, **{field: first})  # type: ignore[arg-type]
         except sr.SparserowError as error:
             outcome.append(error)
 
@@ -51,7 +51,7 @@ def test_workers_of_a_job_agree_on_its_terms(
             assert waiting.is_alive()
     words = rf"{field} is {first!r} for rank 0 and {second!r} for rank 1; its workers must agree"
     with pytest.raises(sr.FailedPrecondition, match=words):
-        sr.connect(cluster.address, name, rank=1, world_size=2, deadline_sec=3, **{field: second})  # type: ignore[arg-type]
+        sr.connect(cluster.address, name, rank=1, world_size=2, deadline_sec=30, **{field: second})  # type: ignore[arg-type]
     waiting.join(60)
     assert isinstance(outcome[0], sr.DeadlineExceeded)
     assert "1 of 2 ranks" in str(outcome[0])

@@ -103,7 +103,7 @@ def test_publish_serve_look_up_and_swap(
 
         shards[1].process.signal(signal.SIGKILL)
         shards[1].process.end()
-        partial = client.lookup("user", KEYS, deadline_ms=300)
+        partial = client.lookup("user", KEYS, deadline_ms=2000)
         assert partial.is_partial
         assert 0 < partial.answered.sum() < len(KEYS)
         np.testing.assert_array_equal(partial.rows[partial.answered], rows[partial.answered])
@@ -133,10 +133,10 @@ def check_fronts(shards: list[Running], rows: np.ndarray) -> None:
     for shard in shards:
         with grpc.insecure_channel(shard.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            assert health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == 1
+            assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == 1
             stub = serving_pb2_grpc.ServingStub(channel)
             tables = [serving_pb2.TableKeys(table="user", packed_keys=KEYS.tobytes())]
-            reply = stub.Lookup(serving_pb2.LookupRequest(model="ctr", tables=tables), timeout=5)
+            reply = stub.Lookup(serving_pb2.LookupRequest(model="ctr", tables=tables), timeout=30)
             table = reply.tables[0]
             mine = np.frombuffer(table.answered, np.bool_)
             got = np.frombuffer(table.rows, np.float32).reshape(len(KEYS), DIM)
@@ -149,7 +149,7 @@ def check_fronts(shards: list[Running], rows: np.ndarray) -> None:
                 (serving_pb2.LookupRequest(model="ctr", tables=[*tables, *tables]), "is named twice"),
             ):
                 with pytest.raises(grpc.RpcError) as raised:
-                    stub.Lookup(request, timeout=5)
+                    stub.Lookup(request, timeout=30)
                 assert words in raised.value.details()
     assert answered.all()
     body = {"model": "ctr", "tables": {"user": [1, 2, 3]}}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sparserow.worker.data import write_click_log
-from sparserow_process import wait_until
+from sparserow_process import free_port, wait_until
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
@@ -131,11 +131,6 @@ def test_a_malformed_line_ends_the_job_in_one_line(launcher, log, tmp_path, work
     assert figures["history"][0]["samples"] == 19_999
 
 
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -148,7 +143,7 @@ def unused_port() -> int:
 )
 def test_bad_settings_end_in_one_line(launcher, log, setting, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(unused_port() if "address" in setting else taken.getsockname()[1])
+        port = str(free_port() if "address" in setting else taken.getsockname()[1])
         line = launcher.start(*arguments(log, None, setting.replace("PORT", port))).error_line()
     assert message.replace("PORT", port) in line
     wait_until(lambda: not launcher.living(), "no process is left")

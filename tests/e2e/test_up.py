@@ -20,7 +20,7 @@ from sparserow_process import DEADLINE_SEC, MARK, Launcher, Process, wait_until
 def nothing_left(launcher: Launcher) -> Iterator[None]:
     """Fails a test that leaves a process behind."""
     yield
-    wait_until(lambda: not launcher.living(), f"the end of {launcher.living()}", 10.0)
+    wait_until(lambda: not launcher.living(), f"the end of {launcher.living()}")
 
 
 def start_up(launcher: Launcher, shards: int = 2) -> tuple[Process, str]:
@@ -50,7 +50,7 @@ def test_children_end_with_a_killed_parent(launcher: Launcher) -> None:
     assert len(children(process)) == 3
     process.signal(signal.SIGKILL)
     assert process.end() == -signal.SIGKILL
-    wait_until(lambda: not launcher.living(), "the children to end", 10.0)
+    wait_until(lambda: not launcher.living(), "the children to end")
 
 
 def test_a_child_started_late_does_not_outlive_a_dead_parent(launcher: Launcher) -> None:
@@ -115,14 +115,14 @@ def test_a_local_cluster_ends_with_its_script(launcher: Launcher, number: signal
 def test_a_local_cluster_ends_although_a_fork_of_its_script_lives(launcher: Launcher) -> None:
     # The fork keeps the script's end of the link open, so only the parent watch can tell.
     script = start_script(
-        launcher, "pid = os.fork() or time.sleep(20) or os._exit(0); print(pid, flush=True); time.sleep(600)"
+        launcher, "pid = os.fork() or time.sleep(300) or os._exit(0); print(pid, flush=True); time.sleep(600)"
     )
     first = first_line(script)
     fork = int(first_line(script)[0])
     script.kill()
     script.wait(DEADLINE_SEC)
     cluster = {int(pid) for pid in first[1:]}
-    wait_until(lambda: not cluster & {process.pid for process in launcher.living()}, "the cluster to end", 15.0)
+    wait_until(lambda: not cluster & {process.pid for process in launcher.living()}, "the cluster to end")
     os.kill(fork, signal.SIGKILL)
     script.communicate(timeout=DEADLINE_SEC)
 

@@ -22,6 +22,7 @@ from training_side import TrainingSide, rows_of
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 SECONDS = 180.0 if FULL else 6.0
+LEAST_ACTS = 400
 DIM = 8
 SCHEMAS = [
     TableSchema("ads", "user", DIM, SGD(), init=Uniform(-1, 1), id=11),
@@ -88,7 +89,7 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
     saved = [side.save(shard) for shard in range(side.shards)]
     acts: dict[str, int] = {}
     end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    while time.monotonic() < end or sum(acts.values()) < LEAST_ACTS or "cut" not in acts:
         table = int(rng.choice([11, 12]))
         keys = np.unique(rng.integers(0, 5000, size=int(rng.choice([1, 50, 400])), dtype=np.uint64))
         grads = rng.standard_normal((len(keys), DIM), np.float32)
@@ -133,7 +134,6 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
     stats = [process.follower.stats() for process in serving]
     print(f"{acts}; {len(got)} rows; {[(s.rows, s.unchanged, s.erased, s.reopened) for s in stats]}")
     assert len(got) > 500
-    assert acts["cut"] > 0
     for process in serving:
         process.follower.close()
 

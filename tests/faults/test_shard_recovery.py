@@ -179,7 +179,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
         f"train.dense={dense}",
         "cluster.slot_count=256",
         "cluster.worker_lease=3s",
-        f"train.checkpoint={{url: '{url}', every_steps: 100000, delta_every: 1s}}",
+        f"train.checkpoint={{url: '{url}', every_steps: 100000, delta_every: 200ms}}",
     ]
     assigned = [part for setting in settings for part in ("--set", setting)]
     run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))

@@ -16,7 +16,7 @@ from sparserow.proto.errors import SparserowError
 from sparserow_process import Launcher, Process, free_port, wait_until
 from torch import nn
 
-ROWS, DIM, LEASE_SEC = 300, 4, 2.0
+ROWS, DIM, LEASE_SEC = 300, 4, 3.0
 
 
 class AllRows(nn.Module):
