@@ -124,10 +124,12 @@ def resident_bytes(pid: int | None = None) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+_CPU_CLOCK = 2  # of a process, by the scheduler: what clock_getcpuclockid() makes of a process id
+
+
 def process_cpu(pid: int) -> float:
-    """Seconds of CPU that the living threads of a process have had."""
-    spent = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(path.read_text().split()[0]) for path in spent) / 1e9
+    """Seconds of CPU that a process has had, with those of threads that have ended."""
+    return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
 
 
 def machine_line() -> str:
