@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t kStagingBytes = 64u << 10;
 constexpr std::size_t kPiecesPerWrite = 128;
 constexpr std::chrono::milliseconds kFirstBackoff{10};
+constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
 constexpr std::chrono::milliseconds kLastBackoff{1000};
 
 std::uint32_t ms_until(Channel::Clock::time_point deadline, Channel::Clock::time_point now) {
@@ -142,7 +143,8 @@ void Channel::fail_all(const Status& status) {
 
 void Channel::pause() {
   refused_for_now_ = true;
-  paused_until_ = Clock::now() + backoff();
+  paused_until_ =
+      Clock::now() + std::min<Clock::duration>(kLastBackoff, kFirstPause * (1u << std::min(attempts_, 12u)));
   ++attempts_;
 }
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ...proto.errors import SparserowError, Unavailable
 from .cluster import Cluster
-from .fleet import Fleet
+from .fleet import Fleet, all_of
 from .membership import Job, Ticket
 from .roster import Key, Roster, Window
 
@@ -162,13 +162,16 @@ class Operations:
             for job_id in sorted(self._cluster.rosters):
                 await stack.enter_async_context(self._locks[job_id])
             rosters = dict(sorted(self._cluster.rosters.items()))
-            points: list[CutPoint] = []
-            for job_id in rosters:
-                stack.push_async_callback(self._release, job_id)
-            for job_id, roster in rosters.items():
-                operation = roster.operation = self._next_operation()
-                reports = await self._fleet.hold_job(job_id, operation, [])
-                points.append(CutPoint.of_reports(job_id, operation, roster, reports))
+            for roster in rosters.values():
+                roster.operation = self._next_operation()
+
+            async def hold(job_id: int, roster: Roster) -> CutPoint:
+                reports = await self._fleet.hold_job(job_id, roster.operation, [])
+                return CutPoint.of_reports(job_id, roster.operation, roster, reports)
+
+            # All at once: what workers push meanwhile waits.
+            stack.push_async_callback(lambda: all_of(self._release(job_id) for job_id in rosters))
+            points: list[CutPoint] = await all_of(hold(*held) for held in rosters.items())
             taking: asyncio.Future[Result] = asyncio.ensure_future(take(points))
             self._taking = taking
             try:
