@@ -10,7 +10,7 @@
 namespace sparserow::rpc {
 namespace {
 
-constexpr std::size_t kStagingBytes = 64u << 10;
+constexpr std::size_t kReplyStagingBytes = 64u << 10;
 constexpr std::size_t kPiecesPerWrite = 128;
 constexpr std::chrono::milliseconds kFirstBackoff{10};
 constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
@@ -46,7 +46,7 @@ Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats&
       name_(name_of(index, endpoint_)),
       jitter_(std::random_device{}()),
       held_(options.replay_bytes),
-      staging_(kStagingBytes) {}
+      staging_(kReplyStagingBytes) {}
 
 Channel::Clock::duration Channel::backoff() const noexcept {
   return std::min(kLastBackoff, kFirstBackoff * (1u << std::min(attempts_, 8u)));

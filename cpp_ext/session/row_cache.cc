@@ -7,7 +7,7 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kAhead = 12;  // keys between the first touch of a set and its use
+constexpr std::size_t kTouchedAhead = 12;  // keys between the first touch of a set and its use
 
 // Its upper half picks the set; a copy of it stands in worker/cache/kernels.py.
 std::uint64_t mix(std::uint32_t table_id, std::uint64_t key) noexcept {
@@ -50,8 +50,8 @@ void RowCache::probe(std::uint32_t table_id, std::span<const std::uint64_t> keys
   ++call_;
   locate(table_id, keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) {
-      const std::size_t later = firsts_[i + kAhead];
+    if (i + kTouchedAhead < keys.size()) {
+      const std::size_t later = firsts_[i + kTouchedAhead];
       __builtin_prefetch(&keys_[later]);
       for (std::uint32_t way = 0; way < kWays; way += 2) __builtin_prefetch(&metas_[later + way]);
     }

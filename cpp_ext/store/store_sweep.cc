@@ -24,9 +24,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSlice = std::chrono::microseconds(100);
 constexpr auto kLongestSlice = 4 * kSlice;  // of one that is within an index segment, which it would have to sort again
 constexpr std::size_t kLookedAtOnce = 16;   // rows between two looks at the clock
-constexpr std::size_t kFetchedAhead = 8;    // rows
-constexpr std::size_t kBatch = 1024;        // rows that are collected before they are removed
-constexpr std::size_t kErasedAtOnce = 64;   // of them; with an SSD all, since each time it is read and written
+constexpr std::size_t kVisitedAhead = 8;    // rows
+constexpr std::size_t kRemovedAtOnce = 1024;  // rows that are collected before they are removed
+constexpr std::size_t kErasedAtOnce = 64;     // of them; with an SSD all, since each time it is read and written
 constexpr auto kLeastPause = std::chrono::microseconds(200);  // shorter ones are added up
 
 // Bins of about 3 %: values below 64 have one each.
@@ -185,7 +185,7 @@ class Store::Sweep {
 
   // By runs of one rule, so that each is counted for what it removed.
   Status remove_taken() {
-    const std::size_t at_once = impl_.tiering == nullptr ? kErasedAtOnce : kBatch;
+    const std::size_t at_once = impl_.tiering == nullptr ? kErasedAtOnce : kRemovedAtOnce;
     for (std::size_t begin = 0; begin < keys_.size();) {
       const HoldClock clock;
       std::size_t end = begin;
@@ -245,7 +245,7 @@ class Store::Sweep {
       if (in_memory == nullptr) settle_ties(stripe);
       ++report_.slices;
       longest_hold_.note(held);
-      if (keys_.size() >= kBatch) SR_RETURN_IF_ERROR(remove_taken());
+      if (keys_.size() >= kRemovedAtOnce) SR_RETURN_IF_ERROR(remove_taken());
       rest(held.cpu_nanoseconds);
     } while (path != 0);
     return remove_taken();
@@ -267,8 +267,8 @@ class Store::Sweep {
                 [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
       for (std::size_t i = 0; i < range.entries.size(); ++i) {
         const RowIndex::Entry& entry = range.entries[i];
-        if (i + kFetchedAhead < range.entries.size()) {
-          __builtin_prefetch(held->slab.data(range.entries[i + kFetchedAhead].row));
+        if (i + kVisitedAhead < range.entries.size()) {
+          __builtin_prefetch(held->slab.data(range.entries[i + kVisitedAhead].row));
         }
         if (looked_at++ % kLookedAtOnce == kLookedAtOnce - 1 && Clock::now() - start >= kLongestSlice)
           return entry.path;
