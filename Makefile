@@ -15,6 +15,13 @@ APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
 # them, and several coordinators (tests/faults/test_etcd.py).
 APT_TEST_PACKAGES := iproute2 nftables etcd-server
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+# The part of the native core that needs no Python is compiled while packages come. Building the native core goes on
+# from there, and tells what is wrong with it.
+START_CORE = { PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
+	cmake -S cpp_ext -B build/release -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPARSEROW_PYTHON=OFF \
+	-DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" && cmake --build build/release --parallel --target sparserow_core; } \
+	> build/core.log 2>&1 || true
 NATIVE_SOURCES := $(shell find cpp_ext -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) $(wildcard proto/*.proto) setup.py pyproject.toml
 PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
@@ -35,19 +42,22 @@ build/.stamp-apt-tests: | build/.stamp-apt
 $(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "sparserow: installing Python packages"
-	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH_PIP) "$(TORCH)"
-	@$(PY) -m pip install -q --disable-pip-version-check setuptools -r requirements.txt
+	@$(PIP) $$(grep -E '^(cmake|ninja)==' requirements.txt)
+	@$(START_CORE) & code=0; { $(PIP) $(TORCH_PIP) "$(TORCH)" && $(PIP) setuptools -r requirements.txt; } || code=$$?; wait; exit $$code
 	@touch $@
 
 $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
 	@echo "sparserow: building the native core"
-	@$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup
 	@$(PY) -m sparserow.deploy.cli demo $(DEMO)
 
-test: lint test-cpp test-py
+# lint keeps one core busy, and does not read what test-cpp writes.
+test: setup
+	@$(MAKE) -j2 lint test-cpp
+	@$(MAKE) test-py
 
 # Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup build/.stamp-apt-tests

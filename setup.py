@@ -93,6 +93,7 @@ class BuildNative(build_ext):
             raise SystemExit("sparserow: cmake is missing; run `make setup`, or `pip install cmake ninja`")
         configure = [
             *(cmake, "-S", str(target), "-B", str(build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"),
+            "-DSPARSEROW_PYTHON=ON",
             f"-DCMAKE_MAKE_PROGRAM={Path(cmake).parent / 'ninja'}",
             f"-DPython3_EXECUTABLE={sys.executable}",
             f"-DPython_EXECUTABLE={sys.executable}",
