@@ -54,10 +54,11 @@ $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
 demo: setup
 	@$(PY) -m sparserow.deploy.cli demo $(DEMO)
 
-# lint keeps one core busy, and does not read what test-cpp writes.
+# lint keeps one core busy, and does not read what test-cpp writes. (Ninja would take the 2 for its own, hence MAKEFLAGS
+# there.)
 test: setup
-	@$(MAKE) -j2 lint test-cpp
-	@$(MAKE) test-py
+	@$(MAKE) --no-print-directory -j2 lint test-cpp
+	@$(MAKE) --no-print-directory test-py
 
 # Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup build/.stamp-apt-tests
@@ -67,7 +68,7 @@ test-py: setup build/.stamp-apt-tests
 test-cpp: FUZZ_FRAMES ?= 300000
 test-cpp: setup
 	@$(CMAKE_TESTS) -B build/asan "-DSPARSEROW_SANITIZE=address;undefined" > build/asan.log || { cat build/asan.log; exit 1; }
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
+	@MAKEFLAGS= PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
 	@cd build/asan && SPARSEROW_FUZZ_FRAMES=$(FUZZ_FRAMES) $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
 # The same tests under the thread sanitizer.

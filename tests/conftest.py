@@ -16,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Several tests run at once: threads that wait for each other's turn by spinning, as OpenMP's do, would take the CPUs
+# from whoever has work. Processes of tests inherit it. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if TYPE_CHECKING:
     from sparserow_process import Launcher
 
