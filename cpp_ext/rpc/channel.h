@@ -138,7 +138,9 @@ class Channel {
 
   void note_incarnation(std::uint32_t incarnation);
   void begin_replay();
+  void tell_lost();
   void next_replay();
+  void send_replay(FrameHeader header);
   void send_replay();
   Status on_replay_reply();
 
@@ -195,6 +197,7 @@ class Channel {
   std::vector<std::byte> replay_;  // its frame
   std::size_t replay_sent_ = 0;
   bool is_replay_decided_ = false;
+  bool is_telling_lost_ = false;  // it names what was let go
 
   // The reply being received.
   std::vector<std::byte> staging_;

@@ -1,6 +1,8 @@
 // Channel: what a worker holds of its commits, sent again to a process that has taken the shard's place.
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "rpc/channel.h"
 
@@ -20,7 +22,51 @@ void Channel::note_incarnation(std::uint32_t incarnation) {
 void Channel::begin_replay() {
   state_ = State::kReplaying;
   replay_from_ = 0;
-  next_replay();
+  is_telling_lost_ = !held_.let_go().sequences.empty() && (features_ & kFeatureLostWrites) != 0;
+  if (is_telling_lost_) {
+    tell_lost();
+  } else {
+    next_replay();
+  }
+}
+
+void Channel::tell_lost() {
+  const auto& [last, sequences] = held_.let_go();
+  SectionHeader section{};
+  TableDescriptor descriptor{};
+  descriptor.dim = 1;  // not looked at
+  descriptor.n = static_cast<std::uint32_t>(sequences.size());
+  section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
+  section.flags = kSectionRequired;
+  section.payload_bytes = table_payload_bytes(descriptor, {.keys = true});
+  FrameHeader header = last;
+  header.type = static_cast<std::uint16_t>(FrameType::kAbort);
+  header.flags = kFrameLost;
+  header.section_count = 1;
+  header.body_bytes = static_cast<std::uint32_t>(sizeof section + section.payload_bytes);
+  replay_.resize(sizeof header + header.body_bytes);
+  std::byte* at = replay_.data() + sizeof header;
+  std::memcpy(at, &section, sizeof section);
+  std::memcpy(at + sizeof section, &descriptor, sizeof descriptor);
+  const std::vector<std::uint64_t> named(sequences.begin(), sequences.end());
+  std::memcpy(at + sizeof section + sizeof descriptor, named.data(), named.size() * sizeof named[0]);
+  send_replay(header);
+}
+
+// The frame of this header, whose body stands in its place already.
+void Channel::send_replay(FrameHeader header) {
+  header.request_id = next_id_++;
+  header.deadline_ms = kReplayDeadlineMs;
+  header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
+  header.crc32c = 0;
+  if (options_.frame_crc) {
+    const iovec body{replay_.data() + sizeof header, replay_.size() - sizeof header};
+    seal_crc(header, {&body, 1});
+  }
+  std::memcpy(replay_.data(), &header, sizeof header);
+  replay_sent_ = 0;
+  ++stats_.frames_sent;
+  send_replay();
 }
 
 void Channel::next_replay() {
@@ -32,23 +78,15 @@ void Channel::next_replay() {
     return;
   }
   FrameHeader header = held->header;
-  header.type = static_cast<std::uint16_t>(held->decided ? FrameType::kCommit : FrameType::kPrepare);
-  header.request_id = next_id_++;
-  header.deadline_ms = kReplayDeadlineMs;
-  header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
-  header.crc32c = 0;
-  if (options_.frame_crc) {
-    const iovec body{const_cast<std::byte*>(held->body.data()), held->body.size()};
-    seal_crc(header, {&body, 1});
+  const auto type = static_cast<FrameType>(header.type);
+  if (type != FrameType::kAssign && type != FrameType::kDelete) {
+    header.type = static_cast<std::uint16_t>(held->decided ? FrameType::kCommit : FrameType::kPrepare);
   }
   replay_from_ = header.sequence;
-  replay_.resize(sizeof header + held->body.size());
-  std::memcpy(replay_.data(), &header, sizeof header);
-  if (!held->body.empty()) std::memcpy(replay_.data() + sizeof header, held->body.data(), held->body.size());
-  replay_sent_ = 0;
   is_replay_decided_ = held->decided;
-  ++stats_.frames_sent;
-  send_replay();
+  replay_.resize(sizeof header + held->body.size());
+  if (!held->body.empty()) std::memcpy(replay_.data() + sizeof header, held->body.data(), held->body.size());
+  send_replay(header);
 }
 
 void Channel::send_replay() {
@@ -81,11 +119,16 @@ Status Channel::on_replay_reply() {
     }
   } else {
     const auto ack = parse_ack(section.value()->payload);
-    if (ack.is_ok() && ack.value().duplicate == 0 && is_replay_decided_) ++stats_.commits_replayed;
+    const bool is_write = is_replay_decided_ && !is_telling_lost_;
+    if (ack.is_ok() && ack.value().duplicate == 0 && is_write) ++stats_.commits_replayed;
   }
   attempts_ = 0;
   refused_for_now_ = false;
-  ++replay_from_;
+  if (std::exchange(is_telling_lost_, false)) {
+    held_.forget_let_go();
+  } else {
+    ++replay_from_;
+  }
   next_replay();
   return Status::ok();
 }

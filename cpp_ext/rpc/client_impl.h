@@ -94,6 +94,9 @@ class Client::Impl {
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
   void hold(const Call& call, bool decided);
+  void drop_held(std::uint64_t sequence) {
+    change_held([sequence](HeldCommits& held) { held.drop(sequence); });
+  }
   [[nodiscard]] bool is_in_time(Call& call) const;
   void lead(Lock& lock, Call& call);
   void wake_leader();

@@ -204,9 +204,12 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
       ++out.request.header.section_count;
     }
   }
+  const bool is_by_key = type == FrameType::kAssign && options.sequence != 0;
   const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
-  if (options_.replay_bytes > 0 && has_content) hold(call, type == FrameType::kCommit);
-  return run(call);
+  if (options_.replay_bytes > 0 && (has_content || is_by_key)) hold(call, type != FrameType::kPrepare);
+  Status status = run(call);
+  if (is_by_key && !status.is_ok()) drop_held(options.sequence);
+  return status;
 }
 
 Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags) {
@@ -255,7 +258,11 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
     out.request.header.sequence = options.sequence;
     name_rows(out, table_id, keys.subspan(begin, n));
   }
-  SR_RETURN_IF_ERROR(run(call));
+  if (options_.replay_bytes > 0 && options.sequence != 0) hold(call, true);
+  if (Status status = run(call); !status.is_ok()) {
+    drop_held(options.sequence);
+    return status;
+  }
   std::uint64_t count = 0;
   for (const Outgoing& out : call.requests) {
     const auto one = acknowledged(out.request);

@@ -318,6 +318,23 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
   return Status::ok();
 }
 
+Status CommitLog::note_lost(std::uint32_t job_id, const WorkerKey& key, std::span<const std::uint64_t> sequences) {
+  const Lock lock(mutex_);
+  const auto job = find(job_id);
+  if (!job.is_ok()) return job.status();
+  SR_RETURN_IF_ERROR(job.value()->admit(key.first, key.second));
+  JobWorker& worker = job.value()->workers[key];
+  std::uint64_t last = worker.told_lost;
+  for (const std::uint64_t sequence : sequences) {
+    if (sequence <= worker.told_lost) continue;
+    last = std::max(last, sequence);
+    const bool is_known = worker.window.is_forgotten(sequence) || worker.window.find(sequence) != nullptr;
+    stats_.commits_lost += is_known ? 0 : 1;
+  }
+  worker.told_lost = last;
+  return Status::ok();
+}
+
 std::optional<std::string> CommitLog::job_name(std::uint32_t job_id) const {
   const Lock lock(mutex_);
   const auto found = jobs_.find(job_id);

@@ -142,6 +142,9 @@ class CommitLog {
   // Ok also when there is nothing to forget.
   // Finishes the sequence: PREPARE of it does nothing any more, COMMIT of it is refused.
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::uint64_t sequence);
+  // Sequences of writes by key that were acknowledged once and that their worker holds no more: those that this shard
+  // does not know are lost, and counted, each once.
+  Status note_lost(std::uint32_t job_id, const WorkerKey& key, std::span<const std::uint64_t> sequences);
 
   // Calls `ready(status)` at once or later: Ok when a pull of `step` may read, kDeadlineExceeded with
   // the worker ids it waited for, kFenced, kUnavailable (not known yet), kNotFound (job).

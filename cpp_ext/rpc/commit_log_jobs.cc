@@ -78,8 +78,9 @@ void CommitLog::end_worker(Lock& lock, const JobPtr& job, const Member& member) 
   worker.rank = member.rank;
   worker.first_step = std::max(worker.first_step, member.first_step);
   worker.until_step = member.until_step;
-  if (worker.is_restored && !worker.named_a_step && member.final_sequence > worker.window.committed_sequence()) {
-    stats_.commits_lost += member.final_sequence - worker.window.committed_sequence();
+  const std::uint64_t counted = std::max(worker.window.committed_sequence(), worker.told_lost);
+  if (worker.is_restored && !worker.named_a_step && member.final_sequence > counted) {
+    stats_.commits_lost += member.final_sequence - counted;
   }
   auto in_doubt = worker.window.take_prepared(member.final_sequence);
   stats_.kept_bytes -= worker.window.drop_prepared();

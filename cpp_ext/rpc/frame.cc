@@ -56,7 +56,7 @@ Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
     return bad("header.version: " + std::to_string(header.version) + "; allowed: [" + std::to_string(kProtocolMin) +
                ", " + std::to_string(kProtocolVersion) + "]");
   }
-  if ((header.flags & ~(kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites)) != 0) {
+  if ((header.flags & ~(kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost)) != 0) {
     return bad("header.flags: unknown bit in " + std::to_string(header.flags));
   }
   if (header.body_bytes % 8 != 0) {

@@ -11,6 +11,7 @@
 //   PREPARE    client -> server  section TABLE_GRADS per table       held, memory reserved, nothing applied
 //   COMMIT     client -> server  section TABLE_GRADS per table (one-phase), or none
 //   ABORT      client -> server  none                                drops what was prepared under sequence
+//              flagged kFrameLost: section TABLE_KEYS, sequences in place of keys: acknowledged once, held no more
 //   ASSIGN     client -> server  section TABLE_GRADS (rows in place of gradients)
 //   DELETE     client -> server  section TABLE_KEYS
 //   SCAN       client -> server  section SCAN
@@ -77,9 +78,10 @@ enum Features : std::uint64_t {
   kFeatureLookup = 4,
   kFeatureHints = 8,
   kFeatureIncarnation = 16,
+  kFeatureLostWrites = 32,
 };
 inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup |
-                                           kFeatureHints | kFeatureIncarnation;  // this build's
+                                           kFeatureHints | kFeatureIncarnation | kFeatureLostWrites;  // this build's
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -106,6 +108,7 @@ enum FrameFlags : std::uint8_t {
   kFramePrepared = 2,  // COMMIT: applies what PREPARE brought under the same sequence
   kFrameGradSum = 4,   // COMMIT/PREPARE: do not scale gradients by 1/N
   kFrameWrites = 8,    // PULL: count the writes of others. A feature of HELLO
+  kFrameLost = 16,     // ABORT: what is named is lost where the shard does not know it. A feature of HELLO
 };
 
 struct FrameHeader {

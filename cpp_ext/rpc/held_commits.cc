@@ -29,7 +29,15 @@ void HeldCommits::add(HeldCommit commit) {
   drop(commit.header.sequence);
   bytes_ += commit.body.size();
   commits_.emplace(commit.header.sequence, std::move(commit));
-  while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostHeld)) erase(commits_.begin());
+  while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostHeld)) {
+    const FrameHeader& oldest = commits_.begin()->second.header;
+    if (oldest.step == kNoStep) {
+      let_go_.header = oldest;
+      let_go_.sequences.push_back(oldest.sequence);
+      if (let_go_.sequences.size() > kMostLetGo) let_go_.sequences.pop_front();
+    }
+    erase(commits_.begin());
+  }
 }
 
 void HeldCommits::decide(std::uint64_t sequence) {
@@ -43,6 +51,7 @@ void HeldCommits::drop(std::uint64_t sequence) {
 void HeldCommits::clear() {
   commits_.clear();
   bytes_ = 0;
+  forget_let_go();
 }
 
 const HeldCommit* HeldCommits::from(std::uint64_t sequence) const {

@@ -1,14 +1,17 @@
-// The last commits of a worker to one shard, kept so that they can be sent again to a process that takes the shard's
-// place: it has what a checkpoint had, and the commits after that are gone unless somebody still holds them.
+// The last commits and writes by key of a worker to one shard, kept so that they can be sent again to a process that
+// takes the shard's place: it has what a checkpoint had, and the commits after that are gone unless somebody still
+// holds them.
 //
 // A commit is held from its PREPARE on; it is *decided* once a COMMIT was sent. The newest one is always held, older
 // ones as far as the budget goes. What the shard has already it answers again and does not apply, so that nobody needs
-// to know which of them are saved.
+// to know which of them are saved. Of writes by key that the budget let go the sequences are kept, so that the shard
+// can count those that are lost; of steps it knows which ones are missing.
 //
 // Not thread-safe: the client's mutex guards it.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -17,7 +20,7 @@
 namespace sparserow::rpc {
 
 struct HeldCommit {
-  FrameHeader header;  // of PREPARE, or of a COMMIT in one phase
+  FrameHeader header;  // of PREPARE, of a COMMIT in one phase, ASSIGN or DELETE
   std::vector<std::byte> body;
   bool decided = false;
 
@@ -40,13 +43,23 @@ class HeldCommits {
   [[nodiscard]] const HeldCommit* from(std::uint64_t sequence) const;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
+  // Sequences of writes by key that the budget let go, oldest first, the newest kMostLetGo.
+  struct LetGo {
+    FrameHeader header;  // of the last
+    std::deque<std::uint64_t> sequences;
+  };
+  [[nodiscard]] const LetGo& let_go() const noexcept { return let_go_; }
+  void forget_let_go() { let_go_.sequences.clear(); }
+
  private:
+  static constexpr std::size_t kMostLetGo = std::size_t{1} << 16;
   using Commits = std::map<std::uint64_t, HeldCommit>;
   void erase(Commits::iterator commit);
 
   const std::uint64_t budget_bytes_;
   Commits commits_;  // by sequence
   std::uint64_t bytes_ = 0;
+  LetGo let_go_;
 };
 
 }  // namespace sparserow::rpc

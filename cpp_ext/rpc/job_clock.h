@@ -33,7 +33,8 @@ struct JobWorker {
   std::int64_t until_step = kForever;  // else it has left
   bool fenced = false;                 // says nothing any more; the coordinator is deciding what becomes of it
   bool named_a_step = false;
-  bool is_restored = false;  // it had taken later steps than its window knows of, before this shard was restored
+  bool is_restored = false;     // it had taken later steps than its window knows of, before this shard was restored
+  std::uint64_t told_lost = 0;  // writes by key up to this sequence are counted, as far as they are lost
   JobWindow window;
 
   [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }

@@ -65,9 +65,19 @@ Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& bo
 }
 
 Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Body& body) {
+  const bool tells_lost = (header.flags & kFrameLost) != 0;
   std::vector<TableView> views;
-  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+  if (Outcome outcome =
+          parse_tables(header, body.bytes, tells_lost ? SectionKind::kTableKeys : SectionKind::kTableGrads, views);
+      !outcome.status.is_ok()) {
     return outcome;
+  }
+  if (tells_lost) {
+    for (const TableView& view : views) {
+      Status status = core_.commits.note_lost(header.job_id, {header.worker_id, header.worker_epoch}, view.keys);
+      if (!status.is_ok()) return {std::move(status), false, {}};
+    }
+    return {Status::ok(), false, ack_frame(header, 0, false)};
   }
   if (!views.empty()) return {Status(Code::kInvalidArgument, "ABORT: no table is allowed"), true, {}};
   Status status = core_.commits.abort(header.job_id, header.worker_id, header.worker_epoch, header.sequence);

@@ -79,6 +79,10 @@ class Fuzzer {
         header.type = static_cast<std::uint16_t>(pick(2) == 0 ? FrameType::kAbort : FrameType::kPing);
         return empty_frame(header);
       case 5:
+        if (pick(3) == 0) {
+          header.flags = kFrameLost;
+          return frame(header, FrameType::kAbort, SectionKind::kTableKeys, bytes_of(table), tail);
+        }
         return frame(header, FrameType::kDelete, SectionKind::kTableKeys, bytes_of(table), tail);
       case 6: {
         const ScanPayload scan{.cursor = 0, .table_id = kFuzzed.id, .max_rows = 1 + pick(20), .with_state = pick(2)};

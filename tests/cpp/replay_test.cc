@@ -44,6 +44,31 @@ struct Fixture {
     const auto push = grouped.push(table, grads.data(), 1.0f);
     return client->prepare(std::span(&push, 1), options(sequence));
   }
+  // The same by key, outside of steps.
+  void push(std::uint64_t sequence) {
+    const Grouped grouped(*client, table.id, keys);
+    const std::vector<float> grads(keys.size() * kDim, -1.0f);
+    const auto push = grouped.push(table, grads.data(), 1.0f);
+    REQUIRE(client->commit(std::span(&push, 1), by_key<CommitOptions>(sequence)).is_ok());
+  }
+  void assign(std::uint64_t sequence, float value) {
+    const Grouped grouped(*client, table.id, keys);
+    const std::vector<float> rows(keys.size() * kDim, value);
+    const auto push = grouped.push(table, rows.data(), 1.0f);
+    REQUIRE(client->assign(std::span(&push, 1), by_key<CallOptions>(sequence)).is_ok());
+  }
+  void erase(std::uint64_t sequence) {
+    const Grouped grouped(*client, table.id, keys);
+    REQUIRE(
+        client->erase(table.id, grouped.partition.keys, grouped.partition.shard_begin, by_key<CallOptions>(sequence))
+            .is_ok());
+  }
+  template <class Options>
+  [[nodiscard]] static Options by_key(std::uint64_t sequence) {
+    Options options;
+    options.sequence = sequence;
+    return options;
+  }
   void commit(std::uint64_t first, std::uint64_t last) {
     for (std::uint64_t sequence = first; sequence <= last; ++sequence) {
       REQUIRE(prepare(sequence).is_ok());
@@ -111,6 +136,43 @@ TEST_CASE("what is not held is counted; the newest is held in any case") {
   f.commit(7, 7);
   CHECK(f.row() == 4.0f);
   CHECK(f.lost() == 3);
+}
+
+TEST_CASE("rows assigned and erased by key are so again, in the order of all writes") {
+  for (const bool is_erased_last : {false, true}) {
+    Fixture f(1 << 20);
+    f.push(1);
+    f.push(2);
+    is_erased_last ? f.assign(3, 7.0f) : f.erase(3);
+    is_erased_last ? f.erase(4) : f.assign(4, 7.0f);
+    f.push(5);
+    f.come_back(2);
+    f.let_in();
+    CHECK(f.row() == (is_erased_last ? 1.0f : 8.0f));
+    CHECK(f.client->stats().commits_replayed == 3);
+    CHECK(f.lost() == 0);
+  }
+}
+
+TEST_CASE("writes by key that are not held are counted, each once") {
+  Fixture f(1);
+  f.push(1);
+  f.push(2);
+  f.assign(3, 7.0f);
+  f.erase(4);
+  f.push(5);
+  f.push(6);
+  f.come_back(2);
+  f.let_in();
+  CHECK(f.row() == 3.0f);
+  CHECK(f.lost() == 3);  // of five that were let go two are saved
+  f.push(7);
+  f.push(8);
+  CHECK(f.row() == 5.0f);
+  f.come_back(7);
+  f.let_in();
+  CHECK(f.row() == 8.0f);
+  CHECK(f.lost() == 0);  // of this process
 }
 
 TEST_CASE("a commit in doubt is prepared again, and committed or not as is decided later") {

@@ -93,6 +93,29 @@ def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatc
         assert cluster.check() is None
 
 
+@pytest.mark.parametrize("holds_all", [True, False])
+def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, holds_all):
+    if not holds_all:
+        monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # then the newest write alone
+    with (
+        sr.local_cluster(shards=1, slot_count=64) as cluster,
+        sr.connect(cluster.address, "by-key", staleness=None) as session,
+    ):
+        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        keys, ones = np.arange(4, dtype=np.uint64), np.ones((4, DIM), np.float32)
+        table.push(keys, ones)
+        sr.save(session, str(tmp_path))
+        table.push(keys, ones)
+        table.assign(keys[:2], 5 * ones[:2])
+        table.delete(keys[1:3])
+        table.push(keys[3:], ones[3:])
+        table.assign(keys[2:3], 9 * ones[:1])
+        kill_shard(cluster, 0)
+        expected = [5, 0, 9, -3] if holds_all else [-1, -1, 9, -1]
+        assert table.pull(keys)[:, 0].tolist() == expected
+        assert shards_of(cluster.address)[0].commits_lost == (0 if holds_all else 4)
+
+
 def test_the_next_save_has_what_came_back(tmp_path):
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,
