@@ -439,7 +439,7 @@ class Store:
     def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:
         """The follower has applied ``slots`` up to ``versions``, the positions of a page. Raises NotFound."""
 
-    def apply_changes(self, page: bytes) -> dict[str, Any]:
+    def apply_changes(self, page: bytes | memoryview) -> dict[str, Any]:
         """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
 
         Returns:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..cpp_ext import _server
 from ..proto import changes_pb2 as pb
 from ..proto import changes_pb2_grpc as pb_grpc
+from ..proto.change_replies import METHOD, read_reply
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
 from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
@@ -35,8 +36,8 @@ FRESHNESS_SEC: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.
 _CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
-_PAUSE_PER_BUSY = 4.0  # so that the two sides spend a fifth of their time with it at most
-_LONGEST_PAUSE_SEC = 0.6
+_PAUSE_PER_BUSY = 20.0  # of CPU of a thread here, which does a quarter of a round's work
+_LONGEST_ROUND_SEC = 1.1  # with its pause: a row's change is no longer unseen
 _IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -103,7 +104,7 @@ class FollowOptions:
         coordinator: ``HOST:PORT`` of the training cluster.
         name: of this process among all followers of the cluster; begins the cursors' names.
         interval_sec: between one round over all slots and the next, at least: changes of one row in it are sent once.
-            After a round that took long, the pause is longer, up to 0.6 s.
+            After a round that took long, the pause is longer, until 1.1 s have gone since it began.
         retry_sec: after a failure.
         hold: which rows the training shards hold back.
     """
@@ -210,22 +211,20 @@ class Follower:
 
     def _follow(self, shard: int, stream: _ShardStream) -> None:
         """Rounds over all slots, until it ends. A row that changed often since the last round is sent once, so the
-        more there is to send, the longer the pause until the next one."""
+        more there is to send, the longer the pause until the next one, as long as rows stay fresh."""
         while not self._stop.is_set():
-            begun = time.monotonic()
-            busy, is_last = 0.0, False
+            begun, busy_before = time.monotonic(), time.thread_time()
+            is_last = False
             while not is_last and not self._stop.is_set():
-                page_begun = time.monotonic()
                 applied, is_last = stream.turn()
-                if applied is None:
-                    continue
-                busy += time.monotonic() - page_begun
-                self._count(applied)
+                if applied is not None:
+                    self._count(applied)
             with self._lock:
                 if is_last:
                     self._caught_up[shard] = begun
-            shortest = self._options.interval_sec
-            self._stop.wait(max(shortest, min(busy * _PAUSE_PER_BUSY, _LONGEST_PAUSE_SEC)))
+            busy = time.thread_time() - busy_before
+            left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
+            self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
 
     def _count(self, applied: dict[str, Any]) -> None:
         with self._lock:
@@ -270,6 +269,7 @@ class _ShardStream:
         self._peer = f"shard {shard} at {address}"
         self._channel = open_channel(address, options=_MESSAGE_OPTIONS)
         self._stub: Any = pb_grpc.ChangesStub(self._channel)
+        self._read: Any = self._channel.unary_unary(METHOD, pb.ReadChangesRequest.SerializeToString)
         self._begin = 0
         self._acked: tuple[bytes, bytes] = (b"", b"")
         wanted = owned & (view.slot_owner == shard)
@@ -309,8 +309,8 @@ class _ShardStream:
         the last page of a round: this store has everything then that the shard had when the round began, but for what
         is held back."""
         slots, positions = self._acked
-        reply = self._call(
-            self._stub.ReadChanges,
+        data = self._call(
+            self._read,
             pb.ReadChangesRequest(
                 cursor=self._cursor,
                 acked_slots=slots,
@@ -321,10 +321,11 @@ class _ShardStream:
             ),
         )
         self._acked = (b"", b"")
+        reply, page = read_reply(data)
         self._begin = reply.next_begin
         if not reply.slots:
             return None, reply.is_last
-        applied = self._store.apply_changes(reply.page)
+        applied = self._store.apply_changes(page)
         self._slots[applied["slots"]] = applied["versions"]
         self._acked = (applied["slots"].astype("<u4").tobytes(), applied["positions"].astype("<u8").tobytes())
         return applied, reply.is_last

@@ -56,10 +56,13 @@ void ack_page(Store& store, const std::string& name, const py::array& slots, con
   raise_if_error(without_gil([&] { return store.changes().ack(name, passed, until); }));
 }
 
-py::dict apply_page(Store& store, const py::bytes& page) {
-  const std::string_view view(page);
-  const auto applied = value_or_raise(
-      without_gil([&] { return apply_changes(store, std::as_bytes(std::span(view.data(), view.size()))); }));
+py::dict apply_page(Store& store, const py::buffer& page) {
+  const py::buffer_info view = page.request();
+  if (view.itemsize != 1 || view.ndim != 1 || view.strides[0] != 1) {
+    raise_if_error({Code::kInvalidArgument, "page: allowed: contiguous bytes"});
+  }
+  const std::span bytes(static_cast<const std::byte*>(view.ptr), static_cast<std::size_t>(view.size));
+  const auto applied = value_or_raise(without_gil([&] { return apply_changes(store, bytes); }));
   const auto count = static_cast<py::ssize_t>(applied.slots.size());
   SlotNumbers slots(count);
   py::array_t<std::uint64_t> versions(count);

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 
 from ...proto import changes_pb2 as pb
+from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from .engine import ShardEngine
 
@@ -55,8 +58,9 @@ class ChangesService:
         )
         return pb.OpenCursorReply()
 
-    async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> pb.ReadChangesReply:
-        """Takes acknowledgements and gives the next page, waiting for a change when there is none."""
+    async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> bytes:
+        """Takes acknowledgements and gives the next page, waiting for a change when there is none. Returns the bytes of
+        a ReadChangesReply."""
         store = self._engine().store
         if not 0 < request.max_bytes <= _MOST_PAGE_BYTES or request.wait_ms > _MOST_WAIT_MS:
             raise InvalidArgument(
@@ -75,7 +79,8 @@ class ChangesService:
                 store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes
             )
             if count or loop.time() >= deadline:
-                return pb.ReadChangesReply(page=page if count else b"", slots=count, next_begin=begin, is_last=is_last)
+                fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last)
+                return write_reply(fields, page if count else b"")
             await asyncio.sleep(_LOOK_SEC)
 
     async def CloseCursor(self, request: pb.CloseCursorRequest, context: Any) -> pb.CloseCursorReply:
@@ -96,6 +101,31 @@ class ChangesService:
                 "follow the cluster that trained the model"
             )
         return engine
+
+
+class _PagesAsBytes:
+    """Takes the handlers of Changes for a server, with ReadChanges's reply as it is."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Nothing: the same handlers come by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """What generated code calls once it has made them."""
+        name = METHOD.rpartition("/")[2]
+        reads = handlers[name]
+        handlers[name] = grpc.unary_unary_rpc_method_handler(
+            reads.unary_unary, request_deserializer=reads.request_deserializer, response_serializer=None
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server.add_registered_method_handlers(service, handlers)
+
+
+def add_changes(service: ChangesService, server: Any) -> None:
+    """Registers the service with a gRPC server."""
+    pb_grpc.add_ChangesServicer_to_server(service, _PagesAsBytes(server))
 
 
 def _idle_sec(seconds: int) -> int:

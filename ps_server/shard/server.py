@@ -8,7 +8,6 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...proto import changes_pb2_grpc as changes_grpc
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import Addresses
 from ...proto.errors import SparserowError, Unavailable
@@ -18,7 +17,7 @@ from ..control_server import ControlServer
 from ..listen import check_host, check_port_free
 from ..metrics import serve_metrics
 from ..stopping import StopRequest
-from .changes import ChangesService
+from .changes import ChangesService, add_changes
 from .coordinator_link import CoordinatorLink
 from .engine import EngineOptions, ShardEngine
 from .metrics import ShardMetrics
@@ -93,7 +92,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
 
         def add_services(grpc_server: object) -> None:
             pb_grpc.add_ShardServicer_to_server(service, grpc_server)
-            changes_grpc.add_ChangesServicer_to_server(changes, grpc_server)
+            add_changes(changes, grpc_server)
 
         server = ControlServer(
             SERVICE,

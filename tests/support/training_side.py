@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from sparserow.cpp_ext import _server
-from sparserow.proto import changes_pb2_grpc, control_pb2_grpc
 from sparserow.proto import control_pb2 as pb
+from sparserow.proto import control_pb2_grpc
 from sparserow.proto.errors import Unavailable, error_of
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema
 from sparserow.ps_server.control_server import ControlServer
-from sparserow.ps_server.shard.changes import ChangesService
+from sparserow.ps_server.shard.changes import ChangesService, add_changes
 from sparserow.ps_server.shard.native_schema import native_schema
 
 Saved = tuple[dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]], int]
@@ -91,7 +91,7 @@ class TrainingSide:
             return SimpleNamespace(store=self.stores[shard], cluster_id=self.cluster_id)
 
         def add(grpc_server: Any) -> None:
-            changes_pb2_grpc.add_ChangesServicer_to_server(ChangesService(engine), grpc_server)
+            add_changes(ChangesService(engine), grpc_server)
 
         self._servers[shard] = self._run(self._serve("sparserow.v1.Changes", add))
         self.ports[shard] = self._servers[shard].port
