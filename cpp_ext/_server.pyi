@@ -430,7 +430,7 @@ class Store:
     def close_cursor(self, name: str) -> None: ...
     def close_idle_cursors(self) -> None: ...
     def has_cursor(self, name: str) -> bool: ...
-    def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[bytes, int, int, bool]:
+    def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[NDArray[np.uint8], int, int, bool]:
         """A page (cpp_ext/store/change_page.h) of what the cursor has not got: its bytes, how many slots it has (0: the
         cursor has everything but for what is held back), where the next page begins to look, and whether nothing is
         left. Raises NotFound.
@@ -439,7 +439,7 @@ class Store:
     def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:
         """The follower has applied ``slots`` up to ``versions``, the positions of a page. Raises NotFound."""
 
-    def apply_changes(self, page: bytes | memoryview) -> dict[str, Any]:
+    def apply_changes(self, page: bytes | memoryview | NDArray[np.uint8]) -> dict[str, Any]:
         """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
 
         Returns:

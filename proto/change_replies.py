@@ -6,6 +6,8 @@ The bytes are those of a ReadChangesReply, for any parser; the page comes last, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import changes_pb2 as pb
 from .errors import DataLoss
 
@@ -17,15 +19,15 @@ _VARINT, _LENGTH = 0, 2  # kinds of fields that a reply may have
 _MOST_VARINT_BYTES = 10
 
 
-def write_reply(fields: pb.ReadChangesReply, page: bytes) -> bytes:
+def write_reply(fields: pb.ReadChangesReply, page: Any) -> bytes:
     """The bytes of a reply.
 
     Args:
         fields: all but the page.
-        page: may be empty.
+        page: its bytes, a buffer; may be empty.
     """
     before: bytes = fields.SerializeToString()
-    if not page:
+    if len(page) == 0:
         return before
     head = bytes((_PAGE,)) + _varint(len(page))
     gap = -(len(before) + 2 + len(head)) % 8

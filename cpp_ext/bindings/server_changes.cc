@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared_arrays.h"
@@ -39,9 +40,9 @@ void open_cursor(Store& store, const std::string& name, const py::array& version
 }
 
 py::tuple read_page(Store& store, const std::string& name, std::uint32_t begin, std::uint64_t max_bytes) {
-  const ChangePage page = value_or_raise(without_gil([&] { return read_changes(store, name, begin, max_bytes); }));
-  const py::bytes bytes(reinterpret_cast<const char*>(page.bytes.data()), page.bytes.size());
-  return py::make_tuple(bytes, page.slots, page.next_begin, page.is_last);
+  ChangePage page = value_or_raise(without_gil([&] { return read_changes(store, name, begin, max_bytes); }));
+  const auto size = static_cast<py::ssize_t>(page.bytes.size());
+  return py::make_tuple(array_of(std::move(page.bytes), {size}, "uint8"), page.slots, page.next_begin, page.is_last);
 }
 
 using SlotNumbers = py::array_t<std::uint32_t, py::array::c_style>;
