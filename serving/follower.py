@@ -37,7 +37,7 @@ _CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
 _PAUSE_PER_BUSY = 20.0  # of CPU of a thread here, which does a quarter of a round's work
-_LONGEST_ROUND_SEC = 1.1  # with its pause: a row's change is no longer unseen
+_LONGEST_ROUND_SEC = 1.0  # with its pause: a row's change is no longer unseen
 _IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -104,7 +104,7 @@ class FollowOptions:
         coordinator: ``HOST:PORT`` of the training cluster.
         name: of this process among all followers of the cluster; begins the cursors' names.
         interval_sec: between one round over all slots and the next, at least: changes of one row in it are sent once.
-            After a round that took long, the pause is longer, until 1.1 s have gone since it began.
+            After a round that took long, the pause is longer, until a second has gone since it began.
         retry_sec: after a failure.
         hold: which rows the training shards hold back.
     """
