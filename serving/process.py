@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -148,7 +149,9 @@ async def serve(
         await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(options.place.route_epoch, options.place.owners(slot_count))
         address = Address(options.told_host or options.host, options.told_port or server.port, options.unix_path or "")
-        models = ServedModels(registry, server, _models_options(options, wanted), lambda name: _live(name, options))
+        models = ServedModels(
+            registry, server, _models_options(options, wanted, server.port), lambda name: _live(name, options)
+        )
         stack.callback(models.close)
         stack.enter_context(show_metrics(ServingMetrics(models, server)))
         peers = None
@@ -200,11 +203,14 @@ async def _keep_fresh(
         await asyncio.sleep(poll_sec)
 
 
-def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...]) -> ModelsOptions:
+def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...], data_port: int) -> ModelsOptions:
     place = options.place
     follow = None
     if options.follow is not None:
-        name = f"serving/{place.shard}/{place.shards}.{place.replica}"
+        # A cursor is one process's: replicas that are started alike, as a Deployment's pods, have one each. A process
+        # that is started again at its address takes its former self's over.
+        at = f"{socket.gethostname()}:{data_port}"
+        name = f"serving/{place.shard}/{place.shards}.{place.replica}/{at}"
         follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec, hold=options.sync_hold)
     return ModelsOptions(
         wanted=wanted,

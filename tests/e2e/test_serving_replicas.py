@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sparserow as sr
+from sparserow_process import wait_until
 
 KEYS = np.arange(200, dtype=np.uint64)
 
@@ -34,3 +36,26 @@ def test_a_hedged_lookup_does_without_one_replica(tmp_path: Path, number: signal
             alone.lookup("user", KEYS, deadline_ms=200)
         if number == signal.SIGSTOP:
             os.kill(serving.pids[0], signal.SIGCONT)
+
+
+def test_processes_that_are_started_alike_follow_each_for_itself() -> None:
+    """As the pods of a Deployment are: none of them knows which replica it is."""
+    with (
+        sr.local_cluster(shards=1) as cluster,
+        sr.connect(cluster.address, "ads", staleness=None) as session,
+    ):
+        table = session.create_table("user", dim=4, optimizer=sr.SGD())
+        alike = {"follow": cluster.address, "namespace": "ads", "sync_interval": "20ms"}
+        with (
+            sr.local_serving("ctr", **alike) as one,
+            sr.local_serving("ctr", **alike) as two,
+            sr.ServingClient(one.addresses) as first,
+            sr.ServingClient(two.addresses) as second,
+        ):
+            for turn in range(30):
+                keys = np.arange(turn * 50, turn * 50 + 50, dtype=np.uint64)
+                table.assign(keys, np.full((50, 4), turn, np.float32))
+                time.sleep(0.05)
+            all_keys = np.arange(1500, dtype=np.uint64)
+            for client in (first, second):
+                wait_until(lambda c=client: c.lookup("user", all_keys).found.all(), "rows of every turn", 30)

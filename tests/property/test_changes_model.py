@@ -44,6 +44,20 @@ def rows_of(store: _server.Store) -> dict[tuple[int, int], tuple[int, bytes]]:
     return rows
 
 
+def test_a_cursor_may_be_opened_later_at_versions_that_were_taken_between_two_looks_of_another() -> None:
+    store, other = make_store(), make_store()
+    keys = np.arange(100, dtype=np.uint64)
+    store.open_cursor("first", store.change_versions())
+    store.apply(1, keys, np.ones((100, DIM), np.float32), lr=0.1)  # which the first has not looked at
+    taken = store.change_versions()
+    store.apply(1, keys, np.ones((100, DIM), np.float32), lr=0.1)
+    store.open_cursor("second", taken)
+    page, slots, _, _ = store.read_changes("second", max_bytes=1 << 20)
+    assert slots == SLOTS
+    assert other.apply_changes(page)["rows"] == 100
+    assert rows_of(other) == rows_of(store)
+
+
 class Follower:
     """A store that follows by pages; what it has not acknowledged it may get again.
 
