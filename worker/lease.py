@@ -60,7 +60,8 @@ class Lease:
         if reply.restoring or reply.shard_restores != self._restores:
             client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
         if reply.shard_restores != self._restores:
-            for shard in self._control.cluster().shards:  # it may have come back on another machine
+            # It may have come back on another machine. While others are away there is no answer: heartbeats go on.
+            for shard in self._control.cluster(once_sec=self._identity.lease_sec / 3).shards:
                 client.move(shard.index, shard.host, shard.port)
             client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
             self._restores = reply.shard_restores

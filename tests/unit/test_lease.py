@@ -1,0 +1,80 @@
+"""A worker's place in its job while shards come back: it is kept, whatever else is under way."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto import control_pb2_grpc as pb_grpc
+from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.errors import Unavailable
+from sparserow.proto.grpc_status import status_of_error
+from sparserow.worker.lease import Lease
+from sparserow_process import wait_until
+
+LEASE_SEC = 0.3
+
+
+class Coordinator(pb_grpc.CoordinatorServicer):
+    """One shard has come back, another one is away."""
+
+    def __init__(self) -> None:
+        self.heartbeats = 0
+        self.is_ready = False
+
+    def WorkerHeartbeat(self, *_: Any) -> pb.WorkerHeartbeatReply:
+        self.heartbeats += 1
+        return pb.WorkerHeartbeatReply(lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_restores=1)
+
+    def GetCluster(self, _: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
+        if not self.is_ready:
+            code, message, metadata = status_of_error(Unavailable("shard 1: no sign of life from its process"))
+            context.set_trailing_metadata(metadata)
+            context.abort(code, message)
+        shards = [pb.ShardAddress(shard=0, data=pb.Address(host="127.0.0.1", port=7))]
+        return pb.GetClusterReply(
+            cluster_id=1, route=pb.Route(epoch=1, slot_count=2, runs=[pb.SlotRun(start=0, shard=0)]), shards=shards
+        )
+
+    def DeregisterWorker(self, *_: Any) -> pb.DeregisterWorkerReply:
+        return pb.DeregisterWorkerReply()
+
+
+class Native:
+    step = 5
+
+
+class Client:
+    def __init__(self) -> None:
+        self.moves: list[tuple[int, str, int]] = []
+        self.touches = 0
+
+    def extend(self, *, grace_ms: int) -> None:
+        assert grace_ms > 0
+
+    def move(self, shard: int, host: str, port: int) -> None:
+        self.moves.append((shard, host, port))
+
+    def touch(self, *, deadline_ms: int) -> None:
+        assert deadline_ms > 0
+        self.touches += 1
+
+
+def test_the_lease_is_renewed_while_one_shard_is_back_and_another_one_is_away() -> None:
+    coordinator, client = Coordinator(), Client()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    control = ControlClient(f"127.0.0.1:{port}", patience_sec=60.0)
+    lease = Lease(control, WorkerIdentity(1, 1, 1, lease_sec=LEASE_SEC, first_step=0, namespace_id=1))
+    lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
+    wait_until(lambda: coordinator.heartbeats >= 5, "heartbeats", 20)
+    assert client.moves == []
+    coordinator.is_ready = True
+    wait_until(lambda: client.touches, "the shard to be asked at its address", 20)
+    assert client.moves == [(0, "127.0.0.1", 7)]
+    lease.end()
+    server.stop(None)
