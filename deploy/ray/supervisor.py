@@ -107,7 +107,10 @@ class Supervisor:
         pause = _FIRST_PAUSE_SEC
         while not self._stopping.is_set():
             began = os.times().elapsed
-            words = self._run_once()
+            try:
+                words = self._run_once()
+            except Exception as error:  # no memory for a process, say: it is tried again
+                words = f"{type(error).__name__}: {error}"
             with self._lock:
                 self._last_words = words
             if os.times().elapsed - began > _CALM_SEC:
@@ -124,10 +127,21 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
             self._address, self._starts = "", self._starts + 1
+        try:
+            last = self._follow(process)
+        except BaseException:
+            process.kill()  # nobody would read what it says
+            process.wait()
+            raise
+        return f"{last} (exit code {process.wait()})"
+
+    def _follow(self, process: subprocess.Popen[str]) -> str:
+        """Passes on what the process says until its end, and learns where it serves; its last line."""
         assert process.stdout is not None
         last = ""
         for line in process.stdout:
@@ -137,12 +151,11 @@ class Supervisor:
                 with self._lock:
                     self._address = match["address"]
                 self._keep_port(int(match["address"].rpartition(":")[2]))
-        code = process.wait()
-        return f"{last} (exit code {code})"
+        return last
 
     def _line(self) -> list[str]:
         names = {"host": self._host, "folder": self._command.folder}
-        arguments = [argument.format(**names) for argument in self._command.arguments]
+        arguments = [re.sub(r"\{(host|folder)\}", lambda m: names[m[1]], each) for each in self._command.arguments]
         module = f"{__package__.rpartition('.')[0]}.cli"
         return [
             *(sys.executable, "-m", module, *arguments),
