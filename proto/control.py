@@ -114,13 +114,16 @@ class ControlClient(Closing):
         """Closes the connection; a later call fails."""
         self._channel.close()
 
-    def cluster(self) -> ClusterView:
+    def cluster(self, *, once_sec: float | None = None) -> ClusterView:
         """The slot map and the shards' addresses.
+
+        Args:
+            once_sec: asks once, for so long, whatever the client's patience; None: as every call.
 
         Raises:
             Unavailable: the coordinator cannot be reached, or not every shard serves yet (the text says which).
         """
-        reply = self._call("GetCluster", pb.GetClusterRequest())
+        reply = self._call("GetCluster", pb.GetClusterRequest(), once_sec, is_patient=once_sec is None)
         return ClusterView(
             cluster_id=reply.cluster_id,
             slot_count=reply.route.slot_count,
@@ -243,7 +246,15 @@ class ControlClient(Closing):
         self._call("DeregisterWorker", request)
 
     def lease_data(
-        self, identity: WorkerIdentity, *, run: str, epoch: int, chunks: int, done: Sequence[int], step: int
+        self,
+        identity: WorkerIdentity,
+        *,
+        run: str,
+        epoch: int,
+        epochs: int,
+        chunks: int,
+        done: Sequence[int],
+        step: int,
     ) -> pb.LeaseDataReply:
         """Says which chunks of an epoch are done, and leases another one.
 
@@ -251,6 +262,7 @@ class ControlClient(Closing):
             identity: of a worker of the job.
             run: a new run of the job begins at its first epoch.
             epoch: from 1.
+            epochs: that the run has.
             chunks: that an epoch has; the same for all workers.
             done: since the last call; all their commits are acknowledged.
             step: of the worker's next commit.
@@ -260,7 +272,7 @@ class ControlClient(Closing):
             FailedPrecondition: another worker counts other chunks.
         """
         request = pb.LeaseDataRequest(
-            caller=_caller(identity), run=run, epoch=epoch, chunks=chunks, done=done, step=step
+            caller=_caller(identity), run=run, epoch=epoch, epochs=epochs, chunks=chunks, done=done, step=step
         )
         reply: pb.LeaseDataReply = self._call("LeaseData", request)
         return reply
@@ -327,13 +339,13 @@ class ControlClient(Closing):
         reply: pb.GetStatusReply = self._call("GetStatus", pb.GetStatusRequest())
         return reply
 
-    def _call(self, method: str, request: Any, deadline_sec: float | None = None) -> Any:
+    def _call(self, method: str, request: Any, deadline_sec: float | None = None, *, is_patient: bool = True) -> Any:
         return self._channel.call(
             method,
             request,
             deadline_sec=deadline_sec or self._deadline_sec,
             may_repeat=method in _MAY_BE_REPEATED,
-            patience_sec=self.patience_sec,
+            patience_sec=self.patience_sec if is_patient else 0.0,
         )
 
 

@@ -13,12 +13,13 @@ class SessionLeases:
     Args:
         session: of a worker of the job.
         run: names the run; workers of one run give the same.
+        epochs: that it has.
     """
 
-    def __init__(self, session: Session, run: str) -> None:
+    def __init__(self, session: Session, run: str, epochs: int) -> None:
         if session.identity is None or not isinstance(session.catalog, ControlClient):
             raise FailedPrecondition("leases of data need a session with a coordinator")
-        self._session, self._run = session, run
+        self._session, self._run, self._epochs = session, run, epochs
         self._identity, self._control = session.identity, session.catalog
 
     def lease(self, epoch: int, chunks: int, done: list[int]) -> tuple[int | None, int, bool]:
@@ -31,6 +32,12 @@ class SessionLeases:
         """
         self._session.catch_up()  # from its first commit on the steps of a worker that joined are in a row
         reply = self._control.lease_data(
-            self._identity, run=self._run, epoch=epoch, chunks=chunks, done=done, step=self._session.current_step
+            self._identity,
+            run=self._run,
+            epoch=epoch,
+            epochs=self._epochs,
+            chunks=chunks,
+            done=done,
+            step=self._session.current_step,
         )
         return (reply.chunk if reply.HasField("chunk") else None), reply.skip, reply.is_over

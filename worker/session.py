@@ -169,7 +169,7 @@ class Session(SessionTables, Closing, Joinable):
         Raises:
             InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
         """
-        return SessionJoinHook(self._end_empty_step, checked_micro_batches(kwargs))
+        return SessionJoinHook(self.end_empty_step, checked_micro_batches(kwargs))
 
     @property
     def join_device(self) -> torch.device:
@@ -185,8 +185,8 @@ class Session(SessionTables, Closing, Joinable):
         """
         return default_group()
 
-    def _end_empty_step(self) -> None:
-        """This worker's part of a step that only others feed; refused gradients are theirs to report."""
+    def end_empty_step(self) -> None:
+        """This worker's part of a step to which it has nothing to add; refused gradients are the others' to report."""
         self.flush()
         if self.native.staged_calls > 0:
             raise FailedPrecondition("Join: the data ended within a step; call session.step after the last backward")

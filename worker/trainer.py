@@ -110,7 +110,7 @@ class Trainer:
         return LeasedReader(
             self._train_reader,
             lease_rows=elastic.lease_rows,
-            leases=SessionLeases(session, run),
+            leases=SessionLeases(session, run, self._job.train.epochs),
             settle=session.flush,
             fills=self._job.train.staleness is not None,
         )
@@ -231,6 +231,8 @@ class Trainer:
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
         for batch in batches:
             result = self._step.run(batch)
+            if not result.is_taken and self._leased is not None and self._backend.session is not None:
+                self._backend.session.end_empty_step()  # each batch is a commit: they say how far a lease is
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)

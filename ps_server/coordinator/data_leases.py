@@ -49,7 +49,7 @@ class Ask:
         chunks: that an epoch has, as this worker counts.
         done: chunks that it has finished since it asked last.
         step: of its next commit.
-        wants: whether it takes another chunk.
+        epochs: that the run has; 0: as many as have begun.
     """
 
     run: str
@@ -57,7 +57,7 @@ class Ask:
     chunks: int
     done: Collection[int]
     step: int
-    wants: bool = True
+    epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,12 @@ class JobData:
     def is_over(self) -> bool:
         """Whether all chunks of the epoch are done."""
         return len(self.done) == self.chunks
+
+    def goes_on(self, ask: Ask) -> bool:
+        """Whether workers who ask so after all were gone go on where these were: they are of the same run, and it was
+        not at its end.
+        """
+        return self.run == ask.run and not (self.is_over and self.epoch >= ask.epochs)
 
     def left(self, holder: Key, last_step: int) -> None:
         """A worker is gone, and nothing that it still sends counts.
@@ -144,8 +150,8 @@ class JobData:
             if lease.holder == holder or lease.holder not in known:
                 del self.leases[chunk]
                 self._skip(chunk, lease, -1)
-        if self.is_over or not ask.wants:
-            return Answer(is_over=self.is_over)
+        if self.is_over:
+            return Answer(is_over=True)
         free = next((c for c in range(self.chunks) if c not in self.done and c not in self.leases), None)
         if free is None:
             return Answer()
@@ -215,8 +221,7 @@ class DataLeases:
         if ask.epoch < 1:
             raise InvalidArgument(f"epoch: {ask.epoch} is not allowed; allowed: >= 1")
         data = self.jobs.get(job_id)
-        # Between two generations all workers were gone: those of the same run go on where they were.
-        if data is None or (data.generation != generation and (data.run != ask.run or data.is_over)):
+        if data is None or (data.generation != generation and not data.goes_on(ask)):
             data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
         data.generation, data.run = generation, data.run or ask.run  # what is restored is of the run that asks first
         return data.answer(ask, holder, known)

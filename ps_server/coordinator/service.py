@@ -272,7 +272,7 @@ class CoordinatorService:
         job = cluster.jobs.check(ticket)
         known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
         known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
-        ask = Ask(request.run, request.epoch, request.chunks, request.done, request.step)
+        ask = Ask(request.run, request.epoch, request.chunks, request.done, request.step, request.epochs)
         holder = ticket.worker_id, ticket.epoch
         given = cluster.data.answer(job.job_id, job.generation, ask, holder, known)
         if given.chunk is not None or request.done:

@@ -31,7 +31,9 @@ class HeldData:
         self._register(0, 1)
         self._members = [self._register(_FIRST_RANK + index, _FIRST_RANK + held) for index in range(held)]
         for member in self._members:
-            assert self._control.lease_data(member, run=run, epoch=1, chunks=chunks, done=[], step=0).HasField("chunk")
+            assert self._control.lease_data(
+                member, run=run, epoch=1, epochs=1, chunks=chunks, done=[], step=0
+            ).HasField("chunk")
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._beats = threading.Thread(target=self._beat)
 

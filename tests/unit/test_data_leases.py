@@ -14,8 +14,8 @@ from sparserow.ps_server.coordinator.data_leases import Answer, Ask, DataLeases,
 A, B = (1, 1), (2, 1)
 
 
-def ask(epoch: int = 1, *done: int, chunks: int = 3, step: int = 0, run: str = "r") -> Ask:
-    return Ask(run, epoch, chunks, done, step)
+def ask(epoch: int = 1, *done: int, chunks: int = 3, step: int = 0, run: str = "r", epochs: int = 1) -> Ask:
+    return Ask(run, epoch, chunks, done, step, epochs)
 
 
 @pytest.fixture
@@ -75,6 +75,20 @@ def test_another_run_begins_anew_and_the_same_one_goes_on() -> None:
         last = leases.answer(7, 3, ask(1, chunk, run="another"), B, {B})
     assert last.is_over
     assert leases.answer(7, 4, ask(run="another"), B, {B}) == Answer(0), "it was over"
+
+
+def test_a_run_whose_workers_are_all_gone_between_two_epochs_trains_on_none_of_them_again() -> None:
+    leases = DataLeases()
+    leases.answer(7, 1, ask(epochs=2), A, {A})
+    for chunk in range(3):
+        last = leases.answer(7, 1, ask(1, chunk, epochs=2), A, {A})
+    assert last.is_over
+    assert leases.answer(7, 2, ask(epochs=2), B, {B}) == Answer(is_over=True), "the first epoch was over"
+    assert leases.answer(7, 2, ask(2, epochs=2), B, {B}) == Answer(0)
+    for chunk in range(3):
+        last = leases.answer(7, 2, ask(2, chunk, epochs=2), B, {B})
+    assert last.is_over
+    assert leases.answer(7, 3, ask(epochs=2), A, {A}) == Answer(0), "the run was over"
 
 
 def test_it_outlives_the_coordinator(data: JobData) -> None:
