@@ -28,6 +28,7 @@ class Benchmark(str, Enum):
     lookup = "lookup"
     tls = "tls"
     train = "train"
+    observe = "observe"
     staleness = "staleness"
     cache = "cache"
     tiers = "tiers"

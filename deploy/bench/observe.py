@@ -1,0 +1,207 @@
+"""``bench observe``: what metrics and traces cost a training step.
+
+The model of ``bench train`` three times, each over a coordinator and one shard of its own, in turns on fresh batches:
+nothing observed (``sparserow ps --no-observe``, no page); metrics (request times, hot keys, a page); and those with
+traces, of the worker's steps and of every request of the shard, to a collector that takes them in and drops them.
+CPU is that of the worker's process and the shard, over the measured steps; what a thread of the exporter does while
+another contender has its turn counts for that one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from ...proto.control import ControlClient
+from ...proto.errors import Internal, Unavailable
+from ...proto.telemetry import telemetry_from_environment
+from ...worker.connect import connect
+from ...worker.session import Session
+from .click_model import TABLES, CpuClock, ZipfBatches, distributed_step
+from .click_model import Size as ModelSize
+from .harness import Contender, Figure, median, process_cpu, time_in_turns
+from .processes import other_process
+
+LIMIT_OF_UNOBSERVED = 0.97
+_START_SEC = 60.0
+_STOP_SEC = 20.0
+_LEASE_SEC = 120.0  # a busy machine ends nobody's
+_COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of each table, and how often a step is repeated."""
+
+    rows: int = 100_000
+    batch: int = 4096
+    hot: int = 1
+    repetitions: int = 150
+
+
+FULL = Size()
+QUICK = Size(rows=1_000, batch=64, hot=3, repetitions=3)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A cluster of one shard."""
+
+    address: str
+    shard_pid: int
+
+
+def run_observe(size: Size) -> list[Figure]:
+    """Samples/s of each of the three, as shares of the first, and CPU per step."""
+    model = ModelSize(size.rows, size.batch, (size.hot,), size.repetitions)
+    with ExitStack() as stack:
+        port = stack.enter_context(other_process(_collect, ()))
+        page = "--metrics-port=0"
+        places = {
+            "nothing observed": stack.enter_context(_cluster("--no-observe")),
+            "metrics": stack.enter_context(_cluster(page)),
+            "metrics and traces": stack.enter_context(_cluster(page, collector=f"http://127.0.0.1:{port}")),
+        }
+        clocks = {name: (CpuClock(time.process_time), _shard_clock(place)) for name, place in places.items()}
+        batches = ZipfBatches(model, size.hot)
+        contenders = []
+        for index, (name, place) in enumerate(places.items()):
+            session = stack.enter_context(connect(place.address, f"observe-{index}"))
+            if name == "metrics and traces":
+                _trace(stack, session, port)
+            contenders.append(_clocked(name, batches, model, session, clocks[name]))
+        seconds = time_in_turns(contenders, repetitions=size.repetitions)
+    figures = []
+    rates = {name: size.batch / median(each) for name, each in zip(places, seconds, strict=True)}
+    cpu = {name: sum(clock.mean_ms(size.repetitions) for clock in pair) for name, pair in clocks.items()}
+    first = "nothing observed"
+    for name in places:
+        title = f"observe {size.hot}-hot, {TABLES} tables, batch {size.batch}: {name}"
+        is_first = name == first
+        limit, ratio = (None, None) if is_first else (LIMIT_OF_UNOBSERVED, rates[name] / rates[first])
+        figures.append(Figure(title, rates[name], "samples/s", limit, ratio))
+        cpu_ratio = None if is_first else cpu[name] / cpu[first]
+        figures.append(Figure(f"{title}: CPU", cpu[name], "ms/step", None, cpu_ratio, higher_is_better=False))
+    return figures
+
+
+def _clocked(
+    name: str, batches: ZipfBatches, model: ModelSize, session: Session, clocks: tuple[CpuClock, CpuClock]
+) -> Contender:
+    step = distributed_step(model, session)
+
+    def run(batch: tuple[Tensor, Tensor]) -> None:
+        for clock in clocks:
+            clock.start()
+        step(batch)
+        for clock in clocks:
+            clock.stop()
+
+    return Contender(name, batches.make, run)
+
+
+def _shard_clock(place: _Place) -> CpuClock:
+    return CpuClock(lambda: process_cpu(place.shard_pid))
+
+
+def _trace(stack: ExitStack, session: Session, port: int) -> None:
+    before = os.environ.get(_COLLECTOR)
+    os.environ[_COLLECTOR] = f"http://127.0.0.1:{port}"
+    try:
+        telemetry = telemetry_from_environment("trainer")
+    finally:
+        if before is None:
+            del os.environ[_COLLECTOR]
+        else:
+            os.environ[_COLLECTOR] = before
+    assert telemetry is not None
+    stack.enter_context(telemetry)
+    from ...worker.otel_trace import record_otel
+
+    record_otel(session, telemetry.tracer)
+
+
+@contextmanager
+def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_Place]:
+    """A coordinator and a shard as a user starts them; ``collector``: where the shard sends its spans."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    if collector is not None:
+        environment[_COLLECTOR] = collector
+    with ExitStack() as stack:
+        leases = (f"--worker-lease={_LEASE_SEC:.0f}s", f"--shard-lease={_LEASE_SEC:.0f}s")
+        coordinator = stack.enter_context(_process(environment, "coordinator", "--shards=1", "--port=0", *leases))
+        assert coordinator.stdout is not None
+        told = re.search(r"coordinator at (\S+),", coordinator.stdout.readline())
+        if told is None:
+            raise Internal("bench observe: the coordinator did not start; its messages are on stderr")
+        options = ("--shard=0", "--port=0", f"--coordinator={told[1]}", *shard_options)
+        shard = stack.enter_context(_process(environment, "ps", *options))
+        _await_ready(told[1])
+        yield _Place(told[1], shard.pid)
+
+
+def _await_ready(address: str) -> None:
+    deadline = time.monotonic() + _START_SEC
+    with ControlClient(address) as control:
+        while True:
+            try:
+                control.cluster()
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+
+@contextmanager
+def _process(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", f"{__package__.rsplit('.', 1)[0]}.cli", *arguments, "--log-level=warning"]
+    command.append(f"--die-with-parent={os.getpid()}")
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SEC)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _collect(pipe: Connection) -> None:
+    """A collector of OpenTelemetry that takes spans in and drops them."""
+    try:
+        import grpc
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+    except ImportError as error:
+        raise SystemExit(f"bench observe: needs {error.name}; pip install 'sparserow[otel]'") from None
+
+    class Collector(otlp_grpc.TraceServiceServicer):
+        def Export(self, request: object, context: object) -> object:  # noqa: ARG002, N802 - gRPC's
+            return otlp.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    otlp_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send(port)
+    with suppress(EOFError):
+        pipe.recv()  # until the benchmark is done
+    server.stop(None)
