@@ -133,9 +133,12 @@ Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   SR_RETURN_IF_ERROR(table->failure());
   return each_missing<Tiering::Miss>(
       *table, impl_->slots, impl_->stripes, keys, [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
-        (why == Bring::kForPull ? impl_->tier_misses : impl_->tier_ahead) += misses.size();
+        // Of those that are nowhere the pull tells itself.
+        std::atomic<std::uint64_t>& counted = why == Bring::kForPull ? impl_->tier_misses : impl_->tier_ahead;
         return impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
-                                       [](const Tiering::Miss&, std::uint32_t, const RowImage*) {});
+                                       [&counted](const Tiering::Miss&, std::uint32_t id, const RowImage*) {
+                                         if (id != RowIndex::kNone) counted.fetch_add(1, std::memory_order_relaxed);
+                                       });
       });
 }
 

@@ -348,4 +348,24 @@ TEST_CASE("rows with many updates outlast those that were updated once, though n
   CHECK(store->tier_stats()->misses - missed < often.size() / 10);
 }
 
+TEST_CASE("a key that a pull waits for is one hit or one miss, also where rows were brought before it") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 20000);
+  std::vector<std::uint64_t> keys(60);
+  std::iota(keys.begin(), keys.end(), 0u);        // of rows that left memory long ago
+  for (int i = 0; i < 30; ++i) keys[i] += 50000;  // nowhere
+  const TierStats before = *store->tier_stats();
+  for (int turn = 0; turn < 2; ++turn) REQUIRE(store->bring(1, keys, Store::Bring::kForPull).is_ok());
+  static_cast<void>(pull(*store, 1, keys));
+  const TierStats after = *store->tier_stats();
+  CHECK(after.brought_ahead == before.brought_ahead);
+  CHECK(after.misses - before.misses + after.hits - before.hits == keys.size());
+  CHECK(after.misses - before.misses >= 30);
+  CHECK(after.misses - before.misses <= keys.size());
+  REQUIRE(store->bring(1, keys, Store::Bring::kAhead).is_ok());
+  CHECK(store->tier_stats()->brought_ahead == before.brought_ahead);  // absent ones are not brought
+}
+
 }  // namespace sparserow
