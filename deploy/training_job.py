@@ -67,6 +67,12 @@ def checked_resume(job: JobConfig, resume: str) -> str:
     return resume
 
 
+def allowed_restarts(job: JobConfig, resume: str) -> int:
+    """How often a run that fails may begin again from its last checkpoint: 0 unless it resumes by itself."""
+    saved = job.train.checkpoint or job.train.elastic
+    return saved.max_restarts if resume == "auto" and saved is not None else 0
+
+
 def run_job(
     job: JobConfig, place: TorchrunPlace | None = None, trace_file: Path | None = None, *, resume: str = "never"
 ) -> TrainResult:
@@ -90,9 +96,7 @@ def run_job(
         result = record(_run_under_torchrun)(job, place, trace_file, resume)
         assert result is not None
         return result
-    saved = job.train.checkpoint or job.train.elastic
-    restarts = saved.max_restarts if resume == "auto" and saved is not None else 0
-    for left in range(restarts, -1, -1):
+    for left in range(allowed_restarts(job, resume), -1, -1):
         try:
             return _run_once(job, trace_file, resume)
         except (Unavailable, Fenced, DeadlineExceeded, NotFound, Internal) as error:

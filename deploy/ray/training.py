@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from ...proto.config import validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, Unavailable
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
-from ..training_job import checked_resume
+from ..training_job import allowed_restarts, checked_resume
 from .readiness import wait_until_ready
 
 _READY_SEC = 180.0  # a shard whose node is gone comes back on another one
@@ -28,7 +29,7 @@ def train_on_ray(
         job: what to train; it names no cluster of its own.
         coordinator: ``HOST:PORT``.
         resume: as of ``sparserow train``. auto: a worker that fails, or whose node is gone, sends all of them back to
-            the newest checkpoint, ``train.checkpoint.max_restarts`` times.
+            the newest checkpoint, ``max_restarts`` times (of ``train.checkpoint`` or ``train.elastic``).
         cpus_per_worker: that Ray reserves.
         storage_path: folder of Ray Train's own records, which all nodes reach; None: Ray's default.
 
@@ -48,12 +49,12 @@ def train_on_ray(
         raise FailedPrecondition("Ray Train is not installed; install it with: pip install 'sparserow[ray]'") from None
     if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
         raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
-    restarts = job.train.checkpoint.max_restarts if job.train.checkpoint is not None and resume == "auto" else 0
     security = process_security().path
     order = {
         "job": job.model_dump(mode="json", exclude_unset=True),
         "coordinator": coordinator,
         "resume": checked_resume(job, resume),
+        "run": secrets.token_hex(8),
         "security": None if security is None else str(security.resolve()),
     }
     trainer = TorchTrainer(
@@ -64,7 +65,8 @@ def train_on_ray(
             num_workers=job.train.workers, resources_per_worker={"CPU": cpus_per_worker}
         ),
         run_config=ray.train.RunConfig(
-            storage_path=storage_path, failure_config=ray.train.FailureConfig(max_failures=restarts)
+            storage_path=storage_path,
+            failure_config=ray.train.FailureConfig(max_failures=allowed_restarts(job, resume)),
         ),
     )
     try:
@@ -100,5 +102,6 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
         coordinator=order["coordinator"],
         observer=Silence(),
         resume=order["resume"],
+        run=order["run"],
     )
     return result.as_dict()

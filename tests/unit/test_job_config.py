@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sparserow.deploy.training_job import allowed_restarts
 from sparserow.proto.config import load_config, validate
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.job import JobConfig
@@ -25,6 +26,14 @@ def test_defaults():
     assert job.data.test == ("b.tsv", "c.tsv")
     assert (job.train.staleness, job.cluster.shards, job.model.backend) == (0, 2, "ps")
     assert load_config(JobConfig, None, [*BASE, "train.staleness=null"]).train.staleness is None
+
+
+def test_a_run_begins_again_as_often_as_its_section_says():
+    elastic = ["train.dense=ps", "train.staleness=1", "train.elastic.url=/e", "train.elastic.max_restarts=5"]
+    assert allowed_restarts(load_config(JobConfig, None, [*BASE, *elastic]), "auto") == 5
+    saved = load_config(JobConfig, None, [*BASE, "train.checkpoint.url=/c", "train.checkpoint.max_restarts=7"])
+    assert allowed_restarts(saved, "auto") == 7
+    assert allowed_restarts(saved, "save-000003") == allowed_restarts(load_config(JobConfig, None, BASE), "auto") == 0
 
 
 @pytest.mark.parametrize(
