@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,21 @@ class Answer:
     is_over: bool = False
 
 
+def _runs(chunks: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, number) of each run of neighbours, ascending. Chunks are leased in order, so that there are few."""
+    runs: list[tuple[int, int]] = []
+    for chunk in sorted(chunks):
+        if runs and sum(runs[-1]) == chunk:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((chunk, 1))
+    return runs
+
+
+def _of_runs(runs: Iterable[Sequence[int]]) -> set[int]:
+    return {chunk for first, n in runs for chunk in range(first, first + n)}
+
+
 @dataclass
 class JobData:
     """One job's pass over its data.
@@ -87,6 +102,7 @@ class JobData:
     done: set[int] = field(default_factory=set)
     leases: dict[int, Lease] = field(default_factory=dict)
     skips: dict[int, int] = field(default_factory=dict)
+    _first: int = field(default=0, compare=False)  # all chunks before it are done
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +152,7 @@ class JobData:
                     "are done"
                 )
             self.epoch, self.chunks = ask.epoch, ask.chunks
-            self.done, self.leases, self.skips = set(), {}, {}
+            self.done, self.leases, self.skips, self._first = set(), {}, {}, 0
         if ask.chunks != self.chunks:
             raise FailedPrecondition(
                 f"chunks: {ask.chunks} here and {self.chunks} for another worker; all must read the same files with "
@@ -152,7 +168,9 @@ class JobData:
                 self._skip(chunk, lease, -1)
         if self.is_over:
             return Answer(is_over=True)
-        free = next((c for c in range(self.chunks) if c not in self.done and c not in self.leases), None)
+        while self._first in self.done:
+            self._first += 1
+        free = next((c for c in range(self._first, self.chunks) if c not in self.done and c not in self.leases), None)
         if free is None:
             return Answer()
         skip = self.skips.pop(free, 0)
@@ -178,7 +196,7 @@ class JobData:
             "generation": self.generation,
             "epoch": self.epoch,
             "chunks": self.chunks,
-            "done": sorted(self.done),
+            "done": _runs(self.done),
             "leases": [[chunk, *lease.holder, lease.step, lease.skip] for chunk, lease in self.leases.items()],
             "skips": sorted(self.skips.items()),
         }
@@ -192,7 +210,7 @@ class JobData:
             saved["generation"],
             saved["epoch"],
             saved["chunks"],
-            set(saved["done"]),
+            _of_runs(saved["done"]),
             leases,
             dict(saved["skips"]),
         )
@@ -243,7 +261,7 @@ class DataLeases:
             generation,
             saved["epoch"],
             saved["chunks"],
-            set(saved["done"]),
+            _of_runs(saved["done"]),
             {},
             dict(saved["skips"]),
         )

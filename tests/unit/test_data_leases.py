@@ -97,6 +97,17 @@ def test_it_outlives_the_coordinator(data: JobData) -> None:
     assert JobData.of_document(json.loads(json.dumps(data.to_document()))) == data
 
 
+def test_what_is_kept_of_a_million_chunks_is_small() -> None:
+    data = JobData("r", 1, 1, 1 << 20)
+    data.answer(ask(chunks=1 << 20), A, {A})
+    data.done.update(range(1, 700_000), range(700_001, 1_000_000))
+    data.answer(ask(1, 0, chunks=1 << 20, step=5), A, {A})
+    text = json.dumps(data.to_document())
+    assert len(text) < 300
+    assert JobData.of_document(json.loads(text)) == data
+    assert data.answer(ask(1, 700_000, chunks=1 << 20, step=9), A, {A}) == Answer(1_000_000)
+
+
 def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     data.answer(ask(step=10), A, {A, B})
     data.answer(ask(step=4), B, {A, B})
