@@ -55,7 +55,7 @@ class Cluster:
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     data: DataLeases = field(default_factory=DataLeases)
-    row_saves: dict[str, tuple[int, float]] = field(default_factory=dict)  # by URL: of which job, every so many seconds
+    row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: every so many seconds, by job
     saved_at: float | None = None  # Unix seconds: when that was made
     saves_failed: int = 0
 
@@ -107,7 +107,7 @@ class Cluster:
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
             "rows_source": self.rows_source,
-            "row_saves": [[url, job_id, every_sec] for url, (job_id, every_sec) in self.row_saves.items()],
+            "row_saves": [[url, list(jobs.items())] for url, jobs in self.row_saves.items()],
             "saved_at": self.saved_at,
             "data": [[job_id, data.to_document()] for job_id, data in self.data.jobs.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
@@ -155,7 +155,7 @@ class Cluster:
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
-            cluster.row_saves = {url: (job_id, every_sec) for url, job_id, every_sec in document["row_saves"]}
+            cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
         except FailedPrecondition:

@@ -39,8 +39,8 @@ class RowSaves:
 
     def go_on(self) -> None:
         """Begins again the series that the coordinator made before it was started again; within the event loop."""
-        for url, (job_id, every_sec) in self._cluster.row_saves.items():
-            self._begin(url, job_id, every_sec)
+        for url in self._cluster.row_saves:
+            self._begin(url)
 
     async def close(self) -> None:
         """Ends all of them."""
@@ -49,7 +49,8 @@ class RowSaves:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def keep(self, request: pb.KeepRowsRequest) -> None:
-        """Begins a series, which goes on as long as the caller's job; harmless when another worker has begun it.
+        """Begins a series, which goes on as long as one of the jobs that asked for it, as often as one of them wants;
+        harmless when another worker has begun it.
 
         Raises:
             InvalidArgument: an unknown URL scheme, or a time out of range.
@@ -60,19 +61,21 @@ class RowSaves:
         if not 0 < request.every_sec <= _LONGEST_SEC:
             raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
         url = Folder(request.url).url
+        jobs = self._cluster.row_saves.setdefault(url, {})
+        if caller.job_id not in jobs:
+            jobs[caller.job_id] = request.every_sec
+            self._note()
         running = self._tasks.get(url)
         if running is None or running.done():
-            self._cluster.row_saves[url] = caller.job_id, request.every_sec
-            self._note()
-            self._begin(url, caller.job_id, request.every_sec)
+            self._begin(url)
 
-    def _begin(self, url: str, job_id: int, every_sec: float) -> None:
-        self._tasks[url] = asyncio.get_running_loop().create_task(self._run(url, job_id, every_sec))
+    def _begin(self, url: str) -> None:
+        self._tasks[url] = asyncio.get_running_loop().create_task(self._run(url))
 
-    async def _run(self, url: str, job_id: int, every_sec: float) -> None:
+    async def _run(self, url: str) -> None:
         loop = asyncio.get_running_loop()
-        while job_id in self._cluster.jobs.jobs:
-            began = loop.time()
+        while asked := [sec for job, sec in self._cluster.row_saves[url].items() if job in self._cluster.jobs.jobs]:
+            began, every_sec = loop.time(), min(asked)
             try:
                 await self._save(url)
             except Unavailable as error:  # somebody came or went, or a shard is away: soon again

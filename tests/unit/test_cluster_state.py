@@ -35,7 +35,7 @@ def filled() -> Cluster:
     cluster.shards.shards[1].restores = 2
     cluster.shards.shards[2].instance = 77  # left in order
     cluster.shards.shards[2].phase = Phase.LOST
-    cluster.row_saves["/ckpt/rows"] = ticket.job_id, 30.0
+    cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     return cluster
 
