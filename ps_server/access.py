@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
 
 from ..proto.errors import FailedPrecondition
-from ..proto.security import ROLES, Role, Security, bearer_token, check_namespace, process_security
+from ..proto.security import ROLES, Role, Security, TokenEntry, bearer_token, check_namespace, process_security
 
 _PREFIX = "/sparserow.v1."
 
@@ -32,8 +33,10 @@ _OF_ALL_NAMESPACES = frozenset(
     {
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/KeepRows", "Coordinator/Restore"),
         *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
+        "Coordinator/GetStatus",
     }
 )
+_caller: ContextVar[TokenEntry | None] = ContextVar("caller", default=None)  # None: tokens are not asked for
 
 
 def check_call(security: Security, method: str, request: Any, metadata: Any) -> None:
@@ -48,9 +51,11 @@ def check_call(security: Security, method: str, request: Any, metadata: Any) -> 
     Raises:
         FailedPrecondition: says what is missing.
     """
+    _caller.set(None)
     if security.tokens is None:
         return
     grant = security.grant_of(bearer_token(metadata))
+    _caller.set(grant)
     name = method.removeprefix(_PREFIX)
     needed = _ROLES.get(name, "admin")
     if ROLES.index(grant.role) < ROLES.index(needed):
@@ -61,6 +66,18 @@ def check_call(security: Security, method: str, request: Any, metadata: Any) -> 
         raise FailedPrecondition(f"token: {name} is for one that reaches all namespaces")
     namespace = _namespace_of(request)
     if namespace is not None:
+        check_namespace(grant, namespace)
+
+
+def check_caller(namespace: str) -> None:
+    """For methods whose request names a job by its number: refuses the call under way unless its token reaches the
+    job's namespace. Belongs to the task that :func:`check_call` was called in.
+
+    Raises:
+        FailedPrecondition: as :func:`check_call`.
+    """
+    grant = _caller.get()
+    if grant is not None:
         check_namespace(grant, namespace)
 
 

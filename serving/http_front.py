@@ -1,6 +1,6 @@
 """HTTP/JSON for curl and for languages without gRPC: a thread of its own, one thread per connection.
 
-GET  /v1/health   200 when this process is ready, else 503
+GET  /v1/health   200 when this process is ready, else 503; problems only for who has a token, where they are asked for
 GET  /v1/models   versions and aliases
 POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..proto.errors import InvalidArgument, SparserowError
+from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ..proto.security import bearer_token, process_security, server_context
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels
@@ -37,7 +37,7 @@ class HttpFront:
 
     def __init__(self, host: str, port: int, lookup: LocalLookup, models: ServedModels) -> None:
         routes: dict[tuple[str, str], Callable[[Any, str], tuple[int, Any]]] = {
-            ("GET", "/v1/health"): lambda _, __: _health(models),
+            ("GET", "/v1/health"): lambda _, token: _health(models, token),
             ("GET", "/v1/models"): lambda _, token: (200, _models(models, token)),
             ("POST", "/v1/lookup"): lambda body, token: (200, _lookup(lookup, body, token)),
         }
@@ -126,8 +126,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def _health(models: ServedModels) -> tuple[int, Any]:
+def _health(models: ServedModels, token: str) -> tuple[int, Any]:
     ready = models.is_ready
+    try:
+        process_security().grant_of(token)
+    except FailedPrecondition:  # a probe has none; who has none learns no names and paths
+        return (200 if ready else 503), {"ready": ready}
     problems = {f"{model}@{which}": problem for (model, which), problem in models.book().problems.items()}
     return (200 if ready else 503), {"ready": ready, "problems": problems}
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema, schema_of_message
+from ..access import check_caller
 from .cluster import Cluster
 from .data_leases import Ask
 from .fleet import Fleet
@@ -253,9 +254,15 @@ class CoordinatorService:
         except SparserowError as error:  # the shard is behind now, or the disk is full: both are seen elsewhere
             log.warning("job %d: %s", job_id, error)
 
+    def _ticket_of(self, caller: Any) -> Ticket:
+        """The registration that a message names by numbers, of a job whose namespace the call's token reaches."""
+        ticket = self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        check_caller(self._cluster.jobs.jobs[ticket.job_id].namespace)
+        return ticket
+
     async def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, context: Any) -> pb.WorkerHeartbeatReply:
         """Renews a worker's lease."""
-        ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
+        ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
         self._cluster.jobs.heartbeat(ticket, step, self._clock())
         shards = self._cluster.shards.shards
@@ -268,7 +275,7 @@ class CoordinatorService:
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:
         """Takes note of the data that a worker has trained on, and gives it more."""
         caller, cluster = request.caller, self._cluster
-        ticket = cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        ticket = self._ticket_of(caller)
         job = cluster.jobs.check(ticket)
         known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
         known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
@@ -282,8 +289,8 @@ class CoordinatorService:
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""
         try:
-            ticket = self._cluster.jobs.find(request.job_id, request.worker_id, request.epoch)
-        except SparserowError:
+            ticket = self._ticket_of(request)
+        except Fenced:
             return pb.DeregisterWorkerReply()
         self._cluster.jobs.leave_in_order(ticket)
         await self._after_leaving(ticket.job_id)

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_training_as_without(cluster: sr.LocalCluster, secured: Secured) -> None
             sr.connect(cluster.address, "shop", security=secured.folder / "ads.yaml")
 
 
+def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.LocalCluster, secured: Secured) -> None:
+    with (
+        sr.connect(cluster.address, "shop", job="others", security=secured.folder / "trainer.yaml") as session,
+        ControlClient(cluster.address, security=Security.load(secured.folder / "ads.yaml")) as control,
+    ):
+        assert session.identity is not None
+        for call in (
+            lambda identity: control.heartbeat_worker(identity, step=99),
+            lambda identity: control.lease_data(identity, run="r", epoch=1, epochs=1, chunks=1, done=(), step=1),
+            control.deregister_worker,
+        ):
+            with pytest.raises(sr.FailedPrecondition, match="does not reach namespace 'shop'"):
+                call(session.identity)
+        session.create_table("cart", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(KEYS)  # it is in its job still
+        with ControlClient(cluster.address, security=Security.load(secured.folder / "trainer.yaml")) as owner:
+            assert owner.heartbeat_worker(session.identity).lease_sec > 0
+
+
 def test_who_has_no_business_here_is_told_so(cluster: sr.LocalCluster, secured: Secured, tmp_path: Path) -> None:
     with pytest.raises(sr.Unavailable):
         sr.connect(cluster.address, "ads", deadline_sec=3.0)  # plain
@@ -142,12 +161,17 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
     body = json.dumps({"model": "ctr", "tables": {"served": [1, 2]}}).encode()
     context = ssl.create_default_context(cafile=str(secured.folder / "ca.pem"))
 
-    def ask(token: str, scheme: str = "https") -> list[list[float]]:
-        request = urllib.request.Request(f"{scheme}://{ready[3]}/v1/lookup", body, {"Authorization": f"Bearer {token}"})
+    def answer(path: str, data: bytes | None, token: str, scheme: str = "https") -> Any:
+        request = urllib.request.Request(f"{scheme}://{ready[3]}{path}", data, {"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10, context=context if scheme == "https" else None) as reply:
-            return json.load(reply)["tables"]["served"]["rows"]
+            return json.load(reply)
+
+    def ask(token: str, scheme: str = "https") -> list[list[float]]:
+        return answer("/v1/lookup", body, token, scheme)["tables"]["served"]["rows"]
 
     token = (secured.folder / "reader.token").read_text()
+    assert answer("/v1/health", None, "not a token") == {"ready": True}
+    assert answer("/v1/health", None, token) == {"ready": True, "problems": {}}
     np.testing.assert_array_equal(ask(token), rows[1:3])
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask("not a token")

@@ -152,6 +152,7 @@ def test_roles_on_the_control_plane(folder: Path) -> None:
     assert not allows(tokens["serve-read"], "/sparserow.v1.Rows/Push", rows_pb.PushRowsRequest(namespace="ads"))
     assert not allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="shop"))
     assert not allows(ads, COORDINATOR + "Restore", pb.RestoreRequest())
+    assert not allows(ads, COORDINATOR + "GetStatus", pb.GetStatusRequest())
     check_call(Security(), COORDINATOR + "RegisterShard", pb.RegisterShardRequest(), None)  # tokens are not asked for
 
 
