@@ -289,7 +289,7 @@ void Channel::begin_send(Request& request) {
   // A clocked pull gives the shard a little less, so that its answer ("waited for worker 3") arrives before
   // the caller gives up.
   std::uint32_t left = ms_until(request.deadline, Clock::now());
-  if (request.header.step != kNoStep) left -= std::min(100u, left / 10);
+  if (request.header.step != kNoStep) left -= std::min(250u, left / 10);
   request.header.deadline_ms = std::max(1u, left);
   request.header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
   request.header.crc32c = 0;

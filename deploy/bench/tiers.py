@@ -9,7 +9,7 @@ The stores are filled the rarest keys first, so that a tenth of the rows that is
 a long run would have there. A store that is filled in any other order meets each key for the first time: of 20 million
 rows under Zipf(1.05) every miss of the first 500 batches was such a key (28.8 % of a batch's; 18 % are not among the
 tenth that is drawn most). Rows that will not stay in memory go in the order in which the database keeps them, which
-takes it half of the time.
+is less work for it.
 """
 
 from __future__ import annotations

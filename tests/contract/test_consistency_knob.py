@@ -231,12 +231,12 @@ def test_a_pull_beyond_the_bound_ends_at_its_deadline_and_names_whom_it_waited_f
             fast.commit()
         assert shards.stats("pulls_parked") == [0] * SHARDS
         with pytest.raises(errors.DeadlineExceeded, match=r"for commits of step 0 from worker ids 2\b"):
-            fast.pull(deadline_ms=600)
+            fast.pull(deadline_ms=2000)
         late.commit()
         fast.pull()
         fast.commit()
         with pytest.raises(errors.DeadlineExceeded, match=r"for commits of step 1 from worker ids 1, 2\b"):
-            fast.pull(deadline_ms=600)
+            fast.pull(deadline_ms=2000)
 
 
 @pytest.mark.parametrize("staleness", [1000, None])
