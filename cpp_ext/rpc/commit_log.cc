@@ -141,7 +141,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   if (!status.is_ok()) return refused(std::move(status));
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
-  if (is_cutting_ || (!job.value()->resolved && !job.value()->is_within_cut(kept.commit))) {
+  if (is_cutting_ || (is_held(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
@@ -184,7 +184,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   const auto answer = seen(lock, job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
-  if (is_cutting_ || !job.value()->resolved) {
+  if (is_cutting_ || is_held(*job.value())) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   job.value()->workers[worker].window.begin_write(sequence);

@@ -41,7 +41,8 @@ Status CommitLog::check_operation(std::uint32_t job_id, std::uint64_t operation)
 }
 
 Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uint64_t operation,
-                                                  const std::vector<WorkerKey>& fence) {
+                                                  const std::vector<WorkerKey>& fence,
+                                                  std::optional<std::chrono::milliseconds> lease) {
   std::vector<PullOutcome> outcomes;
   std::vector<WorkerReport> reports;
   {
@@ -56,6 +57,8 @@ Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uin
     }
     job.operation = operation;
     job.resolved = false;
+    job.held_until.reset();
+    if (lease) job.held_until = std::chrono::steady_clock::now() + *lease;
     job.cut.reset();  // of the operation before: it is overtaken
     answered_.notify_all();
     for (const WorkerKey& key : fence) {
@@ -69,6 +72,14 @@ Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uin
   }
   deliver(outcomes);
   return reports;
+}
+
+bool CommitLog::is_held(Job& job) {
+  if (job.resolved || !job.held_until || std::chrono::steady_clock::now() < *job.held_until) return !job.resolved;
+  job.resolved = true;
+  job.cut.reset();
+  answered_.notify_all();
+  return false;
 }
 
 // Ends what a worker that left had in doubt: committed anywhere is committed here, else it is forgotten.

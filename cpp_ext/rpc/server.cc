@@ -270,8 +270,9 @@ Status Server::set_route(std::uint32_t route_epoch, std::span<const std::uint16_
 
 Status Server::set_job(const JobSpec& spec) { return impl_->core().commits.set_job(spec); }
 Result<std::vector<WorkerReport>> Server::hold_job(std::uint32_t job_id, std::uint64_t operation,
-                                                   const std::vector<WorkerKey>& fence) {
-  return impl_->core().commits.hold(job_id, operation, fence);
+                                                   const std::vector<WorkerKey>& fence,
+                                                   std::optional<std::chrono::milliseconds> lease) {
+  return impl_->core().commits.hold(job_id, operation, fence, lease);
 }
 Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   return impl_->core().commits.drop_job(job_id, operation);

@@ -83,7 +83,8 @@ class Server {
   Status set_route(std::uint32_t route_epoch, std::span<const std::uint16_t> slot_owner);
   Status set_job(const JobSpec& spec);
   Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
-                                             const std::vector<WorkerKey>& fence);
+                                             const std::vector<WorkerKey>& fence,
+                                             std::optional<std::chrono::milliseconds> lease = std::nullopt);
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
   // CommitLog::cut, with the rows of that instant.
   struct Cut {

@@ -135,8 +135,11 @@ class Fleet:
             longest_hold_sec=max((reply.longest_hold_sec for reply in replies), default=0.0),
         )
 
-    async def hold_job(self, job_id: int, operation: int, fence: Sequence[Key]) -> list[dict[Key, Window]]:
-        """Holds a job on every shard; returns what each of them has of each worker.
+    async def hold_job(
+        self, job_id: int, operation: int, fence: Sequence[Key], lease_sec: float = 0.0
+    ) -> list[dict[Key, Window]]:
+        """Holds a job on every shard; returns what each of them has of each worker. With a lease, it goes on by itself
+        after so long, should this process be gone by then.
 
         Raises:
             Unavailable: a shard cannot be reached; those that can hold the job now.
@@ -147,6 +150,7 @@ class Fleet:
             job_id=job_id,
             operation=operation,
             fence=[pb.WorkerEpoch(worker_id=worker_id, epoch=epoch) for worker_id, epoch in fence],
+            lease_ms=round(lease_sec * 1000),
         )
         replies = await self._tell_all(lambda link: link.call("HoldJob", request))
         return [

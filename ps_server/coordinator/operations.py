@@ -19,6 +19,8 @@ from .roster import Key, Roster, Window
 
 log = logging.getLogger(__name__)
 
+CUT_DEADLINE_SEC = 10.0  # that a cut may take; for as long its jobs are held, also when this process is no more
+
 Result = TypeVar("Result")
 
 
@@ -166,7 +168,7 @@ class Operations:
                 roster.operation = self._next_operation()
 
             async def hold(job_id: int, roster: Roster) -> CutPoint:
-                reports = await self._fleet.hold_job(job_id, roster.operation, [])
+                reports = await self._fleet.hold_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
                 return CutPoint.of_reports(job_id, roster.operation, roster, reports)
 
             # All at once: what workers push meanwhile waits.

@@ -18,13 +18,12 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable, error_of
 from .cluster import Cluster
 from .fleet import Fleet, all_of
-from .operations import CutPoint, Operations
+from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
 from .shards import Shard
 
 log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
-_CUT_DEADLINE_SEC = 10.0
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
@@ -300,7 +299,7 @@ class Saves:
         save.data = self._cluster.data.at_cut({point.job_id: point.steps for point in points})
         request = pb.CutRequest(
             save=save.key,
-            deadline_ms=round(_CUT_DEADLINE_SEC * 1000),
+            deadline_ms=round(CUT_DEADLINE_SEC * 1000),
             side_budget_bytes=save.side_budget_bytes,
             base_url="" if save.base is None else (save.folder / save.base.name).url,
             base_slots=[

@@ -219,7 +219,7 @@ class ShardEngine:
         self._jobs.add(request.job_id)
 
     def hold_job(self, request: pb.HoldJobRequest) -> pb.HoldJobReply:
-        """Takes no new commit of a job until it is set, and says what each worker has committed.
+        """Takes no new commit of a job until it is set or the lease ends, and says what each worker has committed.
 
         Raises:
             FailedPrecondition: the operation is not newer than the last one.
@@ -227,7 +227,9 @@ class ShardEngine:
         fence = [(worker.worker_id, worker.epoch) for worker in request.fence]
         windows = [
             pb.WorkerWindow(worker_id=worker_id, epoch=epoch, committed_sequence=sequence, committed_step=step)
-            for worker_id, epoch, sequence, step, _ in self._server.hold_job(request.job_id, request.operation, fence)
+            for worker_id, epoch, sequence, step, _ in self._server.hold_job(
+                request.job_id, request.operation, fence, request.lease_ms
+            )
         ]
         return pb.HoldJobReply(windows=windows)
 

@@ -69,8 +69,8 @@ struct Fixture {
   }
 
   // As the coordinator names it from the reports.
-  CutTarget hold(std::uint64_t operation) {
-    const auto reports = log.hold(1, operation, {});
+  CutTarget hold(std::uint64_t operation, std::optional<std::chrono::milliseconds> lease = std::nullopt) {
+    const auto reports = log.hold(1, operation, {}, lease);
     REQUIRE(reports.is_ok());
     CutTarget target{.job_id = 1, .operation = operation, .step = kNoStep, .workers = {}};
     for (const WorkerReport& report : reports.value()) {
@@ -149,6 +149,25 @@ TEST_CASE("a change of members ends a cut that waits, and another hold does") {
     REQUIRE(fixture.commit(1, 1, 0).is_ok() == is_set);
     CHECK(cut.get().status().code() == Code::kUnavailable);
     CHECK(seen == -1);
+  }
+}
+
+TEST_CASE("a job whose holder is gone goes on when the hold's lease has ended, and no cut of it is taken any more") {
+  for (const bool is_waited_for : {true, false}) {
+    Fixture fixture(std::nullopt);
+    static_cast<void>(fixture.hold(2, std::chrono::hours(1)));
+    CHECK(fixture.commit(1, 1, 0).status().code() == Code::kUnavailable);
+    CutTarget target = fixture.hold(3, std::chrono::milliseconds(50));
+    target.workers = {{2, 1, 5}};  // another shard said that it has these
+    float seen = -1;
+    std::future<Result<std::vector<JobImage>>> cut;
+    if (is_waited_for) cut = fixture.cut(target, seen);
+    REQUIRE(fixture.commit_in_time(1, 1, 0).is_ok());
+    if (!is_waited_for) cut = fixture.cut(target, seen);
+    CHECK(cut.get().status().code() == Code::kUnavailable);
+    CHECK(seen == -1);
+    fixture.set_members(3);  // the holder was slow: it lets go
+    CHECK(fixture.commit(2, 1, 0).is_ok());
   }
 }
 
