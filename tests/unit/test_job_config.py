@@ -31,7 +31,11 @@ def test_defaults():
 def test_a_run_begins_again_as_often_as_its_section_says():
     elastic = ["train.dense=ps", "train.staleness=1", "train.elastic.url=/e", "train.elastic.max_restarts=5"]
     assert allowed_restarts(load_config(JobConfig, None, [*BASE, *elastic]), "auto") == 5
-    saved = load_config(JobConfig, None, [*BASE, "train.checkpoint.url=/c", "train.checkpoint.max_restarts=7"])
+    saved = load_config(
+        JobConfig,
+        None,
+        [*BASE, "train.checkpoint.url=/c", "train.checkpoint.every_steps=9", "train.checkpoint.max_restarts=7"],
+    )
     assert allowed_restarts(saved, "auto") == 7
     assert allowed_restarts(saved, "save-000003") == allowed_restarts(load_config(JobConfig, None, BASE), "auto") == 0
 
