@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import termios
 import time
 import tty
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -41,14 +42,18 @@ def watch(client: ControlClient, console: Console, keys: TextIO, *, every_sec: f
     before, taken = client.status(), time.monotonic()
     shown: RenderableType = screen(client.address, before, view_of(None, before, 0.0))
     with (
+        _ctrl_c() as ctrl_c,
         contextlib.suppress(KeyboardInterrupt),
         _single_keys(keys) as can_read,
         Live(shown, console=console, screen=True, auto_refresh=False) as live,
     ):
         live.refresh()
-        while not _is_quit(keys, can_read, every_sec):
+        while True:
             try:
-                reply = client.status()
+                with ctrl_c.ends_it():
+                    if _is_quit(keys, can_read, every_sec):
+                        return
+                    reply = client.status()
             except (Unavailable, DeadlineExceeded) as error:
                 live.update(Group(Text(f"{error}; it is asked again", "red"), shown), refresh=True)
                 continue
@@ -56,6 +61,40 @@ def watch(client: ControlClient, console: Console, keys: TextIO, *, every_sec: f
             shown = _screen(client.address, before, reply, now - taken)
             before, taken = reply, now
             live.update(shown, refresh=True)
+
+
+class _CtrlC:
+    """Ctrl-C ends a wait, never what draws: a screen that is left half drawn is not given back."""
+
+    def __init__(self) -> None:
+        self._came = self._waits = False
+
+    def __call__(self, *_: Any) -> None:
+        self._came = True
+        if self._waits:
+            self._waits = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def ends_it(self) -> Iterator[None]:
+        """Raises KeyboardInterrupt within the block; at its begin, when Ctrl-C came before."""
+        self._waits = True
+        try:
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waits = False
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[_CtrlC]:
+    handler = _CtrlC()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _screen(address: str, before: pb.GetStatusReply, reply: pb.GetStatusReply, seconds: float) -> RenderableType:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
+from sparserow.deploy import live_screen
 from sparserow.deploy.cli import main
 
 HOT = 77
@@ -95,6 +96,15 @@ def test_top_once_and_its_mistakes(address: str, capsys: pytest.CaptureFixture[s
     assert "--every '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
     assert run("top", "--coordinator", address) == 1
     assert "top: needs a terminal" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_screen_is_drawn_waits_until_it_is() -> None:
+    with live_screen._ctrl_c() as ctrl_c:
+        signal.raise_signal(signal.SIGINT)  # what draws goes on
+        with pytest.raises(KeyboardInterrupt), ctrl_c.ends_it():
+            pytest.fail("no other look is taken")
+    with live_screen._ctrl_c() as ctrl_c, pytest.raises(KeyboardInterrupt), ctrl_c.ends_it():
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("end", ["q", "ctrl-c"])
