@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
 import socket
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..proto.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from ..proto.errors import InvalidArgument, Unavailable
+from .child_processes import first_line, stop
 from .security_files import security_arguments
 
 _STOP_DEADLINE_SEC = 30.0
@@ -89,7 +89,7 @@ def local_serving(
             addresses = tuple(_ready_address(process, deadline) for process in processes)
         yield LocalServing(addresses, tuple(process.pid for process in processes))
     finally:
-        _stop(processes)
+        stop(processes, _STOP_DEADLINE_SEC)
 
 
 @contextlib.contextmanager
@@ -115,27 +115,8 @@ def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _ready_address(process: subprocess.Popen[str], deadline: float) -> str:
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise DeadlineExceeded("sparserow serve: was not ready in time")
-    line = process.stdout.readline()
-    match = _READY.search(line)
+    match = _READY.search(first_line(process, deadline, "sparserow serve"))
     if match is None:
         code = process.wait(_STOP_DEADLINE_SEC)
         raise Unavailable(f"sparserow serve: ended with exit code {code} before it was ready; its message is on stderr")
     return match[1]
-
-
-def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(_STOP_DEADLINE_SEC)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

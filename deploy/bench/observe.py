@@ -22,11 +22,12 @@ from multiprocessing.connection import Connection
 
 from torch import Tensor
 
-from ...proto.control import ControlClient
-from ...proto.errors import Internal, Unavailable
+from ...proto.errors import Internal
 from ...proto.telemetry import telemetry_from_environment
 from ...worker.connect import connect
 from ...worker.session import Session
+from ..child_processes import first_line, stop
+from ..readiness import wait_until_ready
 from .click_model import TABLES, CpuClock, ZipfBatches, distributed_step
 from .click_model import Size as ModelSize
 from .harness import Contender, Figure, median, process_cpu, time_in_turns
@@ -140,28 +141,14 @@ def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_Pla
     with ExitStack() as stack:
         leases = (f"--worker-lease={_LEASE_SEC:.0f}s", f"--shard-lease={_LEASE_SEC:.0f}s")
         coordinator = stack.enter_context(_process(environment, "coordinator", "--shards=1", "--port=0", *leases))
-        assert coordinator.stdout is not None
-        told = re.search(r"coordinator at (\S+),", coordinator.stdout.readline())
+        deadline = time.monotonic() + _START_SEC
+        told = re.search(r"coordinator at (\S+),", first_line(coordinator, deadline, "bench observe: the coordinator"))
         if told is None:
             raise Internal("bench observe: the coordinator did not start; its messages are on stderr")
         options = ("--shard=0", "--port=0", f"--coordinator={told[1]}", *shard_options)
         shard = stack.enter_context(_process(environment, "ps", *options))
-        _await_ready(told[1])
+        wait_until_ready(told[1], _START_SEC)
         yield _Place(told[1], shard.pid)
-
-
-def _await_ready(address: str) -> None:
-    deadline = time.monotonic() + _START_SEC
-    with ControlClient(address) as control:
-        while True:
-            try:
-                control.cluster()
-            except Unavailable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
 
 
 @contextmanager
@@ -174,14 +161,7 @@ def _process(environment: dict[str, str], *arguments: str) -> Iterator[subproces
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SEC)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        stop((process,), _STOP_SEC)
 
 
 def _collect(pipe: Connection) -> None:

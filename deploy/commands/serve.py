@@ -57,7 +57,7 @@ def serve(
         str,
         typer.Option(
             help="Between rounds of live sync at least, such as 100ms: changes of a row within it are sent once. "
-            "Rounds that take long are up to 0.6s apart."
+            "Rounds that take long begin up to 1s after each other."
         ),
     ] = "100ms",
     sync_after_updates: Annotated[

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from ...proto.config import ClusterConfig, LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.security import process_security
+from ..readiness import wait_until_ready
 from ..security_files import security_arguments
-from .readiness import wait_until_ready
 from .supervisor import ServerCommand, ServerState, Supervisor
 
 Strategy = Literal["SPREAD", "STRICT_SPREAD", "PACK"]

@@ -9,8 +9,8 @@ from ...proto.config import validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, Unavailable
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
+from ..readiness import wait_until_ready
 from ..training_job import allowed_restarts, checked_resume
-from .readiness import wait_until_ready
 
 _READY_SEC = 180.0  # a shard whose node is gone comes back on another one
 

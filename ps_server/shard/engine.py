@@ -20,7 +20,7 @@ from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security import Security, process_security
 from .coordinator_link import Place
-from .load import hottest_share, load_message
+from .load import hottest_share, load_message, staleness_buckets, tier_message
 from .native_schema import native_schema
 from .sweeper import Sweeper
 
@@ -264,7 +264,7 @@ class ShardEngine:
                 filter_error_rate=table.filter_error_rate,
                 filter_entries=table.filter_entries,
                 swept_rows=table.swept_rows,
-                staleness=_buckets(stats["staleness"].get(table.table_id)),
+                staleness=staleness_buckets(stats["staleness"].get(table.table_id)),
             )
             for table in self.table_stats()
         ]
@@ -276,7 +276,7 @@ class ShardEngine:
             requests=stats["frames_received"],
             connections=stats["connections_open"],
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
-            tier=_tier_message(self.tier_stats()),
+            tier=tier_message(self.tier_stats()),
             commits_lost=stats["commits_lost"],
             load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
         )
@@ -373,30 +373,3 @@ def _ssd_folder(options: EngineOptions) -> str:
     except OSError as error:
         raise InvalidArgument(f"ssd_path: {parent} cannot be written: {error.strerror}") from None
     return str(folder)
-
-
-def _tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
-    if stats is None:
-        return None
-    return pb.TierUsage(
-        hits=int(stats["hits"]),
-        misses=int(stats["misses"]),
-        rows_evicted=int(stats["rows_evicted"]),
-        brought_ahead=int(stats["brought_ahead"]),
-        file_bytes=int(stats["ssd_file_bytes"]),
-        memory_bytes=int(stats["ssd_memory_bytes"]),
-        reads=int(stats["ssd_reads"]),
-        read_sec=stats["ssd_read_seconds"],
-        rows_read=int(stats["ssd_rows_read"]),
-        bytes_read=int(stats["ssd_bytes_read"]),
-        writes=int(stats["ssd_writes"]),
-        write_sec=stats["ssd_write_seconds"],
-        rows_written=int(stats["ssd_rows_written"]),
-        bytes_written=int(stats["ssd_bytes_written"]),
-    )
-
-
-def _buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:
-    bounds = [*_server.STALENESS_BOUNDS, 2**64 - 1]
-    pulls = [] if counted is None else counted[0]
-    return [pb.StalenessBucket(at_most=bound, pulls=count) for bound, count in zip(bounds, pulls, strict=False)]

@@ -1,4 +1,4 @@
-"""What a shard says of its load: request times, bytes, the keys asked for most."""
+"""What a shard says of its load: request times, bytes, the keys asked for most, its tier, staleness."""
 
 from __future__ import annotations
 
@@ -41,3 +41,32 @@ def hottest_share(server: _server.Server) -> float:
     """How much of the sampled keys the hottest one surely is, in [0, 1]."""
     samples, keys = server.hot_keys(1)
     return float((keys[0][2] - keys[0][3]) / samples) if keys else 0.0
+
+
+def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
+    """What ``Store.tier_stats`` says; None without an SSD."""
+    if stats is None:
+        return None
+    return pb.TierUsage(
+        hits=int(stats["hits"]),
+        misses=int(stats["misses"]),
+        rows_evicted=int(stats["rows_evicted"]),
+        brought_ahead=int(stats["brought_ahead"]),
+        file_bytes=int(stats["ssd_file_bytes"]),
+        memory_bytes=int(stats["ssd_memory_bytes"]),
+        reads=int(stats["ssd_reads"]),
+        read_sec=stats["ssd_read_seconds"],
+        rows_read=int(stats["ssd_rows_read"]),
+        bytes_read=int(stats["ssd_bytes_read"]),
+        writes=int(stats["ssd_writes"]),
+        write_sec=stats["ssd_write_seconds"],
+        rows_written=int(stats["ssd_rows_written"]),
+        bytes_written=int(stats["ssd_bytes_written"]),
+    )
+
+
+def staleness_buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:
+    """Pulls of a table by the staleness of what they saw, and their sum; [] before the first."""
+    bounds = [*_server.STALENESS_BOUNDS, 2**64 - 1]
+    pulls = [] if counted is None else counted[0]
+    return [pb.StalenessBucket(at_most=bound, pulls=count) for bound, count in zip(bounds, pulls, strict=False)]

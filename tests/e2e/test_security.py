@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sparserow as sr
+from sparserow.deploy.readiness import wait_until_ready
 from sparserow.deploy.security_files import add_token, init_security, revoke_token, sign_certificate
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security import Security
@@ -76,6 +77,7 @@ def test_training_as_without(cluster: sr.LocalCluster, secured: Secured) -> None
         np.testing.assert_array_equal(table.pull(KEYS), np.full((len(KEYS), DIM), -0.5, np.float32))
     with sr.connect(cluster.address, "ads", job="narrow", security=secured.folder / "ads.yaml") as session:
         rows_of(session)
+        wait_until_ready(cluster.address, 20, str(secured.folder / "ads.yaml"))  # as its workers on Ray do
         with pytest.raises(sr.FailedPrecondition, match="does not reach namespace 'shop'"):
             sr.connect(cluster.address, "shop", security=secured.folder / "ads.yaml")
 

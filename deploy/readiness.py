@@ -1,12 +1,12 @@
-"""Waits, on a node of Ray, until a cluster serves: the program that asks may not reach the nodes' addresses."""
+"""Waits until a cluster serves."""
 
 from __future__ import annotations
 
 import time
 
-from ...proto.control import ControlClient
-from ...proto.errors import DeadlineExceeded, SparserowError
-from ...proto.security import Security, loaded_security
+from ..proto.control import ControlClient
+from ..proto.errors import DeadlineExceeded, SparserowError
+from ..proto.security import Security, loaded_security
 
 _POLL_SEC = 0.2
 
@@ -27,12 +27,11 @@ def wait_until_ready(coordinator: str, deadline_sec: float, security: str | None
     while True:
         try:
             with ControlClient(coordinator, security=shown) as control:
-                status = control.status()
-            if status.ready:
-                return
-            problem = status.problem
-        except SparserowError as error:
-            problem = str(error)
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"the cluster at {coordinator} was not ready within {deadline_sec:.0f} s: {problem}")
+                control.cluster()
+            return
+        except SparserowError as error:  # also: which shards it waits for
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the cluster at {coordinator} was not ready within {deadline_sec:.0f} s: {error}"
+                ) from None
         time.sleep(_POLL_SEC)
