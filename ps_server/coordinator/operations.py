@@ -224,6 +224,12 @@ class Operations:
             log.warning("job %d: %s", job_id, error)
 
     async def _change(self, job_id: int, roster: Roster, gone: list[tuple[int, int]], members: list[Ticket]) -> None:
+        if not gone and roster.has_all(members):
+            # Nothing to decide, as after a restart: the shards are told once more, and nobody is held meanwhile.
+            roster.operation = self._next_operation()
+            self._save()
+            await self._fleet.tell_job(job_id, roster)
+            return
         operation = self._next_operation()
         reports = await self._fleet.hold_job(job_id, operation, gone)
         roster.decide(operation, gone, reports, members)

@@ -72,6 +72,10 @@ class Roster:
         present = {(ticket.worker_id, ticket.epoch) for ticket in members}
         return [span.key for span in self.spans.values() if span.until_step is None and span.key not in present]
 
+    def has_all(self, members: Iterable[Ticket]) -> bool:
+        """Whether each of them counts already."""
+        return all((ticket.worker_id, ticket.epoch) in self.spans for ticket in members)
+
     def decide(
         self,
         operation: int,

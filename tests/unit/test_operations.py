@@ -1,0 +1,94 @@
+"""Operations on a job's members: whom they hold, and whom they only tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+from sparserow.proto.errors import Unavailable
+from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.membership import JobTerms, Ticket
+from sparserow.ps_server.coordinator.operations import Operations
+from sparserow.ps_server.coordinator.roster import Key, Roster, Window
+
+OPTIONS = ClusterOptions(shards=2, slot_count=64)
+
+
+class ToldShards:
+    """Notes what two shards would be asked; ``away`` is the call that finds them gone."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.away = ""
+
+    def _note(self, call: str, operation: int) -> None:
+        if call == self.away:
+            raise Unavailable("shard 1 cannot be reached")
+        self.calls.append((call, operation))
+
+    async def hold_job(
+        self, job_id: int, operation: int, fence: Sequence[Key], lease_sec: float = 0.0
+    ) -> list[dict[Key, Window]]:
+        self._note("hold", operation)
+        return [{}, {}]
+
+    async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
+        self._note("tell", roster.operation)
+
+
+def gathered() -> tuple[Cluster, list[Ticket]]:
+    cluster = Cluster.create(OPTIONS)
+    terms = JobTerms(world_size=2, staleness=2, grad_scale="mean")
+    tickets = [cluster.jobs.register("ads", "ctr", rank, terms) for rank in range(2)]
+    for ticket in tickets:
+        cluster.jobs.admit(ticket, 0.0)
+    return cluster, tickets
+
+
+def settle(cluster: Cluster, shards: ToldShards, job_id: int) -> Operations:
+    operations = Operations(cluster, shards, lambda: None)  # type: ignore[arg-type]
+    asyncio.run(operations.settle(job_id))
+    return operations
+
+
+def test_members_that_come_or_go_are_decided_while_the_job_is_held() -> None:
+    cluster, tickets = gathered()
+    shards = ToldShards()
+    operations = settle(cluster, shards, tickets[0].job_id)
+    assert [call for call, _ in shards.calls] == ["hold", "tell"]
+    cluster.jobs.leave_in_order(tickets[1])
+    assert operations.unsettled() == [tickets[0].job_id]
+    asyncio.run(operations.settle(tickets[0].job_id))
+    assert [call for call, _ in shards.calls] == ["hold", "tell"] * 2
+    assert cluster.rosters[tickets[0].job_id].spans[tickets[1].worker_id, 1].until_step is not None
+
+
+def test_after_a_restart_a_job_whose_members_are_the_same_is_told_and_never_held() -> None:
+    cluster, tickets = gathered()
+    settle(cluster, ToldShards(), tickets[0].job_id)
+    former = Cluster.from_document(
+        json.loads(json.dumps(cluster.to_document())), OPTIONS, now=0.0
+    )  # its coordinator was killed
+    again = ToldShards()
+    operations = settle(former, again, tickets[0].job_id)
+    assert [call for call, _ in again.calls] == ["tell"]
+    # A hold that the former one left behind has an older number, so this ends it.
+    assert again.calls[0][1] > cluster.operations
+    assert operations.unsettled() == []
+
+
+def test_what_could_not_be_told_is_told_the_next_time() -> None:
+    cluster, tickets = gathered()
+    settle(cluster, ToldShards(), tickets[0].job_id)
+    shards = ToldShards()
+    operations = Operations(cluster, shards, lambda: None)  # type: ignore[arg-type]
+    shards.away = "tell"
+    with pytest.raises(Unavailable, match="shard 1"):
+        asyncio.run(operations.settle(tickets[0].job_id))
+    assert operations.unsettled() == [tickets[0].job_id]
+    shards.away = ""
+    asyncio.run(operations.settle(tickets[0].job_id))
+    assert operations.unsettled() == []
+    assert [call for call, _ in shards.calls] == ["tell"]
