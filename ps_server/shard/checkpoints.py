@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 # A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
 _UNCLAIMED_SEC = 60.0
+_ENDED_KNOWN = 64  # saves that are over, of which a late cut is refused
 _BATCH_BYTES = 8 << 20  # of rows that are installed at once, by each loader
 _LEAST_BATCH_BYTES = 1 << 20  # the same under a small memory budget, of which it is a 128th
 _NICE = 10  # of threads that write rows, below those that serve them
@@ -42,7 +43,8 @@ Item = TypeVar("Item")
 
 
 class ShardCheckpoints:
-    """Cuts, dumps and loads of one shard. The snapshot of a cut belongs to one save and ends with its dump.
+    """Cuts, dumps and loads of one shard. The snapshot of a cut belongs to one save and ends with its dump, or when
+    another save makes its cut: a coordinator makes one at a time, so nobody will ask for what the former one left.
 
     Args:
         engine: the rows.
@@ -51,8 +53,8 @@ class ShardCheckpoints:
     def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._cuts: dict[str, _server.Snapshot] = {}  # by the save's name; guarded by _lock
-        self._ended: set[str] = set()  # saves that are over; guarded by _lock
+        self._cuts: dict[str, tuple[_server.Snapshot, threading.Timer]] = {}  # by the save's name; guarded by _lock
+        self._ended: dict[str, None] = {}  # the last saves that are over, oldest first; guarded by _lock
 
     def cut(self, request: pb.CutRequest) -> pb.CutReply:
         """Keeps rows of one instant for :meth:`dump`.
@@ -60,17 +62,22 @@ class ShardCheckpoints:
         Raises:
             SparserowError: as :meth:`ShardEngine.cut`.
         """
-        snapshot, windows = self._engine.cut(request, self._since(request))
+        since = self._since(request)
+        with self._lock:
+            left = list(self._cuts)
+        for save in left:
+            log.info("the cut of save %s was left behind; it is forgotten", save)
+            self.end(save)
+        snapshot, windows = self._engine.cut(request, since)
+        unclaimed = threading.Timer(_UNCLAIMED_SEC, self.end, (request.save,))
+        unclaimed.daemon = True
         with self._lock:
             is_over = request.save in self._ended
             if not is_over:
-                self._cuts[request.save] = snapshot
+                self._cuts[request.save] = snapshot, unclaimed
+                unclaimed.start()
         if is_over:
             snapshot.end()
-        else:
-            unclaimed = threading.Timer(_UNCLAIMED_SEC, self.end, (request.save,))
-            unclaimed.daemon = True
-            unclaimed.start()
         return pb.CutReply(windows_json=json.dumps(windows))
 
     def _since(self, request: pb.CutRequest) -> NDArray[np.uint64] | None:
@@ -85,11 +92,20 @@ class ShardCheckpoints:
 
     def end(self, save: str) -> None:
         """Forgets a cut that is not being dumped; harmless when there is none."""
-        with self._lock:
-            self._ended.add(save)
-            snapshot = self._cuts.pop(save, None)
+        snapshot = self._take(save)
         if snapshot is not None:
             snapshot.end()
+
+    def _take(self, save: str) -> _server.Snapshot | None:
+        """What is kept for a save, which has no cut from now on."""
+        with self._lock:
+            self._ended[save] = None
+            for old in list(self._ended)[:-_ENDED_KNOWN]:
+                del self._ended[old]
+            snapshot, unclaimed = self._cuts.pop(save, (None, None))
+        if unclaimed is not None:
+            unclaimed.cancel()
+        return snapshot
 
     def dump(self, request: pb.DumpRequest) -> Iterator[pb.DumpReply]:
         """Writes the rows of a cut, a file at a time, and says of each that it is on the disk.
@@ -98,9 +114,7 @@ class ShardCheckpoints:
             NotFound: there is no such cut.
             SparserowError: a file cannot be written, or the cut was given up.
         """
-        with self._lock:
-            self._ended.add(request.save)
-            snapshot = self._cuts.pop(request.save, None)
+        snapshot = self._take(request.save)
         if snapshot is None:
             raise NotFound(f"shard {self._engine.shard}: there is no cut of save {request.save}")
         try:
