@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from sparserow.proto.errors import Unavailable
@@ -16,26 +17,42 @@ from sparserow.ps_server.coordinator.roster import Key, Roster, Window
 OPTIONS = ClusterOptions(shards=2, slot_count=64)
 
 
+@dataclass(frozen=True)
+class Call:
+    """What all shards are asked."""
+
+    name: str
+    job_id: int
+    operation: int
+    fence: Sequence[Key] = ()
+    lease_sec: float = 0.0
+    all_or_none: bool = True
+
+
 class ToldShards:
-    """Notes what two shards would be asked; ``away`` is the call that finds them gone."""
+    """Notes what two shards are asked; they are away when ``away`` is asked."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
+        self.calls: list[Call] = []
         self.away = ""
 
-    def _note(self, call: str, operation: int) -> None:
-        if call == self.away:
+    @property
+    def names(self) -> list[str]:
+        return [call.name for call in self.calls]
+
+    def _note(self, call: Call) -> None:
+        if call.name == self.away:
             raise Unavailable("shard 1 cannot be reached")
-        self.calls.append((call, operation))
+        self.calls.append(call)
 
     async def hold_job(
         self, job_id: int, operation: int, fence: Sequence[Key], lease_sec: float = 0.0
     ) -> list[dict[Key, Window]]:
-        self._note("hold", operation)
+        self._note(Call("hold", job_id, operation, fence, lease_sec))
         return [{}, {}]
 
     async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
-        self._note("tell", roster.operation)
+        self._note(Call("tell", job_id, roster.operation, all_or_none=all_or_none))
 
 
 def gathered() -> tuple[Cluster, list[Ticket]]:
@@ -57,11 +74,13 @@ def test_members_that_come_or_go_are_decided_while_the_job_is_held() -> None:
     cluster, tickets = gathered()
     shards = ToldShards()
     operations = settle(cluster, shards, tickets[0].job_id)
-    assert [call for call, _ in shards.calls] == ["hold", "tell"]
+    assert shards.names == ["hold", "tell"]
     cluster.jobs.leave_in_order(tickets[1])
     assert operations.unsettled() == [tickets[0].job_id]
     asyncio.run(operations.settle(tickets[0].job_id))
-    assert [call for call, _ in shards.calls] == ["hold", "tell"] * 2
+    assert shards.names == ["hold", "tell"] * 2
+    assert shards.calls[2].fence == [(tickets[1].worker_id, 1)]
+    assert shards.calls[2].lease_sec == 0  # who counts is decided: that cannot lapse
     assert cluster.rosters[tickets[0].job_id].spans[tickets[1].worker_id, 1].until_step is not None
 
 
@@ -73,9 +92,9 @@ def test_after_a_restart_a_job_whose_members_are_the_same_is_told_and_never_held
     )  # its coordinator was killed
     again = ToldShards()
     operations = settle(former, again, tickets[0].job_id)
-    assert [call for call, _ in again.calls] == ["tell"]
+    assert again.names == ["tell"]
     # A hold that the former one left behind has an older number, so this ends it.
-    assert again.calls[0][1] > cluster.operations
+    assert again.calls[0].operation > cluster.operations
     assert operations.unsettled() == []
 
 
@@ -91,4 +110,4 @@ def test_what_could_not_be_told_is_told_the_next_time() -> None:
     shards.away = ""
     asyncio.run(operations.settle(tickets[0].job_id))
     assert operations.unsettled() == []
-    assert [call for call, _ in shards.calls] == ["tell"]
+    assert shards.names == ["tell"]
