@@ -21,7 +21,7 @@ from sparserow_process import wait_until
 def test_quick_run_writes_the_agreed_rows(launcher, tmp_path, name, measured):
     path = tmp_path / "figures.json"
     bench = launcher.start("bench", name, "--quick", "--json", str(path))
-    assert bench.popen.wait(300) == 0, bench.err
+    assert bench.popen.wait(600) == 0, bench.err
     rows = json.loads(path.read_text())
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
     assert all(row["limit"] is None for row in rows)  # the quick form judges nothing

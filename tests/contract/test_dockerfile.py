@@ -92,13 +92,13 @@ def test_servers_start_without_torch_and_tell_probes_without_a_certificate(launc
             stub = health_pb2_grpc.HealthStub(channel)
 
             def is_serving(stub: object = stub) -> bool:
-                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=60)  # type: ignore[attr-defined]
                 return reply.status == health_pb2.HealthCheckResponse.SERVING
 
             wait_until(is_serving, "health to say SERVING")
             call = channel.unary_unary("/sparserow.v1.Coordinator/GetStatus")
             with pytest.raises(grpc.RpcError) as refused:
-                call(b"", timeout=5)
+                call(b"", timeout=60)
             assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
     refused_port = launcher.start("ps", "--coordinator=127.0.0.1:1", "--shard=0", "--health-port=65536")
     assert "--health-port 65536 is not allowed; allowed: [0, 65535]" in refused_port.error_line()

@@ -26,11 +26,15 @@ def empty_environment(tmp_path: Path) -> Path:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     ).stdout.strip()
     (Path(where) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     seen = subprocess.run(
-        [python, "-c", "import sparserow"], capture_output=True, cwd=tmp_path, timeout=60, env={"PATH": "/usr/bin:/bin"}
+        [python, "-c", "import sparserow"],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=300,
+        env={"PATH": "/usr/bin:/bin"},
     )
     assert seen.returncode != 0, f"the fresh environment of {sys.executable} already has sparserow"
     return python

@@ -42,13 +42,13 @@ def test_compiled_package_runs_without_python(tmp_path: Path) -> None:
         "aoti/one",
         "aoti/bag",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     *values, python = done.stdout.split("\n")[:-1]
     columns = np.arange(4) * 0.25
     expected = np.stack([(np.array(i) + columns) * 2 + m + columns for i, m in ((1, 1.5), (5, 3.5), (9, 5.0))])
     np.testing.assert_allclose([float(value) for value in values], expected.ravel(), rtol=1e-6)
     assert python == "no python"
-    unbound = subprocess.run(command[:3], capture_output=True, text=True, timeout=300, check=False)
+    unbound = subprocess.run(command[:3], capture_output=True, text=True, timeout=600, check=False)
     assert unbound.returncode == 1
     assert "'aoti/bag' is not bound" in unbound.stderr

@@ -51,7 +51,7 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
     with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):
         command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/first=4", "ads/tags=4"]
         lines = "".join(" ".join(map(str, row)) + "\n" for row in ids.tolist())
-        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected, rtol=1e-5, atol=1e-6)
         for arguments, words in (
@@ -59,6 +59,6 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
             ([*command[:5], "ads/tags"], "table 'ads/tags'; allowed: NAMESPACE/TABLE=DIM"),
             (command[:5], "arguments; allowed: PACKAGE HOST:PORT"),
         ):
-            refused = subprocess.run(arguments, input=lines, capture_output=True, text=True, timeout=120, check=False)
+            refused = subprocess.run(arguments, input=lines, capture_output=True, text=True, timeout=600, check=False)
             assert refused.returncode == 1
             assert words in refused.stderr

@@ -192,7 +192,7 @@ def test_a_worker_that_leaves_without_its_state_fails_the_save(cluster, tmp_path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
     assert [type(error) for error in errors] == [Unavailable]
     assert "left the job before they saved; save again" in str(errors[0])
     assert files.list_names(Folder(str(tmp_path))) == []

@@ -15,7 +15,7 @@ import pytest
 import sparserow as sr
 import torch
 from sparserow.worker.data import write_click_log
-from sparserow_process import Launcher, wait_until
+from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 from torch import Tensor, nn
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
@@ -38,7 +38,7 @@ def start(launcher: Launcher, log, result: Path, *sets: str):
 def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness):
     result = tmp_path / "result.json"
     run = start(launcher, log, result, f"train.staleness={staleness}")
-    assert run.popen.wait(300) == 0, run.err
+    assert run.popen.wait(600) == 0, run.err
     figures = json.loads(result.read_text())
     assert 0.62 < figures["test_auc"] < log.bayes_auc
     assert (figures["workers"], figures["shards"]) == (2, 2)
@@ -52,11 +52,11 @@ def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness
 
 def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path):
     result = tmp_path / "result.json"
-    run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=3s")
+    run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=6s")
     run.wait_for("epoch 2/6")
     workers = [p for p in launcher.living() if any("worker_process" in part for part in p.cmdline())]
     max(workers, key=lambda process: process.pid).kill()  # worker 1: the second that was started
-    assert run.popen.wait(300) == 0, run.err
+    assert run.popen.wait(600) == 0, run.err
     assert "worker 1 ended by signal 9; its messages are on stderr; the others go on" in run.err
     figures = json.loads(result.read_text())
     assert figures["workers"] == 1
@@ -146,7 +146,7 @@ class Crew:
         (self._folder / "stop").touch()
         for rank, process in self.processes.items():
             if process.returncode is None:
-                error = process.communicate(timeout=60)[1]
+                error = process.communicate(timeout=DEADLINE_SEC)[1]
                 assert process.returncode == 0, f"rank {rank}: {error}"
 
     def kill(self) -> None:
@@ -158,7 +158,7 @@ class Crew:
 @pytest.mark.parametrize("staleness", ["3", *(["null"] if FULL else [])])
 def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, staleness: str) -> None:
     with ExitStack() as stack:
-        cluster = stack.enter_context(sr.local_cluster(shards=2, worker_lease="3s"))
+        cluster = stack.enter_context(sr.local_cluster(shards=2, worker_lease="6s"))
         crew = Crew(cluster.address, staleness, tmp_path)
         stack.callback(crew.kill)
         crew.start(0, 2)
@@ -191,7 +191,7 @@ def give_no_values(address: str) -> None:
 
 
 def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
-    with sr.local_cluster(shards=1, worker_lease="2s") as cluster:
+    with sr.local_cluster(shards=1, worker_lease="6s") as cluster:
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         first = subprocess.Popen([sys.executable, __file__, "orphans", cluster.address], env=path)
         try:
@@ -203,7 +203,7 @@ def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> Non
                 torch.testing.assert_close(model.tower.weight.detach(), mine, rtol=0, atol=0)
                 model(torch.arange(8)).sum().backward()
                 assert session.step()
-            assert first.wait(60) == -signal.SIGKILL
+            assert first.wait(DEADLINE_SEC) == -signal.SIGKILL
         finally:
             first.kill()
 

@@ -127,7 +127,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for rank in range(WORLD)
         ]
         try:
-            messages = [rank.communicate(timeout=120)[1] for rank in ranks]
+            messages = [rank.communicate(timeout=600)[1] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

@@ -54,7 +54,7 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
 
             def pull() -> tuple[np.ndarray, np.ndarray]:
                 asked = pb.PullRowsRequest(namespace="ads", table="user", packed_keys=KEYS.tobytes())
-                reply = stub.Pull(asked, timeout=10)
+                reply = stub.Pull(asked, timeout=60)
                 rows = np.frombuffer(reply.rows, np.float32).reshape(len(KEYS), reply.dim)
                 return rows, np.frombuffer(reply.found, np.bool_)
 
@@ -62,14 +62,14 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
             np.testing.assert_array_equal(rows, first)
             assert not found.any()
             me = str(uuid.uuid4())
-            assert not stub.Push(push(me, 1), timeout=10).was_applied_before
-            assert stub.Push(push(me, 1), timeout=10).was_applied_before  # as if the reply had been lost
+            assert not stub.Push(push(me, 1), timeout=60).was_applied_before
+            assert stub.Push(push(me, 1), timeout=60).was_applied_before  # as if the reply had been lost
             rows, found = pull()
             np.testing.assert_allclose(rows, first - 0.5, atol=1e-6)
             assert found.all()
-            assert not stub.Push(push(me, 2, lr=0.25), timeout=10).was_applied_before
+            assert not stub.Push(push(me, 2, lr=0.25), timeout=60).was_applied_before
             twice = np.concatenate([KEYS, KEYS[:10]])  # a repeated key's gradients are summed
-            stub.Push(push("another", 1, twice), timeout=10)
+            stub.Push(push("another", 1, twice), timeout=60)
             expected = first - 1.25
             expected[:10] -= 0.5
             np.testing.assert_allclose(pull()[0], expected, atol=1e-6)
@@ -93,7 +93,7 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
                 told_code, told = refused(call)
                 assert (told_code, words in told) == (code, True), told
             np.testing.assert_allclose(pull()[0], expected, atol=1e-6)  # nothing of that was applied
-            assert not stub.Push(push(me, 3), timeout=10).was_applied_before  # its number was still free
+            assert not stub.Push(push(me, 3), timeout=60).was_applied_before  # its number was still free
 
         gateway.signal(signal.SIGKILL)  # with it goes what it knew: a number of before is refused, not applied twice
         gateway.end()
@@ -101,10 +101,10 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = pb_grpc.RowsStub(channel)
             before = table.pull(KEYS)
-            _, told = refused(lambda: stub.Push(push(me, 3), timeout=10, wait_for_ready=True))
+            _, told = refused(lambda: stub.Push(push(me, 3), timeout=60, wait_for_ready=True))
             assert "Begin with 1 under another name" in told
             np.testing.assert_array_equal(table.pull(KEYS), before)
-            stub.Push(push(str(uuid.uuid4()), 1), timeout=10)
+            stub.Push(push(str(uuid.uuid4()), 1), timeout=60)
             np.testing.assert_allclose(table.pull(KEYS), before - 0.5, atol=1e-6)
         again.signal(signal.SIGTERM)
         assert again.end() == 0

@@ -173,14 +173,14 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
                 told = served.predict(*batch(9, 6))
                 assert (told.version, told.dense_version, told.dense_step) == (1, 3, published.step)
                 stub = serving_pb2_grpc.ServingStub(channel)
-                reply = stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=10)
+                reply = stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=60)
                 assert (reply.version, reply.dense_version) == (1, 3)
                 write_dense_again(root)
                 assert served.refresh() == 1
                 assert served.dense_version == 4
                 assert served.predict(*batch(9, 6)).dense_step == published.step + 7
                 wait_until(
-                    lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=10).dense_version == 4, "4"
+                    lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=60).dense_version == 4, "4"
                 )
                 damage_dense(root, 5)
                 with pytest.raises(sr.DataLoss, match="fails its checksum"):

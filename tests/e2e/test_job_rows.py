@@ -25,7 +25,7 @@ from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 DIM = 4
 KEYS = np.arange(64, dtype=np.uint64)
-LEASE_SEC = 3.0
+LEASE_SEC = 10.0  # most tests renew none: they are to be over by then, also where they have little CPU
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,6 +125,7 @@ def test_a_silent_worker_is_fenced_and_holds_the_clock_no_longer(control: Contro
         rows = pool.submit(talking.pull, 1)
         while not rows.done():
             control.heartbeat_worker(talking.identity)
+            time.sleep(0.1)
         assert np.array_equal(rows.result(DEADLINE_SEC), np.full((len(KEYS), DIM), -1.0))
     with pytest.raises(Fenced):
         silent.push(0)
@@ -215,14 +216,14 @@ def test_a_worker_that_leaves_in_order_takes_no_gradient_along(control: ControlC
 
 
 def test_a_coordinator_that_was_stopped_takes_no_lease_for_it(launcher: Launcher) -> None:
-    coordinator = launcher.start("coordinator", "--shards=1", "--port=0", "--worker-lease=2s", "--shard-lease=2s")
+    coordinator = launcher.start("coordinator", "--shards=1", "--port=0", "--worker-lease=6s", "--shard-lease=6s")
     address = coordinator.wait_for(r"coordinator at (\S+:\d+)")[1]
     shard = launcher.start("ps", f"--coordinator={address}", "--shard=0")
     with ControlClient(address, deadline_sec=30.0) as control:
         wait_until(lambda: control.status().ready, "the cluster to be ready")
         (worker,) = join(control, "stopped", 1)
         coordinator.signal(signal.SIGSTOP)
-        time.sleep(5.0)  # longer than a lease
+        time.sleep(9.0)  # longer than a lease
         coordinator.signal(signal.SIGCONT)
         control.heartbeat_worker(worker.identity)
         coordinator.wait_for("was held up for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,10 +14,12 @@ from sparserow.proto.errors import DeadlineExceeded, FailedPrecondition, Fenced
 from sparserow.proto.schema import Adagrad, TableSchema
 from sparserow_process import DEADLINE_SEC, wait_until
 
+LEASE_SEC = 6.0  # a thread that renews one may have no CPU for a while
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with local_cluster(shards=2, worker_lease="2s") as running:
+    with local_cluster(shards=2, worker_lease=LEASE_SEC) as running:
         yield running
 
 
@@ -57,7 +60,7 @@ def test_a_job_starts_when_every_rank_has_come(client: ControlClient, join: Join
     assert identities[0].job_id == identities[1].job_id
     assert identities[0].worker_id != identities[1].worker_id
     assert {identity.first_step for identity in identities} == {0}
-    assert identities[0].lease_sec == 2.0
+    assert identities[0].lease_sec == LEASE_SEC
 
 
 def test_the_late_are_named_and_may_try_again(client: ControlClient, join: Join) -> None:
@@ -92,7 +95,8 @@ def test_a_worker_that_is_silent_leaves_and_is_fenced(client: ControlClient, joi
 
     def keep_alive() -> None:
         while not stop.wait(0.1):
-            client.heartbeat_worker(identities[0], step=3)
+            with contextlib.suppress(DeadlineExceeded):  # the next one is in time
+                client.heartbeat_worker(identities[0], step=3)
 
     beating = threading.Thread(target=keep_alive)
     beating.start()

@@ -31,7 +31,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def page(port: int) -> Samples:
     """Samples by name and labels; none while nobody listens."""
     with contextlib.suppress(urllib.error.URLError, ConnectionError):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -54,14 +54,14 @@ def test_a_gateway_counts_calls_rows_and_errors(launcher: Launcher) -> None:
         gateway.wait_for(r"gateway ready at gRPC \S+")
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = pb_grpc.RowsStub(channel)
-            stub.Pull(pb.PullRowsRequest(namespace="ads", table="user", keys=[1, 2, 3]), timeout=10)
+            stub.Pull(pb.PullRowsRequest(namespace="ads", table="user", keys=[1, 2, 3]), timeout=60)
             push = pb.PushRowsRequest(
                 namespace="ads", table="user", client="c", sequence=1, keys=[1], grads=b"\0" * 16, lr=0.1
             )
             for _ in range(2):
-                stub.Push(push, timeout=10)
+                stub.Push(push, timeout=60)
             with pytest.raises(grpc.RpcError):
-                stub.Pull(pb.PullRowsRequest(namespace="ads", table="none", keys=[1]), timeout=10)
+                stub.Pull(pb.PullRowsRequest(namespace="ads", table="none", keys=[1]), timeout=60)
         samples = page(metrics)
         gateway.signal(signal.SIGTERM)
         assert gateway.end() == 0

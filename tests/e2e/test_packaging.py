@@ -56,7 +56,7 @@ def run(*command: str | Path, cwd: Path, timeout_sec: float, **environment: str)
 
 
 def tracked_files() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=300)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     return [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]

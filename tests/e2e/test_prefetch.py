@@ -105,7 +105,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         commands = [[sys.executable, __file__, str(r), cluster.address, str(folder), str(seed)] for r in range(2)]
         ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
         try:
-            errors = [rank.communicate(timeout=150)[1] for rank in ranks]
+            errors = [rank.communicate(timeout=600)[1] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

@@ -92,11 +92,11 @@ def is_ready(control: ControlClient) -> bool:
 @pytest.mark.parametrize("dial", ["{address}", "ray://127.0.0.1:{clients}"] if FULL else ["{address}"])
 def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: Path, dial: str) -> None:
     ray_address = dial.format(address=nodes.address, clients=nodes.clients)
-    leases = ("--worker-lease=6s", "--shard-lease=4s", "--slot-count=64")
+    leases = ("--worker-lease=20s", "--shard-lease=6s", "--slot-count=64")
     up = launcher.start(
         "up", f"--on={ray_address}", "--shards=2", "--insecure", *leases, "--serve=live", "--serve-namespace=ray"
     )
-    wait_until(lambda: "ready at" in up.out or up.popen.poll() is not None, "a cluster on Ray", 180)
+    wait_until(lambda: "ready at" in up.out or up.popen.poll() is not None, "a cluster on Ray", 600)
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
     with ControlClient(address) as control:
         wait_until(lambda: is_ready(control), "the cluster to be ready")

@@ -19,7 +19,7 @@ from sparserow_process import wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
-WAIT_SEC = 900 if FULL else 300  # on a machine that has much else to do
+WAIT_SEC = 900 if FULL else 600  # on a machine that has much else to do
 STEPS = 30
 
 

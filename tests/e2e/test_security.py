@@ -165,7 +165,7 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
 
     def answer(path: str, data: bytes | None, token: str, scheme: str = "https") -> Any:
         request = urllib.request.Request(f"{scheme}://{ready[3]}{path}", data, {"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=10, context=context if scheme == "https" else None) as reply:
+        with urllib.request.urlopen(request, timeout=60, context=context if scheme == "https" else None) as reply:
             return json.load(reply)
 
     def ask(token: str, scheme: str = "https") -> list[list[float]]:
@@ -187,7 +187,7 @@ def test_certificates_and_tokens_change_under_way(cluster: sr.LocalCluster, secu
     addresses = [cluster.address, *(f"{shard.host}:{shard.port}" for shard in cluster.shards)]
 
     def certificates() -> set[str]:
-        return {ssl.get_server_certificate(_pair(address), timeout=10) for address in addresses}
+        return {ssl.get_server_certificate(_pair(address), timeout=60) for address in addresses}
 
     with (
         sr.connect(cluster.address, "ads", job="brief", security=brief) as session,

@@ -172,7 +172,7 @@ def check_fronts(shards: list[Running], rows: np.ndarray) -> None:
 
 def ask(address: str, path: str, body: object = None) -> dict:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(f"http://{address}{path}", data=data, timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}{path}", data=data, timeout=60) as reply:
         return json.loads(reply.read())
 
 
@@ -214,7 +214,7 @@ def test_serving_follows_training_and_restarts(
     again = Running(launcher, *arguments, f"--metrics-port={metrics_port}")
     with sr.ServingClient(again.address) as client:
         wait_until(lambda: equals(client), "the changes after a restart")
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as reply:
         page = reply.read().decode()
     assert "sparserow_serving_ready 1.0" in page
     assert float(re.search(r'synced_rows_total\{model="ctr",version="1"\} (\S+)', page)[1]) > 0

@@ -177,7 +177,7 @@ def test_an_alias_moves_under_full_load_and_no_request_fails(root: str, launcher
         def by_grpc() -> tuple[int, np.ndarray, np.ndarray]:
             stub = serving_pb2_grpc.ServingStub(channels[counts["gRPC"] % 2])
             request = serving_pb2.LookupRequest(model="ctr", tables=[table], deadline_ms=10_000)
-            reply = stub.Lookup(request, timeout=12)
+            reply = stub.Lookup(request, timeout=60)
             return (reply.version, *parts(reply))
 
         threads = [

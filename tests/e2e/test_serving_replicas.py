@@ -58,4 +58,4 @@ def test_processes_that_are_started_alike_follow_each_for_itself() -> None:
                 time.sleep(0.05)
             all_keys = np.arange(1500, dtype=np.uint64)
             for client in (first, second):
-                wait_until(lambda c=client: c.lookup("user", all_keys).found.all(), "rows of every turn", 30)
+                wait_until(lambda c=client: c.lookup("user", all_keys).found.all(), "rows of every turn")

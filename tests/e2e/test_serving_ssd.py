@@ -21,7 +21,7 @@ KEYS = np.arange(ROWS, dtype=np.uint64)
 
 
 def metrics(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         lines = reply.read().decode()
     return {name: float(value) for name, value in re.findall(r"^(\w+)\{[^}]*\} (\S+)$", lines, re.MULTILINE)}
 

@@ -28,7 +28,7 @@ from sparserow_process import Launcher, Process, wait_until
 pytestmark = pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
-ROWS, CUT_SEC, LEASE = 300, 10.0, "3s"
+ROWS, CUT_SEC, LEASE = 300, 10.0, "6s"
 KEYS = np.arange(ROWS, dtype=np.uint64)
 NAMES = ("control", "ps0", "ps1", "worker0", "worker1", "serve")
 
@@ -102,7 +102,7 @@ class Field:
                 assert worker.popen.poll() is None, worker.err
             return all(now >= was + more for now, was in zip(self.acknowledged(), before, strict=True))
 
-        wait_until(moved, f"{more} more steps of each worker; {before}, {[w.err[-300:] for w in self.workers]}", 120)
+        wait_until(moved, f"{more} more steps of each worker; {before}, {[w.err[-300:] for w in self.workers]}", 600)
 
     def finish(self) -> int:
         """Commits that were acknowledged to the workers."""
@@ -136,7 +136,7 @@ class Reader:
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_cables_packets_and_machines(field: Field, staleness: str) -> None:
     for rank in (0, 1):
         field.start_worker(rank, staleness)
     for worker in field.workers:
-        wait_until(lambda worker=worker: "joined" in worker.out or worker.popen.poll() is not None, "a worker", 120)
+        wait_until(lambda worker=worker: "joined" in worker.out or worker.popen.poll() is not None, "a worker", 600)
         worker.wait_for("joined")
     reader_file = field.security.with_name("serve-read.yaml")
     with sr.ServingClient(field.start_serving(), security=reader_file) as client:

@@ -20,6 +20,7 @@ import pytest
 import sparserow as sr
 from sparserow.deploy import live_screen
 from sparserow.deploy.cli import main
+from sparserow_process import DEADLINE_SEC
 
 HOT = 77
 
@@ -55,21 +56,21 @@ def test_status_shows_load_checkpoint_hot_keys_and_skew(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    deadline = time.monotonic() + 60
-    while True:  # until enough keys are sampled
+    deadline = time.monotonic() + DEADLINE_SEC
+    while True:  # until enough keys are sampled, and pulls came while it looked
         assert run("status", "--coordinator", address, "--json", str(tmp_path / "s.json")) == 0
         figures = json.loads((tmp_path / "s.json").read_text())
-        if figures["hot_keys"] and figures["hot_keys"][0]["share"] > 0.05:
+        hottest = figures["hot_keys"][:1]
+        pulled = sum(shard["rows_pulled_per_sec"] for shard in figures["shards"])
+        if [each["key"] for each in hottest] == [HOT] and hottest[0]["share"] > 0.05 and pulled > 0:
             break
-        assert time.monotonic() < deadline, figures["hot_keys"]
+        assert time.monotonic() < deadline, (hottest, pulled)
     text = capsys.readouterr().out
     for words in ("requests/s", "p99", "newest checkpoint", "skew between shards", "asked for most", "stale p50/p99"):
         assert words in text, text
-    assert figures["hot_keys"][0]["key"] == HOT
     assert figures["hot_keys"][0]["table"] == "ads/user"
     assert 0 <= figures["checkpoint_age_sec"] < 600
     assert sum(shard["rows"] for shard in figures["shards"]) == 5000
-    assert sum(shard["rows_pulled_per_sec"] for shard in figures["shards"]) > 0
     pulls = [times for shard in figures["shards"] for times in shard["times"] if times["kind"] == "pull"]
     assert pulls
     assert all(times["p99_sec"] is None or times["p99_sec"] >= times["p50_sec"] > 0 for times in pulls)
@@ -116,7 +117,7 @@ def test_top_lives_in_a_terminal_and_leaves_it_as_it_was(address: str, end: str)
     process = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment, start_new_session=True
     )
-    shown, deadline = b"", time.monotonic() + 60
+    shown, deadline = b"", time.monotonic() + DEADLINE_SEC
     try:
         while shown.count(b"ads/user") < 2:  # it was refreshed
             assert time.monotonic() < deadline, shown

@@ -29,7 +29,7 @@ def train(launcher: Launcher, log: Any, folder: Path, name: str, *sets: str) -> 
     result, trace = folder / f"{name}.json", folder / f"{name}.trace"
     command = ["train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result), "--trace", str(trace)]
     run = launcher.start(*command)
-    assert run.popen.wait(300) == 0, run.err
+    assert run.popen.wait(600) == 0, run.err
     return json.loads(result.read_text()), json.loads(trace.read_text())["traceEvents"]
 
 

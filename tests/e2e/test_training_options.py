@@ -289,7 +289,7 @@ def pair(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     commands = [[sys.executable, __file__, str(rank), cluster.address, str(folder)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

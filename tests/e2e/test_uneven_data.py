@@ -163,7 +163,7 @@ def test_a_worker_whose_data_ends_holds_nobody_up(cluster: sr.LocalCluster, tmp_
     commands = [[sys.executable, __file__, str(rank), cluster.address, str(tmp_path)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -129,7 +129,7 @@ def test_probes_are_answered_also_while_there_is_no_leader(launcher: Launcher) -
     port = started.wait_for(r"health is answered at 127\.0\.0\.1:(\d+)")[1]
     started.wait_for("one of those at etcd://127.0.0.1:1/a")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
     started.signal(signal.SIGTERM)
     assert started.end() == 0

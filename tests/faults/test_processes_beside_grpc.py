@@ -39,5 +39,5 @@ uvloop.run(main())
 
 
 def test_a_process_started_beside_calls_in_flight_lives() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.split(maxsplit=1) == [str(_STARTS), "{0}\n"]

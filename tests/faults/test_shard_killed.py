@@ -45,7 +45,7 @@ def equals(client: sr.ServingClient, table: sr.TableRows) -> bool:
 
 def problems(address: str) -> str:
     with grpc.insecure_channel(address) as channel:
-        reply = serving_pb2_grpc.ServingStub(channel).Describe(serving_pb2.DescribeRequest(), timeout=10)
+        reply = serving_pb2_grpc.ServingStub(channel).Describe(serving_pb2.DescribeRequest(), timeout=60)
     return "; ".join(version.problem for version in reply.versions)
 
 

@@ -206,7 +206,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
     ]
     assigned = [part for setting in settings for part in ("--set", setting)]
     run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))
-    wait_until(lambda: run.popen.poll() is not None or saved(url / "rows") >= 2, "two saves of the rows", 120)
+    wait_until(lambda: run.popen.poll() is not None or saved(url / "rows") >= 2, "two saves of the rows", 600)
     workers = {process.pid for process in launcher.by_role()["worker"]}
     assert workers, run.err
     launcher.by_role()["shard"][0].send_signal(signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
         seen.update(process.pid for process in launcher.by_role()["worker"])
         return run.popen.poll() is not None
 
-    wait_until(is_over, "the end of the job", 240)
+    wait_until(is_over, "the end of the job", 600)
     assert run.popen.returncode == 0, run.err
     assert seen <= workers, "no worker was started anew"
     figures = json.loads(result.read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
@@ -113,5 +113,7 @@ class Lives(RuleBasedStateMachine):
                 assert self.now - renewed < LEASE
 
 
-Lives.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Lives.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestLives = Lives.TestCase

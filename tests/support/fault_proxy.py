@@ -61,13 +61,13 @@ class FaultProxy:
         self.port = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        if not self._ready.wait(10):
+        if not self._ready.wait(60):
             raise TimeoutError("the proxy did not start")
 
     def stop(self) -> None:
         """Closes every connection and ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

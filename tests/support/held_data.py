@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 
 from sparserow.proto.control import ControlClient, WorkerIdentity
-from sparserow.proto.errors import Unavailable
+from sparserow.proto.errors import DeadlineExceeded, Unavailable
 
 _FIRST_RANK = 100
 _BEAT_SEC = 0.5
@@ -53,7 +53,10 @@ class HeldData:
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_SEC):
-            with self._lock, contextlib.suppress(Unavailable):  # the test ends the cluster
+            with (
+                self._lock,
+                contextlib.suppress(DeadlineExceeded, Unavailable),
+            ):  # by the test
                 for member in self._members:
                     self._control.heartbeat_worker(member, step=None)
 

@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 def run(*command: str) -> str:
     """Runs a command to its end; what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
@@ -32,7 +32,7 @@ def why_not() -> str:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need the command ip, of the package iproute2"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, timeout=30)
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, timeout=120)
     return "" if tried.returncode == 0 else f"no network namespace can be made: {tried.stderr.strip()}"
 
 
@@ -53,7 +53,7 @@ class Host:
             f'add rule inet loss into iifname "eth0" numgen random mod 100 < {percent} counter drop',
         )
         for rule in rules:
-            done = subprocess.run([*self.within, "nft", rule], capture_output=True, text=True, timeout=30)
+            done = subprocess.run([*self.within, "nft", rule], capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
                 return False
         return True
@@ -108,7 +108,7 @@ def hosts(*names: str) -> Iterator[dict[str, Host]]:
 
 
 def _remove(kind: str, name: str) -> None:
-    subprocess.run(["ip", kind, "del", name], capture_output=True, timeout=30)
+    subprocess.run(["ip", kind, "del", name], capture_output=True, timeout=120)
 
 
 def _free_network() -> ipaddress.IPv4Network:

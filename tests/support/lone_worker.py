@@ -16,7 +16,7 @@ import threading
 import numpy as np
 from sparserow.cpp_ext import _client
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import SparserowError, error_of
+from sparserow.proto.errors import Fenced, SparserowError, error_of
 
 KEYS = np.arange(64, dtype=np.uint64)
 DIM = 4
@@ -55,8 +55,10 @@ def main() -> None:
             while not ended.wait(identity.lease_sec / 5):
                 try:
                     control.heartbeat_worker(identity)
-                except SparserowError:
+                except Fenced:
                     return
+                except SparserowError:  # not answered in time: the next one may be
+                    continue
 
         threading.Thread(target=beat, daemon=True).start()
         grads = np.ones((len(KEYS), DIM), np.float32)

@@ -16,7 +16,7 @@ from sparserow.proto.errors import SparserowError
 from sparserow_process import Launcher, Process, free_port, wait_until
 from torch import nn
 
-ROWS, DIM, LEASE_SEC = 300, 4, 3.0
+ROWS, DIM, LEASE_SEC = 300, 4, 5.0
 
 
 class AllRows(nn.Module):
@@ -71,7 +71,7 @@ class Trained:
         """Both leave."""
         self._stop.set()
         for end in self._ends:
-            end.result(60)
+            end.result(120)
         self._pool.shutdown()
 
 

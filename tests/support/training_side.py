@@ -72,7 +72,7 @@ class TrainingSide:
             self.cut(shard)
         self._run(self._coordinator.stop(0))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def cut(self, shard: int) -> None:
         """Calls under way fail, new ones find nobody."""
@@ -150,7 +150,7 @@ class TrainingSide:
         return server
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
 
 
 def rows_of(store: _server.Store, schemas: list[TableSchema]) -> dict[tuple[int, int], bytes]:

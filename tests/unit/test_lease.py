@@ -71,10 +71,10 @@ def test_the_lease_is_renewed_while_one_shard_is_back_and_another_one_is_away() 
     control = ControlClient(f"127.0.0.1:{port}", patience_sec=60.0)
     lease = Lease(control, WorkerIdentity(1, 1, 1, lease_sec=LEASE_SEC, first_step=0, namespace_id=1))
     lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
-    wait_until(lambda: coordinator.heartbeats >= 5, "heartbeats", 20)
+    wait_until(lambda: coordinator.heartbeats >= 5, "heartbeats")
     assert client.moves == []
     coordinator.is_ready = True
-    wait_until(lambda: client.touches, "the shard to be asked at its address", 20)
+    wait_until(lambda: client.touches, "the shard to be asked at its address")
     assert client.moves == [(0, "127.0.0.1", 7)]
     lease.end()
     server.stop(None)

@@ -19,7 +19,7 @@ from sparserow.worker.prefetch.pipeline import Pipeline
 from torch import Tensor, nn
 
 ROWS, DIM, TABLES, STEPS = 60, 3, 3, 12
-DEADLINE_SEC = 20.0
+DEADLINE_SEC = 120.0
 
 
 class Columns(nn.Module):

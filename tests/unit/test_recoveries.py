@@ -18,7 +18,7 @@ from sparserow.ps_server.coordinator.fleet import Fleet
 from sparserow.ps_server.coordinator.recoveries import Recoveries
 from sparserow.ps_server.coordinator.shards import Shard
 
-DEADLINE_SEC = 20.0
+DEADLINE_SEC = 120.0
 
 
 class FakeFleet:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.route import owners_of_runs, runs_of_owners
 from sparserow.ps_server.coordinator.slots import SlotMap
 
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other tests run beside these
 
+
+@PATIENT
 @given(st.integers(1, 16), st.integers(1, 300))
 def test_every_slot_has_one_owner_and_shares_differ_by_one_at_most(bits: int, shards: int) -> None:
     slot_count = 2**bits
@@ -28,6 +31,7 @@ def test_every_slot_has_one_owner_and_shares_differ_by_one_at_most(bits: int, sh
     assert np.array_equal(again.owners, slots.owners)
 
 
+@PATIENT
 @given(st.lists(st.integers(0, 3), min_size=16, max_size=16))
 def test_any_owners_survive_the_runs(owners: list[int]) -> None:
     array = np.array(owners, np.uint16)
