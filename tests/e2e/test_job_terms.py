@@ -12,6 +12,7 @@ import pytest
 import sparserow as sr
 import torch
 from sparserow.proto.control import ControlClient
+from sparserow_process import DEADLINE_SEC, wait_until
 from torch import nn
 
 
@@ -27,34 +28,35 @@ def test_a_staleness_that_cannot_be(staleness: object) -> None:
         sr.connect("127.0.0.1:1", staleness=staleness)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("field", "first", "second"),
-    [("staleness", 0, 2), ("staleness", None, 0), ("grad_scale", "mean", "sum")],
-)
-def test_workers_of_a_job_agree_on_its_terms(
-    cluster: sr.LocalCluster, field: str, first: object, second: object
-) -> None:
+def test_workers_of_a_job_agree_on_its_terms(cluster: sr.LocalCluster) -> None:
     """The second to come is told both values at once; the first, at its deadline, that it is alone."""
-    name = f"terms-{field}-{first}"
-    outcome: list[Exception] = []
+    terms = [("staleness", 0, 2), ("staleness", None, 0), ("grad_scale", "mean", "sum")]
+    names = [f"terms-{field}-{first}" for field, first, _ in terms]
+    outcomes: dict[str, Exception] = {}
 
-    def come_first() -> None:
+    def come_first(name: str, field: str, first: object) -> None:
         try:
-            sr.connect(cluster.address, name, rank=0, world_size=2, deadline_sec=6, **{field: first})  # type: ignore[arg-type]
+            sr.connect(cluster.address, name, rank=0, world_size=2, deadline_sec=20, **{field: first})  # type: ignore[arg-type]
         except sr.SparserowError as error:
-            outcome.append(error)
+            outcomes[name] = error
 
-    waiting = threading.Thread(target=come_first)
-    waiting.start()
+    waiting = [
+        threading.Thread(target=come_first, args=(name, field, first))
+        for name, (field, first, _) in zip(names, terms, strict=True)
+    ]
+    for thread in waiting:
+        thread.start()
     with ControlClient(cluster.address) as control:
-        while not any(job.name == name for job in control.status().jobs):
-            assert waiting.is_alive()
-    words = rf"{field} is {first!r} for rank 0 and {second!r} for rank 1; its workers must agree"
-    with pytest.raises(sr.FailedPrecondition, match=words):
-        sr.connect(cluster.address, name, rank=1, world_size=2, deadline_sec=30, **{field: second})  # type: ignore[arg-type]
-    waiting.join(300)
-    assert isinstance(outcome[0], sr.DeadlineExceeded)
-    assert "1 of 2 ranks" in str(outcome[0])
+        wait_until(lambda: {job.name for job in control.status().jobs} >= set(names), "the first of each job")
+    for name, (field, first, second) in zip(names, terms, strict=True):
+        words = rf"{field} is {first!r} for rank 0 and {second!r} for rank 1; its workers must agree"
+        with pytest.raises(sr.FailedPrecondition, match=words):
+            sr.connect(cluster.address, name, rank=1, world_size=2, deadline_sec=30, **{field: second})  # type: ignore[arg-type]
+    for thread in waiting:
+        thread.join(DEADLINE_SEC)
+    for name in names:
+        assert isinstance(outcomes[name], sr.DeadlineExceeded)
+        assert "1 of 2 ranks" in str(outcomes[name])
 
 
 def test_of_two_jobs_with_one_name_the_later_has_it(cluster: sr.LocalCluster) -> None:

@@ -40,7 +40,7 @@ def arguments(log, url, result, *sets: str) -> list[str]:
         "train.prefetch=1",
         "train.schedule={kind: step, every_steps: 7, factor: 0.9}",
         "cluster.slot_count=256",
-        "cluster.worker_lease=4s",
+        "cluster.worker_lease=20s",
         f"train.checkpoint={{url: '{url}', every_steps: 5, keep: 2}}",
         *sets,
     ]

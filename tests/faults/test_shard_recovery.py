@@ -64,7 +64,7 @@ def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatc
     if not holds_all:
         monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # then the newest commit alone
     with (
-        sr.local_cluster(shards=2, slot_count=64, worker_lease=3.0) as cluster,
+        sr.local_cluster(shards=2, slot_count=64, worker_lease=30.0) as cluster,
         sr.connect(cluster.address, "held", staleness=staleness) as session,
     ):
         model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=100,
@@ -201,7 +201,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
         f"train.staleness={staleness}",
         f"train.dense={dense}",
         "cluster.slot_count=256",
-        "cluster.worker_lease=3s",
+        "cluster.worker_lease=30s",
         f"train.checkpoint={{url: '{url}', every_steps: 100000, delta_every: 200ms}}",
     ]
     assigned = [part for setting in settings for part in ("--set", setting)]

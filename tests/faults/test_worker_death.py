@@ -24,7 +24,7 @@ from sparserow_process import DEADLINE_SEC, wait_until
 SCRIPT = Path(__file__).parents[1] / "support" / "lone_worker.py"
 KEYS = np.arange(64, dtype=np.uint64)
 DIM = 4
-LEASE_SEC = 5.0
+LEASE_SEC = 6.0
 STEPS = 12
 
 
