@@ -132,7 +132,8 @@ def test_a_refused_request_is_one_json_line_with_its_ids(launcher: Launcher) -> 
             _client.set_trace()
 
     def lines() -> list[dict[str, Any]]:
-        return [event for event in map(json.loads, up.err.splitlines()) if event.get("type") == "PULL"]
+        whole = [line for line in up.err.splitlines(keepends=True) if line.endswith("\n")]
+        return [event for event in map(json.loads, whole) if event.get("type") == "PULL"]
 
     wait_until(lines, "the line of the refused pull")
     event = lines()[0]

@@ -41,7 +41,7 @@ def test_up_is_ready_and_stops_cleanly(launcher: Launcher, number: signal.Signal
     process.signal(number)
     assert process.end() == 0
     assert process.out.splitlines()[-1] == "sparserow: stopped"
-    assert process.err == ""
+    assert process.complaints == []
     assert launcher.living() == []
 
 
@@ -57,7 +57,7 @@ def test_a_child_started_late_does_not_outlive_a_dead_parent(launcher: Launcher)
     # As if the parent had ended before the child could ask the kernel to follow it.
     process = launcher.start("ps", "--coordinator=127.0.0.1:1", "--shard=0", "--die-with-parent=1")
     assert process.end() == 1
-    assert process.err == ""
+    assert process.complaints == []
 
 
 def test_a_shard_that_ends_stops_the_cluster_with_an_error(launcher: Launcher) -> None:

@@ -19,6 +19,10 @@ import psutil
 
 DEADLINE_SEC = 120.0  # for a machine that has much else to do
 MARK = "SPARSEROW_TEST_MARK"
+# What a coordinator says where other tests have the CPUs.
+_HELD_UP = re.compile(
+    r"\S+ warning coordinator: the coordinator was held up for [\d.]+ s; all leases are longer by that"
+)
 _PORTS = random.SystemRandom()  # tests run in several processes, which must not draw the same
 
 
@@ -65,6 +69,11 @@ class Process:
         """Standard error so far."""
         return self._err_path.read_text()
 
+    @property
+    def complaints(self) -> list[str]:
+        """Lines of standard error, but for the coordinator's that it had no CPU for a while."""
+        return [line for line in self.err.splitlines() if not _HELD_UP.fullmatch(line)]
+
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first match of ``pattern`` in the output; fails when the process ends without it."""
 
@@ -85,10 +94,10 @@ class Process:
         self.popen.send_signal(number)
 
     def error_line(self) -> str:
-        """Waits for the end with exit code 1 and one line on standard error, and returns that line."""
+        """Waits for the end with exit code 1 and one line of complaint, and returns that line."""
         code = self.end()
         assert code == 1, f"exit code {code}: {self.out!r} {self.err!r}"
-        lines = self.err.splitlines()
+        lines = self.complaints
         assert len(lines) == 1, self.err
         assert lines[0].startswith("sparserow: ")
         return lines[0]
