@@ -13,11 +13,16 @@ from ..proto.schema import RowPolicy
 from ..proto.schema_message import schema_of_message
 from ..proto.units import format_bytes
 from .cluster_view import ClusterView, ShardView, Times
+from .fault_view import when, with_firsts
 from .serving_view import ServingView
 
 _TEXT_COLUMNS = frozenset(
-    {"state", "data", "table", "dtype", "optimizer", "job", "staleness", "problem", "request", "process", "model"}
+    {
+        *("state", "data", "table", "dtype", "optimizer", "job", "staleness", "problem", "request", "process", "model"),
+        *("when", "host", "fault"),
+    }
 )
+_MOST_FAULTS = 10
 _KINDS = ("pull", "pull_waited", "lookup", "commit", "write", "scan")
 
 
@@ -46,6 +51,8 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterView) -> Rendera
     if view.hot_keys:
         parts.append(_hot_keys(view))
     parts.append(_jobs(reply) if reply.jobs else "no jobs")
+    if view.faults:
+        parts.append(_faults(view))
     return Group(*parts)
 
 
@@ -230,6 +237,15 @@ def _jobs(reply: pb.GetStatusReply) -> Table:
                 str(member.step),
                 f"{member.lease_left_sec:.1f}",
             )
+    return table
+
+
+def _faults(view: ClusterView) -> Table:
+    title = "faults of workers (tracebacks: sparserow status --faults)"
+    table = _table(title, "when", "job", "rank", "host", "fault")
+    for fault, is_first in with_firsts(view.faults)[:_MOST_FAULTS]:
+        words = (when(fault, is_first), fault.job, str(fault.rank), fault.host or "-", fault.message)
+        table.add_row(*map(Text, words), style="" if is_first else "dim")
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..proto import control_pb2 as pb
 from ..proto.control import ControlClient
+from .fault_view import FaultView, fault_views
 
 MOST_HOT_KEYS = 10
 
@@ -115,6 +116,7 @@ class ClusterView:
     skew: dict[str, float | None]
     checkpoint: str
     checkpoint_age_sec: float | None
+    faults: tuple[FaultView, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
@@ -165,6 +167,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         },
         checkpoint=now.checkpoint,
         checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
+        faults=fault_views(now.faults),
     )
 
 

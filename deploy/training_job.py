@@ -92,7 +92,7 @@ def run_job(
     if place is not None:  # torchrun starts workers again by itself
         from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
 
-        # torchrun shows the first error of all hosts with its rank, host and traceback.
+        # Each agent of torchrun shows the first error of its host; the coordinator has those of all hosts.
         result = record(_run_under_torchrun)(job, place, trace_file, resume)
         assert result is not None
         return result

@@ -5,6 +5,8 @@ Thread-safe. Every call has a deadline and raises an error of the taxonomy (prot
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +28,7 @@ GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the 
 
 
 _MAY_BE_REPEATED = frozenset(
-    ("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus", "LeaseData")
+    ("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus", "LeaseData", "ListFaults")
 )
 
 
@@ -209,6 +211,8 @@ class ControlClient(Closing):
             world_size=world_size,
             staleness=staleness,
             grad_scale=grad_scale.upper(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
         reply = self._call("RegisterWorker", request, deadline_sec)
         return WorkerIdentity(
@@ -244,6 +248,34 @@ class ControlClient(Closing):
         """
         request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
         self._call("DeregisterWorker", request)
+
+    def report_fault(
+        self, identity: WorkerIdentity, *, message: str, traceback: str, echo: bool, deadline_sec: float
+    ) -> None:
+        """Says why this process ends, for ``sparserow status``; the worker stays in its job until it leaves.
+
+        Args:
+            identity: of the worker, which need not be in its job any more.
+            message: one line; the coordinator keeps 500 characters.
+            traceback: of it 16 KiB are kept, of its beginning and its end.
+            echo: it is of a kind that the end of another process causes.
+            deadline_sec: of the call, which is made once.
+        """
+        request = pb.ReportFaultRequest(
+            caller=_caller(identity),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            message=message,
+            traceback=traceback,
+            echo=echo,
+        )
+        self._call("ReportFault", request, deadline_sec)
+
+    def list_faults(self) -> tuple[pb.Fault, ...]:
+        """Of workers of all jobs that the token reaches, with tracebacks: the newest incident first, in it the first
+        fault.
+        """
+        return tuple(self._call("ListFaults", pb.ListFaultsRequest()).faults)
 
     def lease_data(
         self,

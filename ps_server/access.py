@@ -22,7 +22,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
     "train": (
         *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable"),
         *("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat", "Coordinator/DeregisterWorker"),
-        "Coordinator/LeaseData",
+        *("Coordinator/LeaseData", "Coordinator/ReportFault", "Coordinator/ListFaults"),
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
         *("Coordinator/Restore", "Rows/Push"),
     ),
@@ -79,6 +79,12 @@ def check_caller(namespace: str) -> None:
     grant = _caller.get()
     if grant is not None:
         check_namespace(grant, namespace)
+
+
+def caller_reaches(namespace: str) -> bool:
+    """For methods that answer with what several namespaces have: whether the token of the call under way reaches it."""
+    grant = _caller.get()
+    return grant is None or not grant.namespaces or namespace in grant.namespaces
 
 
 def _namespace_of(request: Any) -> str | None:

@@ -14,6 +14,7 @@ from ..proto.errors import InvalidArgument
 from ..proto.schema import DTYPES, Dtype
 from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
+from .fault_report import report_fault
 from .lease import REPLAY_BYTES, Lease
 from .session import Session
 from .session_parts import Placement
@@ -89,12 +90,15 @@ def connect(
             control,
             placement,
             on_close=lease.end,
+            on_fault=partial(report_fault, control, identity),
             reached=reached,
             ranks=ranks,
             identity=identity,
             cluster_id=cluster_id,
         )
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Exception):
+            report_fault(control, identity, error)
         lease.end()
         raise
 

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Session(SessionTables, Closing, Joinable):
         placement: Placement,
         *,
         on_close: Callable[[], None] | None = None,
+        on_fault: Callable[[BaseException], None] | None = None,
         reached: Callable[[], int] | None = None,
         ranks: Callable[[], Sequence[int]] | None = None,
         identity: WorkerIdentity | None = None,
@@ -53,6 +55,7 @@ class Session(SessionTables, Closing, Joinable):
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
         self._trace: Trace = NoTrace()
         self._on_close = on_close
+        self._on_fault = on_fault
         self._reached = reached
         self._ranks = ranks
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
@@ -268,6 +271,14 @@ class Session(SessionTables, Closing, Joinable):
             on_close, self._on_close = self._on_close, None
             if on_close is not None and is_ours:
                 on_close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it; an error that ends the ``with`` block is told to the coordinator, for ``sparserow status``."""
+        if self._on_fault is not None and isinstance(error, Exception) and os.getpid() == self._process:
+            self._on_fault(error)
+        super().__exit__(kind, error, trace)
 
     def follow(self, follower: Closeable) -> None:
         """Has ``follower`` closed before the session is; held weakly."""

@@ -21,11 +21,16 @@ def status(
         str,
         typer.Option(help="Between the two looks that rates and times come from, such as 1s; 0s: one look, no rates."),
     ] = "0.5s",
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Show why workers of all jobs ended, with tracebacks, instead.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Where to write the figures as JSON; -: instead of the screen.")
     ] = None,
 ) -> None:
-    """Show a cluster: shards, load, tables, hot keys, jobs. Exit code 1 when it cannot be reached or is not ready."""
+    """Show a cluster: shards, load, tables, hot keys, jobs, faults of workers. Exit code 1 when it cannot be reached
+    or is not ready.
+    """
     import json
     from dataclasses import asdict
 
@@ -35,6 +40,7 @@ def status(
     from ...proto.units import parse_seconds
     from ..cluster_screen import screen, serving_table
     from ..cluster_view import look
+    from ..fault_view import fault_text, fault_views
     from ..result_file import check_result_file, write_result
     from ..serving_view import describe_serving
 
@@ -42,6 +48,12 @@ def status(
     is_text = json_file is None or str(json_file) != "-"
     check_result_file(json_file if is_text else None)
     with ControlClient(coordinator) as client:
+        if faults:
+            views = fault_views(client.list_faults())
+            figures = {"faults": [asdict(each) for each in views]}
+            typer.echo(fault_text(views) if is_text else json.dumps(figures, indent=2))
+            write_result(json_file if is_text else None, figures)
+            return
         reply, view = look(client, seconds)
     served = describe_serving(serving.split(",")) if serving is not None else []
     document = {**view.as_dict(), "serving": [asdict(each) for each in served]}

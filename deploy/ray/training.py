@@ -39,7 +39,7 @@ def train_on_ray(
     Raises:
         FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
         InvalidArgument: the job starts a cluster of its own, or has backend local.
-        Unavailable: a worker failed for good; Ray's log has its traceback.
+        Unavailable: a worker failed for good; ``sparserow status --faults`` has its traceback.
     """
     try:
         import ray

@@ -17,6 +17,7 @@ from ...proto.checkpoint.manifest import Manifest
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .data_leases import DataLeases, JobData
+from .faults import FaultBook
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import Roster, Span
@@ -58,6 +59,7 @@ class Cluster:
     row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: every so many seconds, by job
     saved_at: float | None = None  # Unix seconds: when that was made
     saves_failed: int = 0
+    faults: FaultBook = field(default_factory=FaultBook)
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -111,6 +113,7 @@ class Cluster:
             "saved_at": self.saved_at,
             "data": [[job_id, data.to_document()] for job_id, data in self.data.jobs.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
+            "faults": self.faults.to_document(),
         }
 
     @staticmethod
@@ -158,6 +161,8 @@ class Cluster:
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
+            if "faults" in document:  # not of the version before
+                cluster.faults = FaultBook.of_document(document["faults"])
         except FailedPrecondition:
             raise
         except (KeyError, TypeError, ValueError, SparserowError) as error:

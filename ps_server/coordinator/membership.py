@@ -154,6 +154,17 @@ class Membership:
         self.check(ticket := Ticket(job_id, -1, worker_id, epoch))
         return ticket
 
+    def origin(self, job_id: int, worker_id: int, epoch: int) -> tuple[str, int]:
+        """The full name of the job and the rank of a worker that is, or was, a member.
+
+        Raises:
+            Fenced: there was never such a one.
+        """
+        for (job, rank), identity in self.identities.items():
+            if (job, identity.worker_id) == (job_id, worker_id) and 0 < epoch <= identity.epoch:
+                return self.names[job_id], rank
+        raise Fenced(f"worker {worker_id} (epoch {epoch}) was never a member of job {self.names.get(job_id, job_id)}")
+
     def joins_running(self, ticket: Ticket) -> bool:
         """Whether a candidate comes to a job that runs already and has no barrier.
 

@@ -43,6 +43,11 @@ class CoordinatorMetrics(Collector):
             "Saves that did not become a checkpoint, since the start (count).",
             value=cluster.saves_failed,
         )
+        yield CounterMetricFamily(
+            "sparserow_worker_faults",
+            "Workers that ended by an exception or without a word, since the start (count).",
+            value=cluster.faults.seen,
+        )
         age = GaugeMetricFamily(
             "sparserow_checkpoint_age_seconds",
             "Age of the newest checkpoint that has all rows; absent without one (seconds).",

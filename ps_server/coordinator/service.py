@@ -11,9 +11,10 @@ from typing import Any
 from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema, schema_of_message
-from ..access import check_caller
+from ..access import caller_reaches, check_caller
 from .cluster import Cluster
 from .data_leases import Ask
+from .faults import Process
 from .fleet import Fleet
 from .membership import JobTerms, Ticket
 from .operations import Operations
@@ -21,7 +22,7 @@ from .recoveries import Recoveries
 from .restores import Restores
 from .row_saves import RowSaves
 from .saves import Saves
-from .status import status_message
+from .status import fault_message, status_message
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,9 @@ class CoordinatorService:
         )
         namespace_id = self._cluster.registry.namespace_id(request.namespace)
         ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms)
+        process = Process(ticket.rank, ticket.epoch, request.host, request.pid)
+        key = ticket.job_id, ticket.worker_id
+        self._cluster.faults.came(f"{request.namespace}/{request.job}", key, process, time.time())
         left = context.time_remaining()
         wait_sec = max(0.05, left - _ANSWER_MARGIN_SEC) if left is not None else _DEFAULT_WAIT_SEC
         try:
@@ -243,6 +247,7 @@ class CoordinatorService:
 
     def _withdraw(self, ticket: Ticket) -> None:
         """A candidate goes; the rest happens behind the caller's back, which may be gone."""
+        self._cluster.faults.left((ticket.job_id, ticket.worker_id), ticket.epoch)
         if self._cluster.jobs.withdraw(ticket) is not None:
             self._in_background(self._after_leaving(ticket.job_id))
 
@@ -289,12 +294,33 @@ class CoordinatorService:
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""
         try:
+            full_name, _ = self._cluster.jobs.origin(request.job_id, request.worker_id, request.epoch)
+            check_caller(full_name.partition("/")[0])
+            self._cluster.faults.left((request.job_id, request.worker_id), request.epoch)
             ticket = self._ticket_of(request)
         except Fenced:
             return pb.DeregisterWorkerReply()
         self._cluster.jobs.leave_in_order(ticket)
         await self._after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
+
+    async def ReportFault(self, request: pb.ReportFaultRequest, context: Any) -> pb.ReportFaultReply:
+        """Takes note of why a worker ends."""
+        who, jobs = request.caller, self._cluster.jobs
+        full_name, rank = jobs.origin(who.job_id, who.worker_id, who.epoch)
+        check_caller(full_name.partition("/")[0])
+        process, key = Process(rank, who.epoch, request.host, request.pid), (who.job_id, who.worker_id)
+        fault = self._cluster.faults.told(
+            full_name, key, process, time.time(), request.message, request.traceback, request.echo
+        )
+        log.warning("job %s: rank %d on %s has failed: %s", full_name, rank, fault.host, fault.message)
+        self._save()
+        return pb.ReportFaultReply()
+
+    async def ListFaults(self, request: pb.ListFaultsRequest, context: Any) -> pb.ListFaultsReply:
+        """Faults of the caller's namespaces."""
+        faults = [fault for fault in self._cluster.faults.listed() if caller_reaches(fault.namespace)]
+        return pb.ListFaultsReply(faults=[fault_message(fault) for fault in faults])
 
     # ---- checkpoints
 
@@ -341,6 +367,9 @@ class CoordinatorService:
         ended = self._cluster.jobs.expire(now)
         for ticket in ended:
             log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
+            name, key = self._cluster.jobs.names[ticket.job_id], (ticket.job_id, ticket.worker_id)
+            lease_sec = self._cluster.jobs.lease_sec
+            self._cluster.faults.lease_ended(name, key, ticket.rank, ticket.epoch, time.time(), lease_sec)
         if ended:
             await self._notify()
         if not self._cluster.shards.problem():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict, replace
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
 from ...proto.schema_message import message_of_schema
 from .cluster import Cluster
+from .faults import Fault
 from .fleet import Fleet
 from .membership import Job
 from .shards import Shard
@@ -34,7 +36,13 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
         ],
         checkpoint="/".join(source) if source is not None else "",
         checkpoint_age_sec=None if source is None or saved_at is None else max(0.0, time.time() - saved_at),
+        faults=[fault_message(replace(fault, traceback="")) for fault in cluster.faults.listed()],
     )
+
+
+def fault_message(fault: Fault) -> pb.Fault:
+    """As it travels."""
+    return pb.Fault(**asdict(fault))
 
 
 async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dict[int, int]) -> pb.ShardStatus:

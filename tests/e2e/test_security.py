@@ -92,12 +92,16 @@ def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.
             lambda identity: control.heartbeat_worker(identity, step=99),
             lambda identity: control.lease_data(identity, run="r", epoch=1, epochs=1, chunks=1, done=(), step=1),
             control.deregister_worker,
+            lambda identity: control.report_fault(identity, message="m", traceback="", echo=False, deadline_sec=5),
         ):
             with pytest.raises(sr.FailedPrecondition, match="does not reach namespace 'shop'"):
                 call(session.identity)
         session.create_table("cart", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(KEYS)  # it is in its job still
         with ControlClient(cluster.address, security=Security.load(secured.folder / "trainer.yaml")) as owner:
             assert owner.heartbeat_worker(session.identity).lease_sec > 0
+            owner.report_fault(session.identity, message="of a shop", traceback="t", echo=False, deadline_sec=5)
+            assert "of a shop" in [fault.message for fault in owner.list_faults()]
+        assert "shop" not in [fault.namespace for fault in control.list_faults()]
 
 
 def test_who_has_no_business_here_is_told_so(cluster: sr.LocalCluster, secured: Secured, tmp_path: Path) -> None:

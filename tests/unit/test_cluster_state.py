@@ -10,6 +10,7 @@ import pytest
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.schema import Adam, TableSchema
 from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.faults import Process
 from sparserow.ps_server.coordinator.membership import JobTerms
 from sparserow.ps_server.coordinator.roster import Roster, Span
 from sparserow.ps_server.coordinator.shards import Phase
@@ -30,6 +31,8 @@ def filled() -> Cluster:
     roster.decide(7, [], [{}], [ticket])
     roster.spans[99, 1] = Span(99, 1, 1, 0, until_step=4, final_sequence=5)
     cluster.operations = 7
+    cluster.faults.came("ads/ctr", (ticket.job_id, ticket.worker_id), Process(0, 1, "host", 5), 60.0)
+    cluster.faults.told("ads/ctr", (ticket.job_id, 9), Process(1, 1, "host", 6), 60.0, "bad sample", "", False)
     cluster.rows_source = ("/ckpt/rows", "save-000003")
     cluster.shards.shards[1].restoring = True
     cluster.shards.shards[1].restores = 2
@@ -63,6 +66,8 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.rows_source == ("/ckpt/rows", "save-000003")
     assert [shard.restoring for shard in after.shards.shards] == [False, True, False]
     assert after.rosters == before.rosters
+    assert after.faults.listed() == before.faults.listed()
+    assert after.faults.processes == before.faults.processes
 
 
 def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() -> None:
@@ -72,6 +77,12 @@ def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() 
         after.shards.register(1, instance=100, now=51.0, **place)
     assert after.shards.register(1, instance=99, now=51.0, **place).lineage == 1
     assert after.shards.register(2, instance=100, now=51.0, **place).restoring
+
+
+def test_a_state_of_the_version_before_has_no_faults() -> None:
+    document = filled().to_document()
+    del document["faults"]
+    assert Cluster.from_document(document, OPTIONS, now=50.0).faults.listed() == []
 
 
 def test_clusters_have_ids_of_their_own() -> None:
@@ -92,7 +103,7 @@ def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None
         Cluster.from_document(filled().to_document(), options, now=0.0)
 
 
-@pytest.mark.parametrize("key", sorted(filled().to_document()))
+@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults"}))
 def test_a_document_without_a_part_is_damaged(key: str) -> None:
     document = filled().to_document()
     del document[key]

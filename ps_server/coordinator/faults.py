@@ -1,0 +1,203 @@
+"""Workers that ended by an exception, or without a word: a bounded list by job. No I/O; not thread-safe.
+
+Faults of a job that belong together are an *incident*: each rank at most once, within a minute. In an incident the
+first fault stands first; those that are of a kind which the end of another process causes (*echoes*) come after the
+others, whenever they were told. Times are Unix seconds that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+MOST_OF_JOB = 32
+MOST_OF_INCIDENT = 16
+MOST = 128  # of all jobs: their tracebacks fit one message of gRPC
+MOST_SAVED = 32
+MESSAGE_CHARS = 500
+TRACEBACK_BYTES = 16 << 10
+_HOST_CHARS = 255
+_INCIDENT_SEC = 60.0
+_NOT_KEPT = "its traceback was in the memory of a coordinator that has ended\n"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One; the fields are those of the message."""
+
+    namespace: str
+    job: str
+    rank: int
+    worker_id: int
+    epoch: int
+    host: str
+    pid: int
+    time: float
+    message: str
+    traceback: str = ""
+    echo: bool = False
+    incident: int = 0
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Its place in its incident."""
+        return self.echo, self.time
+
+
+@dataclass(frozen=True)
+class Process:
+    """Who registered as a worker, and has not been heard to end since."""
+
+    rank: int
+    epoch: int
+    host: str
+    pid: int
+
+
+@dataclass
+class FaultBook:
+    """All faults that a coordinator remembers, and the processes that have one coming.
+
+    Attributes:
+        seen: faults since the start, also those that are forgotten by now.
+    """
+
+    processes: dict[tuple[int, int], Process] = field(default_factory=dict)  # by (job id, worker id)
+    seen: int = 0
+    _faults: dict[str, list[Fault]] = field(default_factory=dict)  # by full name of the job, as they came
+
+    def came(self, full_name: str, key: tuple[int, int], process: Process, now: float) -> Fault | None:
+        """A process registered; returns the fault of the one before it that has never said that it ends."""
+        process = replace(process, host=_line(process.host, _HOST_CHARS))
+        former = self.processes.get(key)
+        self.processes[key] = process
+        if former is None or not former.host or (former.host, former.pid) == (process.host, process.pid):
+            return None
+        last = self._last_incident(full_name)
+        if last and abs(now - last[0].time) <= _INCIDENT_SEC and last[0].traceback and not last[0].echo:
+            return None  # whoever started them ended this one because of that fault
+        return self._add(full_name, key[1], former, now, "it ended without a word; another process took its place")
+
+    def left(self, key: tuple[int, int], epoch: int) -> None:
+        """A worker has left in order, or did not get in."""
+        process = self.processes.get(key)
+        if process is not None and process.epoch == epoch:
+            del self.processes[key]
+
+    def lease_ended(
+        self, full_name: str, key: tuple[int, int], rank: int, epoch: int, now: float, lease_sec: float
+    ) -> Fault:
+        """A worker was not heard of for a lease; its time is that of the heartbeat that did not come."""
+        process = self.processes.get(key, Process(rank, epoch, "", 0))
+        self.left(key, epoch)
+        message = "its lease has ended: killed, held up, or its host cannot be reached"
+        return self._add(full_name, key[1], process, now - lease_sec * 2 / 3, message)
+
+    def told(
+        self, full_name: str, key: tuple[int, int], process: Process, now: float, message: str, trace: str, echo: bool
+    ) -> Fault:
+        """A worker said why it ends."""
+        self.left(key, process.epoch)
+        words = _line(message, MESSAGE_CHARS) or "an error without words"
+        process = replace(process, host=_line(process.host, _HOST_CHARS))
+        return self._add(full_name, key[1], process, now, words, bounded_traceback(trace), echo)
+
+    def listed(self) -> list[Fault]:
+        """The newest incident first; in it by :attr:`Fault.order`."""
+        incidents: dict[tuple[str, int], list[Fault]] = {}
+        for full_name, faults in self._faults.items():
+            for fault in faults:
+                incidents.setdefault((full_name, fault.incident), []).append(fault)
+        newest = sorted(incidents.values(), key=lambda each: max(fault.time for fault in each), reverse=True)
+        return [fault for incident in newest for fault in sorted(incident, key=lambda fault: fault.order)]
+
+    def to_document(self) -> dict[str, Any]:
+        """The saved form: without tracebacks, as it is written with every change of the cluster."""
+        newest = sorted((fault for faults in self._faults.values() for fault in faults), key=lambda fault: fault.time)
+        return {
+            "processes": [[*key, *asdict(process).values()] for key, process in self.processes.items()],
+            "faults": [
+                {**asdict(fault), "traceback": _NOT_KEPT if fault.traceback else ""} for fault in newest[-MOST_SAVED:]
+            ],
+        }
+
+    @staticmethod
+    def of_document(saved: dict[str, Any]) -> FaultBook:
+        """Of :meth:`to_document`."""
+        book = FaultBook()
+        for job_id, worker_id, *process in saved["processes"]:
+            book.processes[job_id, worker_id] = Process(*process)
+        for values in saved["faults"]:
+            fault = Fault(**values)
+            book._faults.setdefault(f"{fault.namespace}/{fault.job}", []).append(fault)
+        return book
+
+    def _last_incident(self, full_name: str) -> list[Fault]:
+        faults = self._faults.get(full_name, [])
+        last = max((fault.incident for fault in faults), default=0)
+        return sorted((fault for fault in faults if fault.incident == last), key=lambda fault: fault.order)
+
+    def _add(
+        self,
+        full_name: str,
+        worker_id: int,
+        process: Process,
+        time: float,
+        message: str,
+        traceback: str = "",
+        echo: bool = False,
+    ) -> Fault:
+        namespace, _, job = full_name.partition("/")
+        last = self._last_incident(full_name)
+        number = last[0].incident if last else 1
+        known = [fault for fault in last if (fault.worker_id, fault.epoch) == (worker_id, process.epoch)]
+        if known:
+            return known[0]
+        if last and (
+            any(fault.rank == process.rank for fault in last)
+            or abs(time - min(fault.time for fault in last)) > _INCIDENT_SEC
+        ):
+            number, last = number + 1, []
+        fault = Fault(
+            namespace=namespace,
+            job=job,
+            rank=process.rank,
+            worker_id=worker_id,
+            epoch=process.epoch,
+            host=process.host,
+            pid=process.pid,
+            time=time,
+            message=message,
+            traceback=traceback,
+            echo=echo,
+            incident=number,
+        )
+        self.seen += 1
+        faults = self._faults.setdefault(full_name, [])
+        faults.append(fault)
+        if len(last) == MOST_OF_INCIDENT:
+            faults.remove(max((*last, fault), key=lambda each: each.order))
+        del faults[:-MOST_OF_JOB]
+        while sum(len(each) for each in self._faults.values()) > MOST:
+            oldest = min(self._faults, key=lambda name: self._faults[name][0].time)
+            del self._faults[oldest][0]
+            if not self._faults[oldest]:
+                del self._faults[oldest]
+        return fault
+
+
+def bounded_traceback(text: str) -> str:
+    """Its first quarter and its end, where it is too long; what a terminal would obey is taken out."""
+    clean = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    data = clean.encode("utf-8", "replace")
+    if len(data) <= TRACEBACK_BYTES:
+        return clean
+    gap = f"\n... {len(data) - TRACEBACK_BYTES} bytes are left out ...\n"
+    head = TRACEBACK_BYTES // 4
+    tail = TRACEBACK_BYTES - head - len(gap)
+    return data[:head].decode("utf-8", "ignore") + gap + data[-tail:].decode("utf-8", "ignore")
+
+
+def _line(text: str, most: int) -> str:
+    words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * most]).split())
+    return words if len(words) <= most else words[: most - 3] + "..."

@@ -1,0 +1,53 @@
+"""Tells the coordinator why a worker ends, so that all errors of a job are read in one place."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+
+from ..proto.control import ControlClient, WorkerIdentity
+from ..proto.errors import DeadlineExceeded, Fenced, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_DEADLINE_SEC = 2.0
+_TRACEBACK_CHARS = 16 << 10
+_CREDENTIALS = re.compile(r"(\w://)[^/\s@]+@")  # of a URL
+
+
+def report_fault(control: ControlClient, identity: WorkerIdentity, error: BaseException) -> None:
+    """Reports ``error``, within two seconds and without an error of its own: the caller's is what counts.
+
+    Told are the type, the message and the traceback (files, lines and their text; no values of variables).
+    """
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        words = (str(error).strip() or "without a message").splitlines()[0]
+        control.report_fault(
+            identity,
+            message=without_credentials(f"{type(error).__name__}: {words}"),
+            traceback=_shortened(without_credentials("".join(lines))),
+            echo=is_echo(error),
+            deadline_sec=_DEADLINE_SEC,
+        )
+    except Exception as failure:
+        _log.warning("the coordinator was not told why this worker ends: %s", failure)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether it is of a kind that the end of another process causes."""
+    if isinstance(error, (Fenced, Unavailable, DeadlineExceeded, ConnectionError)):
+        return True
+    of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
+    return of_torch or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+def without_credentials(text: str) -> str:
+    """Text whose URLs have lost their user and password."""
+    return _CREDENTIALS.sub(r"\1***@", text)
+
+
+def _shortened(text: str) -> str:
+    # A chain's first error and its last one; the coordinator cuts to the very size.
+    return text if len(text) <= 2 * _TRACEBACK_CHARS else text[:_TRACEBACK_CHARS] + "\n" + text[-_TRACEBACK_CHARS:]
