@@ -32,7 +32,7 @@ def members_of(address: str) -> dict[int, int]:
 
 
 def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Path) -> None:
-    up = launcher.start("up", "--shards=1", "--port=0", "--worker-lease=60s")
+    up = launcher.start("up", "--shards=1", "--port=0", "--worker-lease=300s")
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
     result = tmp_path / "result.json"
     arguments = ("train", str(job), "--set", f"cluster.address={address}", "--json", str(result))

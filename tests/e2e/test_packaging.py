@@ -80,8 +80,8 @@ def test_wheel_trains_from_outside_the_checkout(tmp_path: Path, empty_environmen
     run(*pip, "--python", empty_environment, "install", "-q", "--no-deps", wheel, cwd=tmp_path, timeout_sec=300)
     script = tmp_path / "train.py"
     script.write_text(TINY_TRAINING.format(checkout=str(source)))
-    assert "trained" in run(empty_environment, script, cwd=tmp_path, timeout_sec=180)
-    assert "coordinator" in run(empty_environment.parent / "sparserow", "--help", cwd=tmp_path, timeout_sec=60)
+    assert "trained" in run(empty_environment, script, cwd=tmp_path, timeout_sec=600)
+    assert "coordinator" in run(empty_environment.parent / "sparserow", "--help", cwd=tmp_path, timeout_sec=300)
 
 
 def test_unit_tests_pass_in_a_folder_that_is_no_identifier(tmp_path: Path, empty_environment: Path) -> None:
