@@ -148,7 +148,7 @@ def test_a_coordinator_ends_with_exit_code_0(launcher: Launcher) -> None:
 
 def test_a_restarted_coordinator_is_rejoined_with_all_it_knew(launcher: Launcher, tmp_path: Path) -> None:
     port = free_port()
-    options = (f"--port={port}", f"--state={tmp_path / 'state.json'}")
+    options = (f"--port={port}", f"--state={tmp_path / 'state.json'}", "--worker-lease=5min")
     first, address = start_coordinator(launcher, *options)
     start_shard(launcher, address)
     with ControlClient(address) as client:
@@ -185,9 +185,8 @@ def test_a_shard_does_not_follow_a_coordinator_that_forgot_its_cluster(launcher:
 @pytest.fixture
 def pair(launcher: Launcher) -> tuple[Process, Process, dict[str, int]]:
     ports = {name: free_port() for name in ("control", "coordinator_metrics", "shard_metrics")}
-    coordinator, address = start_coordinator(
-        launcher, "--port=0", "--log-format=json", f"--metrics-port={ports['coordinator_metrics']}"
-    )
+    metrics = f"--metrics-port={ports['coordinator_metrics']}"  # and no worker here renews its lease
+    coordinator, address = start_coordinator(launcher, "--port=0", "--log-format=json", metrics, "--worker-lease=5min")
     shard = start_shard(
         launcher,
         address,

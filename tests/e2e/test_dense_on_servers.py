@@ -52,7 +52,7 @@ def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness
 
 def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path):
     result = tmp_path / "result.json"
-    run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=6s")
+    run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=10s")
     run.wait_for("epoch 2/6")
     workers = [p for p in launcher.living() if any("worker_process" in part for part in p.cmdline())]
     max(workers, key=lambda process: process.pid).kill()  # worker 1: the second that was started
@@ -158,7 +158,7 @@ class Crew:
 @pytest.mark.parametrize("staleness", ["3", *(["null"] if FULL else [])])
 def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, staleness: str) -> None:
     with ExitStack() as stack:
-        cluster = stack.enter_context(sr.local_cluster(shards=2, worker_lease="6s"))
+        cluster = stack.enter_context(sr.local_cluster(shards=2, worker_lease="10s"))
         crew = Crew(cluster.address, staleness, tmp_path)
         stack.callback(crew.kill)
         crew.start(0, 2)
@@ -191,7 +191,7 @@ def give_no_values(address: str) -> None:
 
 
 def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
-    with sr.local_cluster(shards=1, worker_lease="6s") as cluster:
+    with sr.local_cluster(shards=1, worker_lease="10s") as cluster:
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         first = subprocess.Popen([sys.executable, __file__, "orphans", cluster.address], env=path)
         try:
