@@ -140,12 +140,21 @@ def test_all_agents_are_killed_and_another_number_of_them_goes_back_to_a_save(sc
 
 
 @long_form
-def test_the_fault_of_a_worker_is_told_with_its_rank_and_host_and_trace(scene: Scene, tmp_path: Path) -> None:
+def test_the_faults_of_workers_of_two_agents_are_told_in_one_place(scene: Scene, tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     lines = (tmp_path / "train.csv").read_text().splitlines()
     bad.write_text("\n".join([*lines, "1,2"]) + "\n")
-    agent = scene.agent("a", f"--set=data.train={bad}", nodes="1", restarts=0)
-    assert agent.popen.wait(PATIENCE_SEC) == 1
-    told = agent.err[agent.err.index("Root Cause") :]
-    for part in ("rank      : 0", "host      : ", "Traceback (most recent call last)", f"bad.csv, line {SAMPLES + 1}"):
-        assert part in told
+    agents = [scene.agent(name, f"--set=data.train={bad}", nodes="2", restarts=0) for name in ("a", "b")]
+    for agent in agents:
+        assert agent.popen.wait(PATIENCE_SEC) == 1
+    with ControlClient(scene.address) as control:
+        wait_until(lambda: len(control.list_faults()) == 2, "both workers' faults", PATIENCE_SEC)
+        faults = control.list_faults()
+    assert [fault.incident for fault in faults] == [1, 1]
+    assert {fault.rank for fault in faults} == {0, 1}
+    first = faults[0]
+    assert (first.job, first.echo) == ("elastic", False)
+    for part in ("Traceback (most recent call last)", f"bad.csv, line {SAMPLES + 1}"):
+        assert part in first.traceback
+    told = "".join(agent.err for agent in agents)
+    assert "Root Cause" in told
