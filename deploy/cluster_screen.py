@@ -22,7 +22,7 @@ _TEXT_COLUMNS = frozenset(
         *("when", "host", "fault"),
     }
 )
-_MOST_FAULTS = 10
+_MOST_FAULTS, _FAULT_CHARS = 10, 120
 _KINDS = ("pull", "pull_waited", "lookup", "commit", "write", "scan")
 
 
@@ -244,7 +244,8 @@ def _faults(view: ClusterView) -> Table:
     title = "faults of workers (tracebacks: sparserow status --faults)"
     table = _table(title, "when", "job", "rank", "host", "fault")
     for fault, is_first in with_firsts(view.faults)[:_MOST_FAULTS]:
-        words = (when(fault, is_first), fault.job, str(fault.rank), fault.host or "-", fault.message)
+        message = fault.message if len(fault.message) <= _FAULT_CHARS else fault.message[: _FAULT_CHARS - 1] + "…"
+        words = (when(fault, is_first), fault.job, str(fault.rank), fault.host or "-", message)
         table.add_row(*map(Text, words), style="" if is_first else "dim")
     return table
 

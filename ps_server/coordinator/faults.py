@@ -64,25 +64,34 @@ class FaultBook:
 
     processes: dict[tuple[int, int], Process] = field(default_factory=dict)  # by (job id, worker id)
     seen: int = 0
+    _due: dict[tuple[int, int], float] = field(default_factory=dict)  # when a worker's next heartbeat is
     _faults: dict[str, list[Fault]] = field(default_factory=dict)  # by full name of the job, as they came
 
     def came(self, full_name: str, key: tuple[int, int], process: Process, now: float) -> Fault | None:
         """A process registered; returns the fault of the one before it that has never said that it ends."""
         process = replace(process, host=_line(process.host, _HOST_CHARS))
         former = self.processes.get(key)
+        due = self._due.pop(key, now)
         self.processes[key] = process
         if former is None or not former.host or (former.host, former.pid) == (process.host, process.pid):
             return None
         last = self._last_incident(full_name)
         if last and abs(now - last[0].time) <= _INCIDENT_SEC and last[0].traceback and not last[0].echo:
             return None  # whoever started them ended this one because of that fault
-        return self._add(full_name, key[1], former, now, "it ended without a word; another process took its place")
+        return self._add(
+            full_name, key[1], former, min(now, due), "it ended without a word; another process took its place"
+        )
 
     def left(self, key: tuple[int, int], epoch: int) -> None:
         """A worker has left in order, or did not get in."""
         process = self.processes.get(key)
         if process is not None and process.epoch == epoch:
             del self.processes[key]
+            self._due.pop(key, None)
+
+    def heard(self, key: tuple[int, int], due: float) -> None:
+        """A worker lives; it will be heard of again at ``due``."""
+        self._due[key] = due
 
     def lease_ended(
         self, full_name: str, key: tuple[int, int], rank: int, epoch: int, now: float, lease_sec: float

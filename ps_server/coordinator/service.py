@@ -270,6 +270,8 @@ class CoordinatorService:
         ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
         self._cluster.jobs.heartbeat(ticket, step, self._clock())
+        key = ticket.job_id, ticket.worker_id
+        self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
         shards = self._cluster.shards.shards
         return pb.WorkerHeartbeatReply(
             lease_sec=self._cluster.jobs.lease_sec,

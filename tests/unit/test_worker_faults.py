@@ -72,9 +72,12 @@ def test_a_process_that_is_replaced_without_a_word_is_listed_once_nobody_else_ha
         assert book.came("ads/ctr", (1, rank + 1), process(rank), NOW) is None
     book.left((1, 1), 1)
     assert book.came("ads/ctr", (1, 1), process(0, 2), NOW) is None  # it left in order
-    fault = book.came("ads/ctr", (1, 2), process(1, 2), NOW)
+    book.heard((1, 2), NOW + 3.0)
+    told(book, 2, 5.0, echo=True)
+    fault = book.came("ads/ctr", (1, 2), process(1, 2), NOW + 9.0)
     assert fault is not None
-    assert (fault.rank, fault.epoch, fault.pid) == (1, 1, 101)
+    assert (fault.rank, fault.epoch, fault.pid, fault.time) == (1, 1, 101, NOW + 3.0)
+    assert ranks(book) == [(1, 1), (1, 2)]
     assert book.came("ads/ctr", (1, 1), Process(0, 3, "host", 200), NOW) is None  # the same process, anew
     told(book, 0, 100.0, epoch=3)
     assert book.came("ads/ctr", (1, 2), process(1, 3), NOW + 101.0) is None  # the launcher ended it because of that
