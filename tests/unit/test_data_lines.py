@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import pickle
 import random
 
 import numpy as np
@@ -73,6 +74,8 @@ def test_a_malformed_line_is_named(line: bytes, column: str | None, problem: str
     place = "log.csv, line 3012" + (f", column {column}" if column else "")
     assert str(caught.value).startswith(f"{place}: {problem}")
     assert "\n" not in str(caught.value)
+    carried = pickle.loads(pickle.dumps(caught.value))  # as Ray does, from a worker to its driver
+    assert (str(carried), carried.line, carried.column) == (str(caught.value), 3012, column)
 
     policy = BadLinePolicy("skip")
     assert len(LineDecoder(LAYOUT).decode(window_of(text), policy)) == 3001

@@ -29,6 +29,11 @@ class BadLine(InvalidArgument):
         place = f"{path}, line {line}" + (f", column {column}" if column is not None else "")
         super().__init__(f"{place}: {problem}")
         self.path, self.line, self.column = path, line, column
+        self._problem = problem
+
+    def __reduce__(self) -> tuple[type[BadLine], tuple[str, int, str | None, str]]:
+        """Ray and multiprocessing carry errors from process to process."""
+        return BadLine, (self.path, self.line, self.column, self._problem)
 
 
 @dataclass
