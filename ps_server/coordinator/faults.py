@@ -75,8 +75,7 @@ class FaultBook:
         self.processes[key] = process
         if former is None or not former.host or (former.host, former.pid) == (process.host, process.pid):
             return None
-        last = self._last_incident(full_name)
-        if last and abs(now - last[0].time) <= _INCIDENT_SEC and last[0].traceback and not last[0].echo:
+        if self._said_why(full_name, now):
             return None  # whoever started them ended this one because of that fault
         return self._add(
             full_name, key[1], former, min(now, due), "it ended without a word; another process took its place"
@@ -100,7 +99,8 @@ class FaultBook:
         process = self.processes.get(key, Process(rank, epoch, "", 0))
         self.left(key, epoch)
         message = "its lease has ended: killed, held up, or its host cannot be reached"
-        return self._add(full_name, key[1], process, now - lease_sec * 2 / 3, message)
+        missed = now - lease_sec * 2 / 3
+        return self._add(full_name, key[1], process, missed, message, echo=self._said_why(full_name, missed))
 
     def told(
         self, full_name: str, key: tuple[int, int], process: Process, now: float, message: str, trace: str, echo: bool
@@ -140,6 +140,11 @@ class FaultBook:
             fault = Fault(**values)
             book._faults.setdefault(f"{fault.namespace}/{fault.job}", []).append(fault)
         return book
+
+    def _said_why(self, full_name: str, time: float) -> bool:
+        """Whether in the minute before a worker has told an error that is no echo."""
+        first = next(iter(self._last_incident(full_name)), None)
+        return first is not None and bool(first.traceback) and not first.echo and 0 <= time - first.time < _INCIDENT_SEC
 
     def _last_incident(self, full_name: str) -> list[Fault]:
         faults = self._faults.get(full_name, [])

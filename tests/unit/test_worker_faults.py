@@ -43,6 +43,14 @@ def test_the_first_fault_of_an_incident_is_first_and_echoes_are_last() -> None:
     ]
 
 
+def test_a_lease_that_ends_after_another_worker_said_why_is_an_echo() -> None:
+    book = FaultBook()
+    told(book, 0, 0.0)
+    book.lease_ended("ads/ctr", (1, 2), 1, 1, NOW + 8.0, lease_sec=9.0)
+    book.lease_ended("ads/ctr", (1, 3), 2, 1, NOW + 5.0, lease_sec=9.0)  # it was missed before that
+    assert [(fault.rank, fault.echo) for fault in book.listed()] == [(2, False), (0, False), (1, True)]
+
+
 def test_a_rank_that_fails_again_or_a_minute_later_is_another_incident() -> None:
     book = FaultBook()
     told(book, 0, 0.0)
