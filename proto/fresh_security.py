@@ -38,22 +38,27 @@ async def fresh_security(on_change: Callable[[Security], None] = lambda _: None)
 
 
 async def _keep_fresh(on_change: Callable[[Security], None]) -> None:
-    seen = _stamps(process_security())
+    seen = None  # what changed between the process's first look and now is found too
     while True:
         await asyncio.sleep(_LOOK_SEC)
         before = process_security()
-        stamps = await asyncio.to_thread(_stamps, before)
-        if stamps == seen or before.path is None:
+        if before.path is None:
             continue
-        seen = stamps
+        stamps = await asyncio.to_thread(_stamps, before)
+        if stamps == seen:
+            continue
+        seen = stamps  # of before they are read: what changes meanwhile is read again
         try:
             security = await asyncio.to_thread(Security.load, before.path)
+            if security == before:
+                continue
             on_change(security)
         except SparserowError as error:
             log.error("security: the files before stay in force: %s", error)
             continue
         use_security(security)
-        seen = _stamps(security)
+        if security.files != before.files:
+            seen = None
         log.info("security: read again")
 
 

@@ -1,0 +1,64 @@
+"""Security files that change at an awkward moment: what was read last is what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sparserow.deploy.security_files import add_token, init_security, revoke_token
+from sparserow.proto import fresh_security as watch
+from sparserow.proto.security import Security, process_security, use_security
+from sparserow_process import DEADLINE_SEC
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Files with three tokens, which are this process's."""
+    path = init_security(tmp_path / "security", ["127.0.0.1"], valid_sec=3600)
+    for name in ("first", "second", "third"):
+        add_token(path.parent / "tokens.yaml", name, "train", ())
+    monkeypatch.setattr(watch, "_LOOK_SEC", 0.01)
+    use_security(path)
+    yield path.parent
+    use_security(None)
+
+
+def names() -> set[str]:
+    return {token.name for token in process_security().tokens or ()}
+
+
+async def until_without(name: str) -> None:
+    async def look() -> None:
+        while name in names():
+            await asyncio.sleep(0.01)
+
+    async with watch.fresh_security():
+        await asyncio.wait_for(look(), DEADLINE_SEC)
+
+
+def test_a_token_that_is_revoked_while_the_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, tokens = Security.load, folder / "tokens.yaml"
+
+    def revoked_meanwhile(path: str | Path) -> Security:
+        read = load(path)
+        found = {token.name for token in read.tokens or ()}
+        if "first" not in found and "second" in found:
+            revoke_token(tokens, "second")
+        return read
+
+    monkeypatch.setattr(Security, "load", staticmethod(revoked_meanwhile))
+
+    async def scene() -> None:
+        asyncio.get_running_loop().call_later(0.1, revoke_token, tokens, "first")
+        await until_without("second")
+
+    asyncio.run(scene())
+    assert "third" in names()
+
+
+def test_a_token_that_is_revoked_before_the_first_look(folder: Path) -> None:
+    revoke_token(folder / "tokens.yaml", "first")
+    asyncio.run(until_without("first"))
+    assert names() >= {"second", "third"}
