@@ -18,7 +18,7 @@ JOIN_AND_WAIT = """
 import sys
 from sparserow.proto.control import ControlClient
 with ControlClient(sys.argv[1]) as control:
-    control.register_worker(namespace="ads", job="ctr", rank=0, world_size=2, staleness=None, deadline_sec=60.0)
+    control.register_worker(namespace="ads", job="ctr", rank=0, world_size=2, staleness=None, deadline_sec=600.0)
     sys.stdin.read()
 """
 
@@ -33,7 +33,7 @@ def test_one_command_shows_why_each_worker_of_a_job_ended(
     launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    with sr.local_cluster(shards=1, worker_lease=3.0) as cluster:
+    with sr.local_cluster(shards=1, worker_lease=8.0) as cluster:
         silent = subprocess.Popen([sys.executable, "-c", JOIN_AND_WAIT, cluster.address], stdin=subprocess.PIPE)
         try:
             failing = launcher.start_script("failing_worker.py", cluster.address, "1", "2")
