@@ -742,6 +742,22 @@ def open_loop_pulls(
         NotFound, InvalidArgument: no such table; ``keys`` are not n batches.
     """
 
+def spin_slices(seconds: float, slice_seconds: float, pause_ratio: float) -> dict[str, float]:
+    """The reference of ``bench sweeps``: works in slices and sleeps between them as a sweep does, without the GIL, and
+    holds nothing.
+
+    Args:
+        seconds: how long; the slice that is begun is ended.
+        slice_seconds: of each slice, above 0.
+        pause_ratio: how long it sleeps after a slice, as a multiple of the CPU time that the slice took.
+
+    Returns:
+        ``longest_seconds`` and ``longest_cpu_seconds`` of a slice.
+
+    Raises:
+        InvalidArgument: out of range.
+    """
+
 class RawTls:
     """The reference of ``bench tls``: one end of an OpenSSL connection, without the GIL while it moves bytes.
 

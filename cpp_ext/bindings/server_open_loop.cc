@@ -10,6 +10,7 @@
 
 #include "shared_arrays.h"
 #include "shared_errors.h"
+#include "store/hold_clock.h"
 #include "store/store.h"
 
 namespace py = pybind11;
@@ -61,11 +62,36 @@ py::array open_loop_pulls(const Store& store, std::uint32_t table_id, const py::
   return array_of(std::move(seconds), {count});
 }
 
+// What a sweep costs by the CPU alone: a thread that works in slices as one, sleeps as one, and holds nothing.
+py::dict spin_slices(double seconds, double slice_seconds, double pause_ratio) {
+  if (!(seconds >= 0 && slice_seconds > 0 && pause_ratio >= 0)) {
+    raise_if_error({Code::kInvalidArgument, "spin_slices: seconds and pause_ratio from 0, slice_seconds above 0"});
+  }
+  const py::gil_scoped_release released;
+  LongestHold longest;
+  const auto begin = LoopClock::now();
+  do {
+    const HoldClock clock;
+    const auto start = LoopClock::now();
+    while (LoopSeconds(LoopClock::now() - start).count() < slice_seconds) {
+    }
+    const HoldTimes took = clock.held();
+    longest.note(took);
+    std::this_thread::sleep_for(LoopSeconds(static_cast<double>(took.cpu_nanoseconds) * 1e-9 * pause_ratio));
+  } while (LoopSeconds(LoopClock::now() - begin).count() < seconds);
+  const py::gil_scoped_acquire held;
+  py::dict found;
+  found["longest_seconds"] = static_cast<double>(longest.longest().wall_nanoseconds) * 1e-9;
+  found["longest_cpu_seconds"] = static_cast<double>(longest.longest().cpu_nanoseconds) * 1e-9;
+  return found;
+}
+
 }  // namespace
 
 void bind_open_loop(py::module_& module) {
   module.def("open_loop_pulls", &open_loop_pulls, py::arg("store"), py::arg("table_id"), py::arg("keys"),
              py::arg("due"));
+  module.def("spin_slices", &spin_slices, py::arg("seconds"), py::arg("slice_seconds"), py::arg("pause_ratio"));
 }
 
 }  // namespace sparserow::bindings

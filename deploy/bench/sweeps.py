@@ -7,8 +7,15 @@ does (before each spell a share of rows comes that is wanted no more), and, for 
 which a second thread pushes rows that make others leave memory; its quiet spells have the same pushes to rows that are
 in memory.
 
+Half of the rate is half of what pulls reach beside what the quiet spells do.
+
+The reference of sweeps: spells in which a second thread works and sleeps as a sweep does and holds nothing. What pulls
+lose beside it they lose to the CPU, whatever is swept; and how long its longest slice took tells how long this machine
+keeps a thread from its CPU.
+
 The longest hold of a stripe is told twice: as time that passed, which has what the holder waited for a CPU (another
-thread, or another guest of the machine, had it), and as CPU time of the holder.
+thread, or another guest of the machine, had it), and as CPU time of the holder (which has what the system did meanwhile
+in its name, and on some machines what other guests took).
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from ...ps_server.shard.engine import SWEEP_PAUSE_RATIO
 from .harness import Figure
 
 P99_LIMIT = 1.1
+_SLICE_SEC = 1e-4  # of a sweep (cpp_ext/store/store_sweep.cc)
 HOLD_LIMIT_MS = 2.0
 _TABLE = 1
 _NORM = 1e-3
@@ -109,14 +117,25 @@ def _sweeping(size: SweepsSize, random: np.random.Generator) -> list[Figure]:
     def rest() -> None:
         time.sleep(size.spell_sec / 10)
 
+    spun: list[dict[str, float]] = []
+
+    def spin() -> None:
+        spun.append(_server.spin_slices(size.spell_sec / 10, _SLICE_SEC, SWEEP_PAUSE_RATIO))
+
     draw = _uniform(random, size.rows, size.batch)
     shape = f"{size.batch:,} of {size.rows:,} x {size.dim}"
-    figures = _compare(store, size, random, draw, _Spells(rest, sweep, prepare), f"pull {shape}", "sweeps")
+    spells = _Spells(rest, sweep, prepare, spin)
+    figures = _compare(store, size, random, draw, spells, f"pull {shape}", "sweeps")
+    longest, longest_cpu = (
+        max(each[name] for each in spun) * 1e3 for name in ("longest_seconds", "longest_cpu_seconds")
+    )
     stats = store.stats()[0]
     wall, cpu = stats.sweep_longest_hold_seconds * 1e3, stats.sweep_longest_hold_cpu_seconds * 1e3
     return [
         *figures,
         Figure("rows swept meanwhile", float(sum(stats.swept_rows)), "rows"),
+        Figure("longest 0.1 ms slice of a thread that holds nothing", longest, "ms"),
+        Figure("longest 0.1 ms slice of a thread that holds nothing, CPU time", longest_cpu, "ms"),
         Figure("longest hold of a stripe by a sweep", wall, "ms", HOLD_LIMIT_MS, None, False),
         Figure("longest hold of a stripe by a sweep, CPU time", cpu, "ms", HOLD_LIMIT_MS, None, False),
     ]
@@ -173,11 +192,14 @@ def _uniform(random: np.random.Generator, rows: int, count: int) -> Callable[[],
 
 @dataclass(frozen=True)
 class _Spells:
-    """What a second thread repeats in quiet and in busy spells, and what is done before each of either."""
+    """What a second thread repeats in quiet and in busy spells, what is done before each, and what it repeats in spells
+    that are a reference of the busy ones.
+    """
 
     quiet: Callable[[], None]
     busy: Callable[[], None]
     prepare: Callable[[], None] = lambda: None
+    reference: Callable[[], None] | None = None
 
 
 def _compare(
@@ -189,29 +211,34 @@ def _compare(
     name: str,
     what: str,
 ) -> list[Figure]:
-    """p99 of pulls in quiet and in busy spells."""
+    """p99 of pulls in quiet and in busy spells, and in those of the reference."""
     probes = 200
     keys = np.concatenate([draw() for _ in range(probes)])
-    begun = time.perf_counter()
-    _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
-    interval = 2.0 * (time.perf_counter() - begun) / probes
-    quiet: list[NDArray[np.float64]] = []
-    busy: list[NDArray[np.float64]] = []
+    with _Beside(spells.quiet):
+        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))  # its beginning is slower
+        begun = time.perf_counter()
+        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
+        interval = 2.0 * (time.perf_counter() - begun) / probes
+    works = [spells.quiet, spells.busy, *([spells.reference] if spells.reference else [])]
+    found: list[list[NDArray[np.float64]]] = [[] for _ in works]
     for _ in range(size.spells):
-        for work, into in ((spells.quiet, quiet), (spells.busy, busy)):
+        for work, into in zip(works, found, strict=True):
             spells.prepare()
             due = np.cumsum(random.exponential(interval, size=int(size.spell_sec / interval)))
             keys = np.concatenate([draw() for _ in due])
             with _Beside(work):
                 into.append(_server.open_loop_pulls(store, _TABLE, keys, due))
-    before, after = (np.concatenate(found) for found in (quiet, busy))
-    count = min(len(before), len(after))
-    p50, p99 = ([float(np.percentile(found, rank)) for found in (before, after)] for rank in (50, 99))
-    return [
-        Figure(f"{name}: p99 without {what} ({count:,} samples)", p99[0] * 1e3, "ms"),
+    seconds = [np.concatenate(each) for each in found]
+    p50, p99 = ([float(np.percentile(each, rank)) for each in seconds] for rank in (50, 99))
+    figures = [
+        Figure(f"{name}: p99 without {what} ({min(map(len, seconds)):,} samples)", p99[0] * 1e3, "ms"),
         Figure(f"{name}: p99 with {what}", p99[1] * 1e3, "ms", P99_LIMIT, p99[1] / p99[0], False),
         Figure(f"{name}: p50 with {what}", p50[1] * 1e3, "ms", None, p50[1] / p50[0], False),
     ]
+    if spells.reference:
+        beside = f"{name}: p99 beside a thread that works as {what} do and holds nothing"
+        figures.append(Figure(beside, p99[2] * 1e3, "ms", None, p99[2] / p99[0], False))
+    return figures
 
 
 class _Beside:
