@@ -108,9 +108,14 @@ def run_job(
 
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResult:
+    # Workers of their own, so that the end of one is not this process's.
+    is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
+    if not is_apart:
+        from ..worker.build_model import check_data  # imports torch, as this process will anyway
+
+        check_data(job.data, job.model)
     with _cluster(job) as (coordinator, check):
-        # Workers of their own, so that the end of one is not this process's.
-        if job.train.workers > 1 or resume == "auto" or job.train.elastic is not None:
+        if is_apart:
             from .job_workers import run_job_workers
 
             return run_job_workers(

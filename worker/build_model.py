@@ -5,9 +5,19 @@ from __future__ import annotations
 from torch import nn
 
 from ..proto.errors import InvalidArgument
-from ..proto.job import DlrmConfig, ModelConfig
-from .data import FeatureSpec
+from ..proto.job import DataConfig, DlrmConfig, ModelConfig
+from .data import FeatureSpec, feature_spec, find_files
 from .models import DLRM, DeepFM
+
+
+def check_data(data: DataConfig, model: ModelConfig) -> None:
+    """Whether the files are there and have the columns that the model wants, before anything is started for a job.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss: as :func:`~sparserow.worker.data.find_files` and :func:`table_rows`.
+    """
+    find_files(data, "test")
+    table_rows(model, feature_spec(data))
 
 
 def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
