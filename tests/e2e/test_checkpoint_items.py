@@ -12,12 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sparserow as sr
+import torch
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, SparserowError, Unavailable
 from sparserow.worker.checkpoint.state_tree import decode_tree, encode_tree
+from sparserow.worker.data_leases import SessionLeases
 from sparserow_process import wait_until
 from torch import nn
 
@@ -68,6 +70,35 @@ def test_learning_rates_of_tables(cluster, tmp_path, left_out):
         sr.restore(session, str(tmp_path))
         expected = {"user": 1.0, "item": 1.0} if left_out else {"user": 0.25, "item": 0.5}
         assert session.learning_rates() == expected
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_leased_data_goes_on_where_the_rows_are(cluster, tmp_path, left_out):
+    """One chunk is done and two batches of the next one are in the rows; without the item both are trained on again."""
+    name = f"leased-{left_out}"
+    for is_restored in (False, True):
+        with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
+            model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+            leases = SessionLeases(session, "run", 1)
+            if is_restored:
+                sr.restore(session, str(tmp_path))
+                assert leases.lease(1, 4, []) == ((0, 0, False) if left_out else (1, 2, False))
+                break
+            assert leases.lease(1, 4, []) == (0, 0, False)
+            train(model, session, steps=1)
+            assert leases.lease(1, 4, [0]) == (1, 0, False)
+            train(model, session, steps=2)
+            sr.save(session, str(tmp_path))
+            if left_out:
+                manifest = files.read_manifest(Folder(str(tmp_path)))
+                put(tmp_path, replace(manifest, jobs=tuple(replace(job, data={}) for job in manifest.jobs)))
+            train(model, session, steps=1)  # lost with what came after the save
+
+
+def train(model, session, steps: int) -> None:
+    for _ in range(steps):
+        (model.user(torch.arange(ROWS)) + model.item(torch.arange(ROWS))).sum().backward()
+        session.step()
 
 
 @pytest.mark.parametrize("left_out", [False, True])
