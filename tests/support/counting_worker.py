@@ -2,8 +2,8 @@
 
     python counting_worker.py COORDINATOR SECURITY RANK WORLD_SIZE STALENESS ROWS STOP_FILE KEEP_URL
 
-STALENESS "none": no clock. Rank 0 has the cluster keep its rows in KEEP_URL, every second. Ends when STOP_FILE is
-there. Prints "joined", "acknowledged N" after each commit that every shard has answered, and "done N".
+STALENESS "none": no clock. Rank 0 has the cluster keep its rows in KEEP_URL, every second, but for STALENESS 0. Ends
+when STOP_FILE is there. Prints "joined", "acknowledged N" after each commit that every shard has answered, and "done N".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     with session:
         table = sr.Table(init=sr.Constant(0.0))
         model = sr.distribute(Counted(int(rows)), session, optimizer=sr.SGD(lr=1.0), min_rows=1, tables={"*": table})
-        if rank == "0":
+        if rank == "0" and staleness != "0":
             sr.keep_rows(session, keep, every_sec=1.0)
         print("joined", flush=True)
         ids, acknowledged = torch.arange(int(rows)), 0
