@@ -3,7 +3,8 @@
     python counting_worker.py COORDINATOR SECURITY RANK WORLD_SIZE STALENESS ROWS STOP_FILE KEEP_URL
 
 STALENESS "none": no clock. Rank 0 has the cluster keep its rows in KEEP_URL, every second, but for STALENESS 0. Ends
-when STOP_FILE is there. Prints "joined", "acknowledged N" after each commit that every shard has answered, and "done N".
+when STOP_FILE is there. Prints "joined", "acknowledged N" after each commit that every shard has answered, and
+"done N".
 """
 
 from __future__ import annotations
