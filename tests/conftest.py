@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from sparserow_process import Launcher
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked ``ssd`` is skipped by a build without RocksDB."""
+    marked = [item for item in items if item.get_closest_marker("ssd")]
+    if not marked:
+        return
+    from sparserow.cpp_ext import _server
+
+    if not _server.has_ssd_tier():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="this build has no SSD tier"))
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """Starts ``sparserow`` processes; those a test leaves running are stopped."""

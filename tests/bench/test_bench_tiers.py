@@ -8,6 +8,7 @@ from sparserow.deploy.bench import big_table, tiers
 from sparserow.deploy.cli import main
 
 
+@pytest.mark.ssd
 def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(tiers, "QUICK", replace(tiers.QUICK, rows=40_000, share=0.6, batch=512, warm_up=4))
     path = tmp_path / "tiers.json"
@@ -58,6 +59,7 @@ def test_the_log_of_the_big_table_is_criteos_and_nearly_every_id_is_new(tmp_path
         assert 0.94 < len(set(ids)) / len(ids) < 0.97
 
 
+@pytest.mark.ssd
 def test_the_big_table_is_trained_within_its_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(big_table, "QUICK", replace(big_table.QUICK, rows=70_000, test_lines=64))
     path = tmp_path / "big.json"

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.cpp_ext import _server
 from sparserow.serving.place import Place
 from sparserow.serving.row_memory import RowMemory
 from sparserow_process import Launcher, free_port, wait_until
@@ -26,7 +25,7 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+)\{[^}]*\} (\S+)$", lines, re.MULTILINE)}
 
 
-@pytest.mark.skipif(not _server.has_ssd_tier(), reason="this build has no SSD tier")
+@pytest.mark.ssd
 def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> None:
     root, ssd = str(tmp_path / "models"), tmp_path / "ssd"
     ssd.mkdir()
@@ -82,9 +81,8 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path, launcher: Launcher) -> N
         assert words in launcher.start("serve", *common, *arguments).error_line()
 
 
+@pytest.mark.ssd
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
-    if not _server.has_ssd_tier():
-        pytest.skip("this build has no SSD tier")
     memory = RowMemory(16 << 20, os.fspath(tmp_path))
     store = memory.make_store(64, 7, Place(), "a b@1")
     (tmp_path / "serving-0-1-0" / "left-over").mkdir()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from small_disk import mounted_disk
+from sparserow.cpp_ext import _server
 from sparserow.deploy.cli import main
 from sparserow.deploy.local_cluster import local_cluster
 from sparserow.deploy.ssd_inspection import inspect_folder
@@ -25,6 +26,7 @@ ROWS = 60_000  # of 268 bytes and more, beside an index that may grow: more than
 BUDGET = "16MiB"
 
 
+@pytest.mark.ssd
 def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(3)
     keys = rng.permutation(ROWS)
@@ -61,6 +63,7 @@ def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys:
     assert left.tables[0].rows > ROWS // 3
 
 
+@pytest.mark.ssd
 def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
     options = EngineOptions(
         shard=0, host="127.0.0.1", port=0, memory_budget_bytes=16 << 20, io_threads=1, ssd_path=str(tmp_path)
@@ -95,6 +98,7 @@ def refusal(launcher: Launcher, path: Path) -> str:
     return process.err
 
 
+@pytest.mark.ssd
 def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
     assert "is no folder; make it" in refusal(launcher, tmp_path / "missing")
     (tmp_path / "shard-0").mkdir()
@@ -109,6 +113,12 @@ def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: 
     assert "'format 9'" in refusal(launcher, tmp_path)
 
 
+@pytest.mark.skipif(_server.has_ssd_tier(), reason="this build has the SSD tier")
+def test_a_build_without_the_tier_says_what_to_install(launcher: Launcher, tmp_path: Path) -> None:
+    assert "install librocksdb-dev and build again" in refusal(launcher, tmp_path)
+
+
+@pytest.mark.ssd
 def test_a_read_only_folder_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
@@ -133,6 +143,7 @@ def pull_all(table: sr.TableRows, keys: np.ndarray) -> np.ndarray:
     return np.concatenate([table.pull(part) for part in np.array_split(keys, 40)])
 
 
+@pytest.mark.ssd
 def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path) -> None:
     disk, saved, rows = tmp_path / "disk", str(tmp_path / "saved"), np.arange(160_000)
     disk.mkdir()

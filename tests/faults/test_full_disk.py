@@ -38,6 +38,7 @@ def make_store(**options) -> _server.Store:
     return store
 
 
+@pytest.mark.ssd
 def test_a_full_disk_loses_nothing_and_work_goes_on(small_disk: Path) -> None:
     _server.set_error_factory(error_of)
     tiered = make_store(memory_budget_bytes=4 << 20, ssd_path=str(small_disk))

@@ -108,14 +108,12 @@ class Follower:
 
 
 @pytest.mark.parametrize("room", [SLOTS * 1000, 1 << 20])
-@pytest.mark.parametrize("tiered", [False, True])
+@pytest.mark.parametrize("tiered", [False, pytest.param(True, marks=pytest.mark.ssd)])
 def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}, room {room}, tiered {tiered}")
     rng = np.random.default_rng(seed)
     tier = {"memory_budget_bytes": 512 << 10, "ssd_path": str(tmp_path), "cluster_id": 5} if tiered else {}
-    if tiered and not _server.has_ssd_tier():
-        pytest.skip("this build has no SSD tier")
     source = make_store(change_log_bytes=room, **tier)
     holds: dict[str, dict[str, float]] = {
         "at once": {},

@@ -97,10 +97,8 @@ def content(pages: list[tuple]) -> dict[int, tuple]:
     return found
 
 
-@pytest.mark.parametrize("tiered", [False, True])
+@pytest.mark.parametrize("tiered", [False, pytest.param(True, marks=pytest.mark.ssd)])
 def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered):
-    if tiered and not _server.has_ssd_tier():
-        pytest.skip("this build has no SSD tier")
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)

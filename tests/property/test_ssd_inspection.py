@@ -10,6 +10,8 @@ from sparserow.deploy import ssd_inspection
 from sparserow.deploy.cli import main
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, error_of
 
+pytestmark = pytest.mark.ssd
+
 DIM = 6
 TABLE = _server.id_of_name("n/users")
 

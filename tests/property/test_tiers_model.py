@@ -64,6 +64,7 @@ def fill(stores: tuple[_server.Store, ...], keys: np.ndarray, rng: np.random.Gen
             store.assign(1, part, rows)
 
 
+@pytest.mark.ssd
 def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}: {OPERATIONS:,} operations, {ROWS:,} rows")
@@ -130,6 +131,7 @@ def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path):
     print(f"evicted {stats['rows_evicted']:,}, read {stats['ssd_rows_read']:,}, refused {refused} too large")
 
 
+@pytest.mark.ssd
 def test_a_restarted_store_begins_empty_in_its_own_folder(tmp_path):
     # Rows outlive a process by checkpoints only: what a folder holds is never taken for the rows of today.
     tiered, plain = make_stores(tmp_path, 256 << 10)
