@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DEADLINE_SEC = 30.0
 # A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
 _APART_DEADLINE_SEC = 600.0
+_GATHER_SEC = 600.0  # workers that a scheduler places may come minutes apart
 
 
 def run_worker(
@@ -103,6 +104,7 @@ def run_worker(
             rank=group.rank,
             world_size=group.world,
             deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
+            gather_sec=_GATHER_SEC,
             cache=cache,
         ) as session,
     ):

@@ -33,6 +33,7 @@ def connect(
     grad_scale: Literal["mean", "sum"] = "mean",
     wire_dtype: Dtype = "float32",
     deadline_sec: float = 30.0,
+    gather_sec: float = 300.0,
     rank: int | None = None,
     world_size: int | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
@@ -49,6 +50,7 @@ def connect(
         grad_scale: "mean" divides gradients by the number of workers, as DDP does; "sum" does not.
         wire_dtype: of rows and gradients on the network.
         deadline_sec: of each call to the servers, waiting for slower workers included.
+        gather_sec: how long to wait for the ranks that have not come yet.
         rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: keeps rows here for later steps; None: none.
@@ -60,7 +62,7 @@ def connect(
         FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale.
         InvalidArgument: an argument is out of its range.
     """
-    _check(staleness, wire_dtype, deadline_sec, on_nonfinite)
+    _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
     shown = None if security is None else loaded_security(security)
@@ -73,6 +75,7 @@ def connect(
             world_size=placement.world_size,
             staleness=staleness,
             grad_scale=grad_scale,
+            deadline_sec=gather_sec,
         )
         lease = Lease(control, identity)
     except BaseException:
@@ -113,13 +116,14 @@ def _reached(control: ControlClient, job_id: int) -> int:
     return max((job.highest_step for job in control.status().jobs if job.job_id == job_id), default=-1)
 
 
-def _check(staleness: int | None, wire_dtype: str, deadline_sec: float, on_nonfinite: str) -> None:
+def _check(staleness: int | None, wire_dtype: str, on_nonfinite: str, **seconds: float) -> None:
     if staleness is not None and (not isinstance(staleness, int) or not 0 <= staleness < 2**31):
         raise InvalidArgument(f"connect.staleness: {staleness!r} is not allowed; allowed: [0, 2**31), or None")
     if wire_dtype not in DTYPES:
         raise InvalidArgument(f"connect.wire_dtype: {wire_dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
-    if not 0 < deadline_sec <= 86400:
-        raise InvalidArgument(f"connect.deadline_sec: {deadline_sec!r} is not allowed; allowed: (0, 86400]")
+    for name, given in seconds.items():
+        if not 0 < given <= 86400:
+            raise InvalidArgument(f"connect.{name}: {given!r} is not allowed; allowed: (0, 86400]")
     if on_nonfinite not in ("raise", "skip"):
         raise InvalidArgument(f"connect.on_nonfinite: {on_nonfinite!r} is not allowed; allowed: raise, skip")
 

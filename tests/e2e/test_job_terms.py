@@ -36,7 +36,7 @@ def test_workers_of_a_job_agree_on_its_terms(cluster: sr.LocalCluster) -> None:
 
     def come_first(name: str, field: str, first: object) -> None:
         try:
-            sr.connect(cluster.address, name, rank=0, world_size=2, deadline_sec=20, **{field: first})  # type: ignore[arg-type]
+            sr.connect(cluster.address, name, rank=0, world_size=2, gather_sec=20, **{field: first})  # type: ignore[arg-type]
         except sr.SparserowError as error:
             outcomes[name] = error
 
@@ -51,7 +51,7 @@ def test_workers_of_a_job_agree_on_its_terms(cluster: sr.LocalCluster) -> None:
     for name, (field, first, second) in zip(names, terms, strict=True):
         words = rf"{field} is {first!r} for rank 0 and {second!r} for rank 1; its workers must agree"
         with pytest.raises(sr.FailedPrecondition, match=words):
-            sr.connect(cluster.address, name, rank=1, world_size=2, deadline_sec=30, **{field: second})  # type: ignore[arg-type]
+            sr.connect(cluster.address, name, rank=1, world_size=2, **{field: second})  # type: ignore[arg-type]
     for thread in waiting:
         thread.join(DEADLINE_SEC)
     for name in names:
