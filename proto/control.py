@@ -259,7 +259,7 @@ class ControlClient(Closing):
             message: one line; the coordinator keeps 500 characters.
             traceback: of it 16 KiB are kept, of its beginning and its end.
             echo: it is of a kind that the end of another process causes.
-            deadline_sec: of the call, which is made once.
+            deadline_sec: of the call; in half of it, of several coordinators, the one that leads is found or not.
         """
         request = pb.ReportFaultRequest(
             caller=_caller(identity),
@@ -269,7 +269,8 @@ class ControlClient(Closing):
             traceback=traceback,
             echo=echo,
         )
-        self._call("ReportFault", request, deadline_sec)
+        half = deadline_sec / 2
+        self._channel.call("ReportFault", request, deadline_sec=half, election_sec=half)
 
     def list_faults(self) -> tuple[pb.Fault, ...]:
         """Of workers of all jobs that the token reaches, with tracebacks: the newest incident first, in it the first

@@ -89,7 +89,14 @@ class CoordinatorChannel:
             channel.close()
 
     def call(
-        self, method: str, request: Any, *, deadline_sec: float, may_repeat: bool = False, patience_sec: float = 0.0
+        self,
+        method: str,
+        request: Any,
+        *,
+        deadline_sec: float,
+        may_repeat: bool = False,
+        patience_sec: float = 0.0,
+        election_sec: float = ELECTION_SEC,
     ) -> Any:
         """One call.
 
@@ -100,6 +107,7 @@ class CoordinatorChannel:
             may_repeat: whether it does no harm when it is done twice.
             patience_sec: for so long one that may be repeated is tried again while the coordinator cannot be reached,
                 or is not ready.
+            election_sec: for so long, of several coordinators, one that leads is looked for.
 
         Raises:
             SparserowError: of the last try.
@@ -116,7 +124,7 @@ class CoordinatorChannel:
                 may_come = may_repeat and failure.code in ("Unavailable", "DeadlineExceeded")
                 patience = patience_sec if may_come else 0.0
                 if self._addresses.turn(error, asked, may_repeat=may_repeat):
-                    patience = max(patience, ELECTION_SEC)
+                    patience = max(patience, election_sec)
                 if time.monotonic() - began >= patience:
                     raise failure from None
             except ValueError:

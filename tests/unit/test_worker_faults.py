@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from sparserow.deploy.fault_view import fault_text, fault_views
-from sparserow.proto.errors import Fenced, InvalidArgument
+from sparserow.proto import coordinators
+from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.errors import Fenced, InvalidArgument, Unavailable
 from sparserow.ps_server.coordinator import faults as book_of
 from sparserow.ps_server.coordinator.faults import Fault, FaultBook, Process, bounded_traceback
 from sparserow.ps_server.coordinator.membership import JobTerms, Membership
 from sparserow.ps_server.coordinator.status import fault_message
 from sparserow.worker.fault_report import is_echo, report_fault
+from sparserow_process import free_port
 
 NOW = 1_000_000.0
 
@@ -150,6 +154,17 @@ def test_only_who_was_a_member_has_an_origin() -> None:
 def test_a_report_that_fails_leaves_the_error_alone(caplog: pytest.LogCaptureFixture) -> None:
     report_fault(None, None, ValueError("of the loop"))  # type: ignore[arg-type]
     assert "was not told" in caplog.text
+
+
+def test_no_leader_is_waited_for_to_be_told_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(coordinators, "time", clock)
+    nobody = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    who = WorkerIdentity(1, 1, 1, 10.0, 0, 1)
+    with ControlClient(nobody) as control, pytest.raises(Unavailable):
+        control.report_fault(who, message="m", traceback="", echo=False, deadline_sec=2.0)
+    assert 0 < sum(slept) < 2.0
 
 
 def test_echoes_are_what_the_end_of_another_process_causes() -> None:
