@@ -27,8 +27,9 @@ from .status import fault_message, status_message
 log = logging.getLogger(__name__)
 
 GRAD_SCALES = ("mean", "sum")  # in the order of the message's enum
-# The answer that ranks are missing must reach a worker before its own deadline does.
-_ANSWER_MARGIN_SEC = 0.3
+# The answer that ranks are missing must reach a worker before its own deadline does, also where CPUs are busy.
+_ANSWER_MARGIN_SEC = 0.3  # at least
+_ANSWER_MARGIN = 0.1  # of the worker's deadline
 _DEFAULT_WAIT_SEC = 60.0
 
 
@@ -210,7 +211,10 @@ class CoordinatorService:
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.came(f"{request.namespace}/{request.job}", key, process, time.time())
         left = context.time_remaining()
-        wait_sec = max(0.05, left - _ANSWER_MARGIN_SEC) if left is not None else _DEFAULT_WAIT_SEC
+        if left is None:
+            wait_sec = _DEFAULT_WAIT_SEC
+        else:
+            wait_sec = max(0.05, left - max(_ANSWER_MARGIN_SEC, _ANSWER_MARGIN * left))
         try:
             self._save()
             await self._notify()
