@@ -319,7 +319,8 @@ class CoordinatorService:
         fault = self._cluster.faults.told(
             full_name, key, process, time.time(), request.message, request.traceback, request.echo
         )
-        log.warning("job %s: rank %d on %s has failed: %s", full_name, rank, fault.host, fault.message)
+        # At info: a job started by one command ends in one line of its own.
+        log.info("job %s: rank %d on %s has failed: %s", full_name, rank, fault.host, fault.message)
         self._save()
         return pb.ReportFaultReply()
 
