@@ -151,6 +151,19 @@ class FaultBook:
         last = max((fault.incident for fault in faults), default=0)
         return sorted((fault for fault in faults if fault.incident == last), key=lambda fault: fault.order)
 
+    def _completed(
+        self, full_name: str, fault: Fault, process: Process, message: str, traceback: str, echo: bool
+    ) -> Fault:
+        """One whose lease had ended before it could say why; that it is out of the job then is no news."""
+        if not traceback or fault.traceback:
+            return fault
+        told = replace(fault, message=fault.message if echo else message, traceback=traceback)
+        if not told.host:
+            told = replace(told, host=process.host, pid=process.pid)
+        faults = self._faults[full_name]
+        faults[faults.index(fault)] = told
+        return told
+
     def _add(
         self,
         full_name: str,
@@ -166,7 +179,7 @@ class FaultBook:
         number = last[0].incident if last else 1
         known = [fault for fault in last if (fault.worker_id, fault.epoch) == (worker_id, process.epoch)]
         if known:
-            return known[0]
+            return self._completed(full_name, known[0], process, message, traceback, echo)
         if last and (
             any(fault.rank == process.rank for fault in last)
             or abs(time - min(fault.time for fault in last)) > _INCIDENT_SEC

@@ -71,11 +71,18 @@ def test_a_rank_that_fails_again_or_a_minute_later_is_another_incident() -> None
     ]
 
 
-def test_a_worker_has_one_fault_however_often_it_is_told() -> None:
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_worker_whose_lease_ended_before_it_said_why_has_its_traceback(echo: bool) -> None:
     book = FaultBook()
-    book.lease_ended("ads/ctr", (1, 1), 0, 1, NOW, lease_sec=10.0)
-    assert told(book, 0, 1.0).message.startswith("its lease has ended")
-    assert (len(book.listed()), book.seen) == (1, 1)
+    ended = book.lease_ended("ads/ctr", (1, 1), 0, 1, NOW + 10.0, lease_sec=9.0)
+    told(book, 0, 11.0, echo=echo)
+    (fault,) = book.listed()
+    assert fault.traceback == "trace\n"
+    assert fault.message == (ended.message if echo else "fault 0")
+    assert (fault.time, fault.host, fault.pid) == (ended.time, "host", 100)
+    told(book, 0, 12.0)
+    assert book.listed() == [fault]
+    assert book.seen == 1
 
 
 def test_a_process_that_is_replaced_without_a_word_is_listed_once_nobody_else_has_said_why() -> None:
