@@ -9,15 +9,21 @@ from .errors import DeadlineExceeded, Internal, InvalidArgument, SparserowError,
 CODE_KEY = "sparserow-code"
 LEADER_KEY = "sparserow-leader"
 # Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
-# A peer that is back is found within a second, however long it was away: leases are counted in seconds. The least
-# reconnect back-off is, for all its name, how long an attempt may take: a busy peer may not greet at once.
+# A peer that is back is found within a second or two, however long it was away: leases are counted in seconds. The
+# least reconnect back-off is, for all its name, how long an attempt may take: a busy peer may not greet at once. A
+# connection whose packets nobody acknowledges is given up after 10 s: by itself TCP tries again as late as it was
+# silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets TCP_USER_TIMEOUT to
+# the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
+_SILENCE_MS = 10_000
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 3_600_000),
+    ("grpc.keepalive_timeout_ms", _SILENCE_MS),
 )
-SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
+SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.keepalive_timeout_ms", _SILENCE_MS))
 
 _STATUS: dict[str, grpc.StatusCode] = {
     "InvalidArgument": grpc.StatusCode.INVALID_ARGUMENT,

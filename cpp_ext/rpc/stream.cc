@@ -40,6 +40,20 @@ Transfer transfer_of(ssize_t moved, Transfer::Want want) noexcept {
   return {0, Transfer::Want::kNothing, errno};
 }
 
+// A connection whose peer's kernel is silent is given up after kSilenceMs, whether something is under way or not. By
+// itself TCP tries again as late as it was silent before, so 10 s later when a cable was out for as long, and it does
+// not notice at all while it waits for an answer that the peer gave up sending. Not for connections that others made:
+// who does not read for long may have its reasons.
+constexpr unsigned kSilenceMs = 10'000;
+constexpr int kIdleSeconds = 5;  // before the first probe
+constexpr int kProbeSeconds = 2;
+
+void notice_silence(int fd) noexcept {
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kSilenceMs, sizeof kSilenceMs);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleSeconds, sizeof kIdleSeconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof kProbeSeconds);
+}
+
 class SocketStream final : public Stream {
  public:
   explicit SocketStream(int fd) : fd_(fd) {
@@ -148,6 +162,7 @@ Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint
   int error = 0;
   for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
     FileDescriptor fd(::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol));
+    if (fd.get() >= 0) notice_silence(fd.get());
     if (fd.get() >= 0 && (::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 || errno == EINPROGRESS)) {
       return make_socket_stream(fd.release());
     }

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -8,6 +11,7 @@
 #include <thread>
 
 #include "raw_peer.h"
+#include "rpc/stream.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;
@@ -30,7 +34,22 @@ std::vector<std::uint64_t> iota_keys(std::size_t n, std::uint64_t first = 0) {
     REQUIRE(sr_test_status.code() == Code::kOk); \
   } while (false)
 
+int tcp_option(const Stream& stream, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  REQUIRE(::getsockopt(stream.fd(), IPPROTO_TCP, name, &value, &size) == 0);
+  return value;
+}
+
 }  // namespace
+
+TEST_CASE("a connection that a client makes is given up when its peer's kernel is silent for 10 s") {
+  Cluster cluster(1, {});
+  const auto stream = start_connect("127.0.0.1", cluster.servers[0]->port());
+  REQUIRE_OK(stream.status());
+  CHECK(tcp_option(*stream.value(), TCP_USER_TIMEOUT) == 10'000);
+  CHECK(tcp_option(*stream.value(), TCP_KEEPIDLE) + tcp_option(*stream.value(), TCP_KEEPINTVL) <= 10);
+}
 
 TEST_CASE("who is ahead of the coordinator's word waits for it: a newer route, a newer epoch") {
   const auto table = sgd_table("t/a", 4);
