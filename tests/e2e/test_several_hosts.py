@@ -89,6 +89,11 @@ class Field:
     def control(self) -> ControlClient:
         return ControlClient(self.coordinator, security=sr.proto.security.Security.load(self.security))
 
+    def is_ready(self) -> bool:
+        """Whether all shards serve, as the coordinator sees it."""
+        with self.control() as control:
+            return bool(control.status().ready)
+
     def acknowledged(self) -> list[int]:
         """Of each worker, commits that every shard has answered."""
         return [max(map(int, re.findall(r"acknowledged (\d+)", worker.out)), default=0) for worker in self.workers]
@@ -181,6 +186,7 @@ def test_cables_packets_and_machines(field: Field, staleness: str) -> None:
         assert not reader.failures, reader.failures[:3]
         died = _worker_and_serving_die(field, staleness) if FULL and not is_synchronous else 0
         taken = field.finish() + died
+        wait_until(field.is_ready, "the shard whose cable was out to be told what it missed")
         rows = rows_of(field)
         counts = -rows[:, 0].astype(int)
         with field.control() as control:

@@ -97,8 +97,9 @@ def test_opcheck(session: sr.Session, train: bool) -> None:
 
 
 def test_compile_fullgraph_trains_with_dynamic_shapes(session: sr.Session) -> None:
+    """Traced forwards and backwards as for any compiler; the next test has inductor's code."""
     model, reference = distributed(session), local()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     dense = torch.optim.SGD(model.parameters(), lr=0.5)
     for seed, size in ((1, 8), (2, 5), (3, 13)):
         ids, bags = batch(seed, size)
