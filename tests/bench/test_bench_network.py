@@ -1,9 +1,12 @@
 """Benchmarks run in their quick form as a user starts them, write their rows, and leave no process."""
 
 import json
+import os
 
 import pytest
 from sparserow_process import wait_until
+
+FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 
 
 @pytest.mark.parametrize(
@@ -14,7 +17,7 @@ from sparserow_process import wait_until
         ("tls", ["tls pull", "tls push", "raw OpenSSL", "of plain TCP", "random streams"]),
         ("scale", ["pull 2000 x 8, 2 shards", "push 2000 x 8", "4 shards, 3 stub workers", "heartbeats alone"]),
         ("sweeps", ["p99 without sweeps", "p99 with sweeps", "p99 with eviction", "rows evicted meanwhile"]),
-        ("observe", ["nothing observed", "metrics", "metrics and traces", "traces: CPU"]),
+        *([("observe", ["nothing observed", "metrics", "metrics and traces", "traces: CPU"])] if FULL else []),
         ("train", ["torch", "one shard", "in-process", "worker CPU", "server CPU", "Python and dispatch of 26 tables"]),
     ],
 )
