@@ -218,13 +218,18 @@ class Security:
         raise FailedPrecondition("token: it is missing, or not one that this server knows")
 
 
+def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:
+    """Whether a token may act on a namespace; one that names none may act on all."""
+    return not grant.namespaces or namespace in grant.namespaces
+
+
 def check_namespace(grant: TokenEntry, namespace: str) -> None:
     """Refuses a namespace that the token does not reach.
 
     Raises:
         FailedPrecondition: names it.
     """
-    if grant.namespaces and namespace not in grant.namespaces:
+    if not reaches_namespace(grant, namespace):
         raise FailedPrecondition(f"token: it does not reach namespace {namespace!r}")
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import grpc
 
 from ..proto.errors import FailedPrecondition
-from ..proto.security import ROLES, Role, Security, TokenEntry, bearer_token, check_namespace, process_security
+from ..proto.security import (
+    ROLES,
+    Role,
+    Security,
+    TokenEntry,
+    bearer_token,
+    check_namespace,
+    process_security,
+    reaches_namespace,
+)
 
 _PREFIX = "/sparserow.v1."
 
@@ -84,7 +93,7 @@ def check_caller(namespace: str) -> None:
 def caller_reaches(namespace: str) -> bool:
     """For methods that answer with what several namespaces have: whether the token of the call under way reaches it."""
     grant = _caller.get()
-    return grant is None or not grant.namespaces or namespace in grant.namespaces
+    return grant is None or reaches_namespace(grant, namespace)
 
 
 def _namespace_of(request: Any) -> str | None:

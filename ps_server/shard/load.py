@@ -66,7 +66,7 @@ def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
 
 
 def staleness_buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:
-    """Pulls of a table by the staleness of what they saw, and their sum; [] before the first."""
+    """Pulls of a table by the staleness of what they saw; [] before the first."""
     bounds = [*_server.STALENESS_BOUNDS, 2**64 - 1]
     pulls = [] if counted is None else counted[0]
     return [pb.StalenessBucket(at_most=bound, pulls=count) for bound, count in zip(bounds, pulls, strict=False)]

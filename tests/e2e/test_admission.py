@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
+from shard_engine import lone_engine
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
 from sparserow.deploy.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.proto.schema import TableSchema
-from sparserow.ps_server.shard.coordinator_link import Place
-from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
 from sparserow.ps_server.shard.metrics import ShardMetrics
 from sparserow_process import wait_until
 
@@ -128,20 +127,16 @@ def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
 
 
 def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
-    options = EngineOptions(shard=0, host="127.0.0.1", port=0, memory_budget_bytes=0, io_threads=1)
-    engine = ShardEngine(options, Place(cluster_id=4, slot_count=64, lineage=1))
     schema = TableSchema("n", "t", DIM, sr.SGD(lr=1.0), policy=sr.RowPolicy(admit_after=2, max_rows=10), id=5)
-    try:
+    with lone_engine(slot_count=64) as engine:
         engine.create_table(schema)
         client = _client.Client(
-            shards=[("127.0.0.1", engine.port)], slot_owner=np.zeros(64, np.uint16), cluster_id=4, route_epoch=0
+            shards=[("127.0.0.1", engine.port)], slot_owner=np.zeros(64, np.uint16), cluster_id=1, route_epoch=0
         )
         keys, rows = np.arange(100, dtype=np.uint64), np.ones((100, DIM), np.float32)
         client.assign(5, keys, rows, dim=DIM)
         engine.sweep_all()
         families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
-    finally:
-        engine.stop()
     swept = {sample.labels["rule"]: sample.value for sample in families["sparserow_ps_table_swept_rows"].samples}
     assert swept == {"steps": 0, "seconds": 0, "norm": 0, "bound": 90}
     for name in ("refused_pushes", "filter_keys", "filter_bytes", "filter_error_rate"):

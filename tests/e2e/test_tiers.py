@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
+from shard_engine import lone_engine
 from small_disk import mounted_disk
 from sparserow.cpp_ext import _server
 from sparserow.deploy.cli import main
@@ -16,8 +17,6 @@ from sparserow.deploy.local_cluster import local_cluster
 from sparserow.deploy.ssd_inspection import inspect_folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
-from sparserow.ps_server.shard.coordinator_link import Place
-from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
 from sparserow.ps_server.shard.metrics import ShardMetrics
 from sparserow_process import Launcher
 
@@ -65,14 +64,8 @@ def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys:
 
 @pytest.mark.ssd
 def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
-    options = EngineOptions(
-        shard=0, host="127.0.0.1", port=0, memory_budget_bytes=16 << 20, io_threads=1, ssd_path=str(tmp_path)
-    )
-    engine = ShardEngine(options, Place(cluster_id=4, slot_count=64, lineage=1))
-    try:
+    with lone_engine(slot_count=64, memory_budget_bytes=16 << 20, ssd_path=str(tmp_path)) as engine:
         families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
-    finally:
-        engine.stop()
     assert families["sparserow_ps_tier_misses"].samples[0].value == 0
     assert families["sparserow_ps_ssd_file_bytes"].samples[0].labels == {"shard": "0"}
     assert "sparserow_ps_table_ssd_rows" in families

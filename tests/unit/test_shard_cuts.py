@@ -7,31 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sparserow.cpp_ext import _client, _server
+from shard_engine import lone_engine
+from sparserow.cpp_ext import _server
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.errors import NotFound, error_of
+from sparserow.proto.errors import NotFound
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.ps_server.shard.checkpoints import ShardCheckpoints
-from sparserow.ps_server.shard.coordinator_link import Place
-from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
+from sparserow.ps_server.shard.engine import ShardEngine
 
 SLOTS = 64
 TABLE = TableSchema("ads", "user", 2, SGD(lr=1.0), id=_server.id_of_name("ads/user"), version=1)
 ROWS = 100
 
-for native in (_client, _server):
-    native.set_error_factory(error_of)
-
 
 @pytest.fixture
 def engine() -> Iterator[ShardEngine]:
-    options = EngineOptions(shard=0, host="127.0.0.1", port=0, memory_budget_bytes=0, io_threads=1)
-    engine = ShardEngine(options, Place(cluster_id=1, slot_count=SLOTS, lineage=1))
-    engine.note_owned(pb.Route(epoch=1, slot_count=SLOTS, runs=[pb.SlotRun(start=0, shard=0)]))
-    engine.create_table(TABLE)
-    engine.store.assign(TABLE.id, np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 2), np.float32))
-    yield engine
-    engine.stop()
+    with lone_engine(slot_count=SLOTS) as engine:
+        engine.note_owned(pb.Route(epoch=1, slot_count=SLOTS, runs=[pb.SlotRun(start=0, shard=0)]))
+        engine.create_table(TABLE)
+        engine.store.assign(TABLE.id, np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 2), np.float32))
+        yield engine
 
 
 def cut(checkpoints: ShardCheckpoints, save: str) -> None:

@@ -8,28 +8,22 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from shard_engine import lone_engine
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.errors import error_of
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.shard.coordinator_link import Place
-from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
+from sparserow.ps_server.shard.engine import ShardEngine
 from sparserow.ps_server.shard.metrics import ShardMetrics
 
 SLOTS = 1024
 TABLE = TableSchema("ads", "user", 2, SGD(lr=1.0), id=_server.id_of_name("ads/user"), version=1)
 
-for native in (_client, _server):
-    native.set_error_factory(error_of)
-
 
 @pytest.fixture
 def engine() -> Iterator[ShardEngine]:
-    options = EngineOptions(shard=0, host="127.0.0.1", port=0, memory_budget_bytes=0, io_threads=1)
-    engine = ShardEngine(options, Place(cluster_id=1, slot_count=SLOTS, lineage=1))
-    engine.create_table(TABLE)
-    yield engine
-    engine.stop()
+    with lone_engine(slot_count=SLOTS) as engine:
+        engine.create_table(TABLE)
+        yield engine
 
 
 def exported(engine: ShardEngine) -> dict[str, float]:
