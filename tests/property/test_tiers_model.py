@@ -1,5 +1,6 @@
 """Random operations on a store whose memory holds one row in a hundred: what it gives is what a dict and a store
-without an SSD give, bit for bit. A million operations on keys with SPARSEROW_TEST_FULL=1."""
+without an SSD give, bit for bit, restarts from a checkpoint's images too. A million operations on keys with
+SPARSEROW_TEST_FULL=1."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from sparserow.proto.errors import ResourceExhausted, error_of
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 OPERATIONS = 1_000_000 if FULL else 40_000
 ROWS = 300_000 if FULL else 60_000
+RESTARTS = 4
 DIM = 8
 LR = 0.1
+SLOTS = 4
 TABLES = (1, 2)
 ROW_BYTES = 2 * DIM * 4
 
@@ -33,10 +36,18 @@ def schema(table: int) -> _server.TableSchema:
     )
 
 
-def make_stores(folder: Path, budget: int) -> tuple[_server.Store, _server.Store]:
+def make_stores(folder: Path, budget: int, lineage: int = 1) -> tuple[_server.Store, _server.Store]:
     _server.set_error_factory(error_of)
-    tiered = _server.Store(memory_budget_bytes=budget, slot_count=4, ssd_path=str(folder), cluster_id=9, shard=3)
-    plain = _server.Store(slot_count=4)
+    folder.mkdir(exist_ok=True)
+    tiered = _server.Store(
+        memory_budget_bytes=budget,
+        slot_count=SLOTS,
+        ssd_path=str(folder),
+        cluster_id=9,
+        shard=3,
+        lineage=lineage,
+    )
+    plain = _server.Store(slot_count=SLOTS, lineage=lineage)
     for store in (tiered, plain):
         for table in TABLES:
             store.create_table(schema(table))
@@ -64,18 +75,47 @@ def fill(stores: tuple[_server.Store, ...], keys: np.ndarray, rng: np.random.Gen
             store.assign(1, part, rows)
 
 
+def started_again(
+    stores: tuple[_server.Store, ...], folder: Path, budget: int, lineage: int
+) -> tuple[_server.Store, _server.Store]:
+    fresh = make_stores(folder, budget, lineage)
+    for store, old in zip(fresh, stores, strict=True):
+        put_into(store, old)
+    return fresh
+
+
+def put_into(store: _server.Store, old: _server.Store) -> None:
+    """As a shard that is started again takes a checkpoint: rows with state, and each slot's count of writes."""
+    snapshot = old.snapshot()
+    for table in TABLES:
+        done = 0
+        while done < SLOTS:
+            *columns, _, done = snapshot.next(table, max_bytes=64 << 10)
+            for part in np.array_split(np.arange(len(columns[0])), len(columns[0]) // 200 + 1):
+                store.install(table, *(column[part] if len(column) else column for column in columns))
+    counts = snapshot.slot_versions & np.uint64((1 << 48) - 1)
+    snapshot.end()
+    store.set_sequences(np.arange(SLOTS, dtype=np.uint32), counts)
+
+
 @pytest.mark.ssd
 def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}: {OPERATIONS:,} operations, {ROWS:,} rows")
     rng = np.random.default_rng(seed)
     budget = max(ROWS * ROW_BYTES // 100, 192 << 10)  # 1 % of the rows; below 192 KiB the index alone is more
-    tiered, plain = make_stores(tmp_path, budget)
+    tiered, plain = make_stores(tmp_path / "1", budget)
     keys_of_table = rng.integers(2**63, size=ROWS, dtype=np.uint64)
     fill((tiered, plain), keys_of_table, rng)
     counts: dict[int, dict[int, int]] = {1: dict.fromkeys(keys_of_table.tolist(), 0), 2: {}}
-    done, refused = 0, 0
+    done, refused, evicted, lineage = 0, 0, 0, 1
+    restarts = np.sort(rng.integers(OPERATIONS, size=RESTARTS)).tolist()
     while done < OPERATIONS:
+        while restarts and done >= restarts[0]:
+            evicted += tiered.tier_stats()["rows_evicted"]
+            lineage += 1
+            tiered, plain = started_again((tiered, plain), tmp_path / str(lineage), budget, lineage)
+            restarts.pop(0)
         table = 1 if rng.random() < 0.8 else 2
         size = int(rng.choice([1, 8, 60, 200]))
         pool = keys_of_table[: ROWS // 200] if rng.random() < 0.3 else keys_of_table
@@ -127,8 +167,9 @@ def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path):
     stats = tiered.tier_stats()
     assert stats is not None
     assert {s.table_id: s.rows for s in tiered.stats()} == {table: len(counts[table]) for table in TABLES}
-    assert stats["rows_evicted"] > OPERATIONS / 10
-    print(f"evicted {stats['rows_evicted']:,}, read {stats['ssd_rows_read']:,}, refused {refused} too large")
+    evicted += stats["rows_evicted"]
+    assert evicted > OPERATIONS / 10
+    print(f"evicted {evicted:,}, of the last start read {stats['ssd_rows_read']:,}, refused {refused} too large")
 
 
 @pytest.mark.ssd
