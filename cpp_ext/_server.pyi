@@ -392,9 +392,10 @@ class Store:
 
         hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted; longest_hold_seconds of
         rows that pulls wait for while others leave or come back, and longest_hold_cpu_seconds; ssd_rows_read,
-        ssd_rows_absent, ssd_rows_written; ssd_bytes_read and ssd_bytes_written of rows; ssd_reads and ssd_writes:
-        batches, with ssd_read_seconds and ssd_write_seconds of all of them; and as they are now ssd_file_bytes on the
-        disk and ssd_memory_bytes of filters, indexes and buffers.
+        ssd_rows_absent, ssd_rows_written; ssd_bytes_read and ssd_bytes_written of rows, ssd_disk_bytes_read of all
+        that no cache had; ssd_reads and ssd_writes: batches, with ssd_read_seconds and ssd_write_seconds of all of
+        them; and as they are now ssd_file_bytes on the disk, ssd_memory_bytes of filters, indexes and buffers, and
+        ssd_background_jobs: flushes and compactions that run or are wanted.
         """
 
     def stats(self) -> list[TableStats]: ...
@@ -725,6 +726,9 @@ class RawSsd:
     def __init__(self, path: str, *, row_bytes: int) -> None: ...
     def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64]) -> int:
         """Reads rows in one batch, writes rows in another; returns how many of the read ones were there."""
+
+    def stats(self) -> dict[str, int]:
+        """disk_bytes_read and background_jobs, as ``Store.tier_stats`` has them."""
 
 def open_loop_pulls(
     store: Store, table_id: int, keys: NDArray[np.uint64], due: NDArray[np.float64]

@@ -48,6 +48,14 @@ class RawSsd {
     return found;
   }
 
+  [[nodiscard]] py::dict stats() const {
+    const SsdStats stats = ssd_->stats();
+    py::dict out;
+    out["disk_bytes_read"] = stats.disk_bytes_read;
+    out["background_jobs"] = stats.background_jobs;
+    return out;
+  }
+
  private:
   static std::vector<SsdKey> sorted(std::span<const std::uint64_t> keys) {
     std::vector<SsdKey> out;
@@ -70,7 +78,8 @@ class RawSsd {
 void bind_raw_ssd(py::module_& module) {
   py::class_<RawSsd>(module, "RawSsd")
       .def(py::init<const std::string&, std::size_t>(), py::arg("path"), py::kw_only(), py::arg("row_bytes"))
-      .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"));
+      .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"))
+      .def("stats", &RawSsd::stats);
   module.def("has_ssd_tier", &SsdTier::is_built);
 }
 

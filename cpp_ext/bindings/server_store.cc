@@ -282,6 +282,8 @@ py::object tier_stats(const Store& store) {
   out["ssd_bytes_written"] = stats->ssd.bytes_written;
   out["ssd_reads"] = stats->ssd.reads;
   out["ssd_read_seconds"] = static_cast<double>(stats->ssd.read_nanoseconds) * 1e-9;
+  out["ssd_disk_bytes_read"] = stats->ssd.disk_bytes_read;
+  out["ssd_background_jobs"] = stats->ssd.background_jobs;
   out["ssd_writes"] = stats->ssd.writes;
   out["ssd_write_seconds"] = static_cast<double>(stats->ssd.write_nanoseconds) * 1e-9;
   return out;

@@ -4,16 +4,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <system_error>
+
 namespace sparserow {
 namespace {
 
 constexpr int kNice = 5;  // rows in memory are not to wait for a CPU because others are read
 
 }  // namespace
-
-SsdReaders::SsdReaders(std::size_t threads) {
-  for (std::size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { help(); });
-}
 
 SsdReaders::~SsdReaders() {
   {
@@ -28,22 +27,31 @@ void SsdReaders::work_on(Job& job) {
   for (std::size_t part = job.next++; part < job.parts; part = job.next++) (*job.work)(part);
 }
 
-void SsdReaders::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t)>& work) {
   const auto job = std::make_shared<Job>();
   job->work = &work;
   job->parts = parts;
-  if (parts > 1) {
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(job);
-    }
-    for (std::size_t i = 1; i < parts && i <= threads_.size(); ++i) asked_.notify_one();
+  const std::size_t places = parts > 1 ? std::min({helpers, parts - 1, most_threads_}) : 0;
+  if (places > 0) {
+    const std::lock_guard lock(mutex_);
+    start(places);
+    job->places = places;
+    jobs_.push_back(job);
   }
+  for (std::size_t i = 0; i < places; ++i) asked_.notify_one();
   work_on(*job);
-  if (parts <= 1) return;
+  if (places == 0) return;
   std::unique_lock lock(mutex_);
   std::erase(jobs_, job);
   left_.wait(lock, [&job] { return job->helpers == 0; });
+}
+
+// As many as there are to be; fewer where the system has no more of them.
+void SsdReaders::start(std::size_t threads) {
+  try {
+    while (threads_.size() < threads) threads_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+  }
 }
 
 void SsdReaders::help() {
@@ -54,6 +62,7 @@ void SsdReaders::help() {
     if (is_ending_) return;
     const std::shared_ptr<Job> job = jobs_.front();
     ++job->helpers;
+    if (--job->places == 0) jobs_.pop_front();
     lock.unlock();
     work_on(*job);
     lock.lock();

@@ -1,5 +1,5 @@
 // Threads that share the parts of one large read of the SSD: a row that is on the disk alone takes a disk's time,
-// during which others can be asked for. The caller does its share.
+// during which others can be asked for. The caller does its share. They are started when they are first wanted.
 //
 // Thread-safe: reads of several callers are served side by side.
 #pragma once
@@ -18,33 +18,35 @@ namespace sparserow {
 
 class SsdReaders {
  public:
-  explicit SsdReaders(std::size_t threads);
+  explicit SsdReaders(std::size_t most_threads) noexcept : most_threads_(most_threads) {}
   SsdReaders(const SsdReaders&) = delete;
   SsdReaders& operator=(const SsdReaders&) = delete;
   ~SsdReaders();  // nobody may be in run()
 
-  [[nodiscard]] std::size_t threads() const noexcept { return threads_.size(); }
-
-  // Calls work(part) for each part below `parts`, each once, and returns when all have returned. `work` must not throw.
-  void run(std::size_t parts, const std::function<void(std::size_t part)>& work);
+  // Calls work(part) for each part below `parts`, each once, by the caller and up to `helpers` threads; returns when
+  // all have returned. `work` must not throw.
+  void run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t part)>& work);
 
  private:
   struct Job {
     const std::function<void(std::size_t)>* work;
     std::size_t parts;
     std::atomic<std::size_t> next{0};
-    std::size_t helpers = 0;  // guarded by mutex_
+    std::size_t places = 0;   // for more helpers; guarded by mutex_
+    std::size_t helpers = 0;  // at work; guarded by mutex_
   };
 
   static void work_on(Job& job);
   void help();
+  void start(std::size_t threads);  // mutex_ is held
 
+  const std::size_t most_threads_;
   std::mutex mutex_;
   std::condition_variable asked_;
   std::condition_variable left_;
-  std::deque<std::shared_ptr<Job>> jobs_;  // that have parts left, perhaps; guarded by mutex_
+  std::deque<std::shared_ptr<Job>> jobs_;  // that have parts left, perhaps, and places; guarded by mutex_
   bool is_ending_ = false;                 // guarded by mutex_
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_;       // guarded by mutex_ until they end
 };
 
 }  // namespace sparserow

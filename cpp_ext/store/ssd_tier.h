@@ -81,6 +81,8 @@ struct SsdStats {
   std::uint64_t read_nanoseconds = 0;
   std::uint64_t writes = 0;  // batches
   std::uint64_t write_nanoseconds = 0;
+  std::uint64_t disk_bytes_read = 0;  // of bytes_read and what is read beside them: what was in no cache
+  std::uint64_t background_jobs = 0;  // flushes and compactions that run or are wanted
 };
 
 class SsdTier {

@@ -60,6 +60,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("ssd_rows_absent", "sparserow_ps_ssd_rows_absent", "Keys that the SSD was asked for and has not (count)."),
     ("ssd_rows_written", "sparserow_ps_ssd_rows_written", "Rows written to the SSD or deleted there (count)."),
     ("ssd_bytes_read", "sparserow_ps_ssd_read_bytes", "Bytes of rows read from the SSD (bytes)."),
+    (
+        "ssd_disk_bytes_read",
+        "sparserow_ps_ssd_disk_read_bytes",
+        "Bytes that reads of rows took from the disk, since no cache had them (bytes).",
+    ),
     ("ssd_bytes_written", "sparserow_ps_ssd_written_bytes", "Bytes of rows written to the SSD (bytes)."),
     ("ssd_reads", "sparserow_ps_ssd_reads", "Batches of rows read from the SSD (count)."),
     ("ssd_read_seconds", "sparserow_ps_ssd_read_seconds", "Time of all batches read from the SSD (seconds)."),
@@ -69,6 +74,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
 _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("ssd_file_bytes", "sparserow_ps_ssd_file_bytes", "Files on the SSD (bytes)."),
     ("ssd_memory_bytes", "sparserow_ps_ssd_memory_bytes", "Memory of the SSD's filters, indexes and buffers (bytes)."),
+    (
+        "ssd_background_jobs",
+        "sparserow_ps_ssd_background_jobs",
+        "Flushes and compactions of the SSD's database that run or are wanted (count).",
+    ),
 )
 
 
