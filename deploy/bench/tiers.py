@@ -1,9 +1,14 @@
 """``sparserow bench tiers``: pull and commit of a store whose memory holds a tenth of its rows.
 
 Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad; a
-rate counts the unique rows. The references take turns with it: the same store all in memory, and the SSD's database
-alone, which reads as many rows in one batch as the store looked up there and writes as many as it evicted. Then a DLRM
-is trained over both stores (``tiered_training.py``). Figures come as their part ends.
+rate counts the unique rows. The references take turns with it, a block of batches each: the same store all in memory,
+and the SSD's database alone, which reads as many rows in one batch as the store looked up there and writes as many as
+it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their part ends.
+
+A database goes on working behind its writes. In turns of one batch each had most of that work done while another had
+its turn, and who left both CPUs the least room seemed the fastest (5 million rows, uniform keys: the store was told at
+0.42 of the database alone; in processes of their own, seconds at a time, it is 0.87). So turns are long, and the next
+one begins when both databases are at rest.
 
 The stores are filled the rarest keys first, so that a tenth of the rows that is in memory then is about the tenth that
 a long run would have there. A store that is filled in any other order meets each key for the first time: of 20 million
@@ -18,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -27,13 +32,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...cpp_ext import _server
-from ...proto.errors import FailedPrecondition
-from .harness import MIN_REPETITIONS, Figure, median
+from ...proto.errors import DeadlineExceeded, FailedPrecondition
+from .harness import MIN_REPETITIONS, Figure
 from .processes import SLOT_COUNT
 from .tiered_training import TrainingSize, measure_training
 
 MEMORY_LIMIT = 0.2
 RAW_LIMIT = 0.7
+SETTLED_SEC = 120.0
 _TABLE = 1
 _LR = 0.01
 _HEAD_BYTES = 24  # of a stored row
@@ -50,7 +56,8 @@ class TiersSize:
         share: of what the table takes in memory that the tiered store may take.
         warm_up: batches before the first figure; before that of uniform keys, of which memory has the same share
             whatever came before, a quarter.
-        repetitions: of each measurement.
+        repetitions: batches that are measured, of each contender.
+        block: batches of one turn.
         exponent: of the Zipf law by which keys are drawn.
         training: of the DLRM.
     """
@@ -61,6 +68,7 @@ class TiersSize:
     share: float
     warm_up: int
     repetitions: int
+    block: int
     training: TrainingSize
     exponent: float = 1.05
 
@@ -71,7 +79,8 @@ FULL = TiersSize(
     batch=16_384,
     share=0.1,
     warm_up=400,
-    repetitions=100,
+    repetitions=150,
+    block=30,
     training=TrainingSize(batch=2048, features=26, blocks=4, steps=20, hints=4),
 )
 QUICK = TiersSize(
@@ -81,6 +90,7 @@ QUICK = TiersSize(
     share=0.3,
     warm_up=10,
     repetitions=MIN_REPETITIONS,
+    block=5,
     training=TrainingSize(batch=64, features=4, blocks=1, steps=3, hints=2),
 )
 
@@ -194,55 +204,131 @@ class _Contest:
         self._out = np.zeros((size.batch, size.dim), np.float32)
         self._grads = np.full((size.batch, size.dim), 0.1, np.float32)
 
-    def _step(self, store: _server.Store, keys: Keys) -> float:
+    def _step(self, store: _server.Store, keys: Keys) -> None:
         out, grads = self._out[: len(keys)], self._grads[: len(keys)]
-        started = time.perf_counter()
         store.pull_into(_TABLE, keys, out)
         store.apply(_TABLE, keys, grads, lr=_LR)
-        return time.perf_counter() - started
 
     def _moved(self) -> tuple[int, int]:
-        stats = self._tiered.tier_stats()
-        assert stats is not None
-        return int(stats["misses"]), int(stats["ssd_rows_written"])
+        return int(self._tier("misses")), int(self._tier("ssd_rows_written"))
 
     def figures(self, law: str, draw: Callable[[], Keys], is_judged_by_memory: bool) -> list[Figure]:
         """Rates of the tiered store under one law, beside its references."""
-        warm_up = self._size.warm_up if is_judged_by_memory else self._size.warm_up // 4
-        for number in _with_progress(f"{law}: warm up", range(warm_up)):
-            before = self._moved()
-            self._step(self._tiered, np.unique(draw()))
-            if number >= warm_up // 2:  # the database has to be as busy behind its reads
-                self._raw.serve(*(self._cold(now - then) for now, then in zip(self._moved(), before, strict=True)))
-        rows, misses = 0, 0
-        tiered_sec, plain_sec, raw_sec = [], [], []
-        for _ in _with_progress(law, range(self._size.repetitions)):
-            keys = np.unique(draw())
-            before = self._moved()
-            tiered_sec.append(self._step(self._tiered, keys) / len(keys))
-            missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
-            plain_sec.append(self._step(self._plain, keys) / len(keys))
-            reads, writes = self._cold(missed), self._cold(written)
-            started = time.perf_counter()
-            self._raw.serve(reads, writes)
-            raw_sec.append((time.perf_counter() - started) / len(keys))
-            rows, misses = rows + len(keys), misses + missed
-        # Rows leave in bursts, so a batch's time is no measure: all of them are.
-        tiered, raw = float(np.mean(tiered_sec)), float(np.mean(raw_sec))
-        shape = f"{self._size.rows:,} x {self._size.dim}, {self._size.share:.0%} in memory, {law}"
+        size = self._size
+        warm_up = size.warm_up if is_judged_by_memory else size.warm_up // 4
+        blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
+        for block in _with_progress(f"{law}: warm up", blocks):
+            self._serve_alone(self._step_tiered(block).moved)  # the database has to be as busy behind its reads
+        tiered, plain, raw = _Turns(), _Turns(), _Turns()
+        blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
+        for block in _with_progress(law, blocks):
+            self._settle()
+            moved = tiered.add(self._step_tiered(block)).moved
+            plain.add(self._step_plain(block))
+            self._settle()
+            raw.add(self._serve_alone(moved))
+        keys = sum(len(each) for block in blocks for each in block)
+        misses = sum(read for read, _ in tiered.moved)
+        rate = keys * 1e-6 / tiered.seconds
+        shape = f"{size.rows:,} x {size.dim}, {size.share:.0%} in memory, {law}"
         return [
-            Figure(f"keys in memory: {shape}", 1.0 - misses / rows, "share"),
+            Figure(f"keys in memory: {shape}", 1.0 - misses / keys, "share"),
             Figure(
                 f"pull + push against all in memory: {shape}",
-                1e-6 / tiered,
+                rate,
                 "M rows/s",
                 MEMORY_LIMIT if is_judged_by_memory else None,
-                median(plain_sec) / tiered,
+                plain.seconds / tiered.seconds,
             ),
             Figure(
-                f"pull + push against the database alone: {shape}", 1e-6 / tiered, "M rows/s", RAW_LIMIT, raw / tiered
+                f"pull + push against the database alone: {shape}",
+                rate,
+                "M rows/s",
+                RAW_LIMIT,
+                raw.seconds / tiered.seconds,
+            ),
+            *(
+                Figure(f"{who}: {what}: {shape}", value / max(1, misses), unit, higher_is_better=False)
+                for who, turns in (("store", tiered), ("database alone", raw))
+                for what, value, unit in (
+                    ("a row from the SSD and back", turns.seconds * 1e6, "us"),
+                    ("CPU of it", turns.cpu_seconds * 1e6, "us"),
+                    ("read from the disk for it", float(turns.disk_bytes), "bytes"),
+                )
             ),
         ]
 
+    def _step_tiered(self, block: list[Keys]) -> _Turn:
+        turn = _Turn(self._disk_bytes)
+        for keys in block:
+            before = self._moved()
+            self._step(self._tiered, keys)
+            missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
+            turn.moved.append((missed, written))
+        return turn.end()
+
+    def _step_plain(self, block: list[Keys]) -> _Turn:
+        turn = _Turn(self._disk_bytes)
+        for keys in block:
+            self._step(self._plain, keys)
+        return turn.end()
+
+    def _serve_alone(self, moved: list[tuple[int, int]]) -> _Turn:
+        batches = [(self._cold(reads), self._cold(writes)) for reads, writes in moved]
+        turn = _Turn(self._disk_bytes)
+        for reads, writes in batches:
+            self._raw.serve(reads, writes)
+        return turn.end()
+
+    def _disk_bytes(self) -> int:
+        return int(self._tier("ssd_disk_bytes_read")) + self._raw.stats()["disk_bytes_read"]
+
+    def _settle(self) -> None:
+        """Waits until no database works behind its reads and writes, which would be work in the turn of another."""
+        deadline = time.monotonic() + SETTLED_SEC
+        while self._tier("ssd_background_jobs") + self._raw.stats()["background_jobs"] > 0:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"bench tiers: the databases were still at work after {SETTLED_SEC:.0f} s")
+            time.sleep(0.01)
+
+    def _tier(self, name: str) -> float:
+        stats = self._tiered.tier_stats()
+        assert stats is not None
+        return stats[name]
+
     def _cold(self, count: int) -> Keys:
         return self._random.integers(self._size.rows, size=count, dtype=np.uint64)
+
+
+class _Turn:
+    """What one block of batches took. Begins when it is made."""
+
+    def __init__(self, disk_bytes: Callable[[], int]) -> None:
+        self._disk_bytes = disk_bytes
+        self.moved: list[tuple[int, int]] = []  # rows read and written, by batch
+        self.disk_bytes = -disk_bytes()
+        self.cpu_seconds = -time.process_time()
+        self.seconds = -time.perf_counter()
+
+    def end(self) -> _Turn:
+        self.seconds += time.perf_counter()
+        self.cpu_seconds += time.process_time()
+        self.disk_bytes += self._disk_bytes()
+        return self
+
+
+@dataclass
+class _Turns:
+    """Those of one contender, together."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    disk_bytes: int = 0
+    moved: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, turn: _Turn) -> _Turn:
+        self.seconds += turn.seconds
+        self.cpu_seconds += turn.cpu_seconds
+        self.disk_bytes += turn.disk_bytes
+        self.moved += turn.moved
+        return turn
