@@ -20,6 +20,7 @@ MEMORY_OVERHEAD = 31  # bytes of a row beyond weights and state: a head of 12, t
 TIERED_OVERHEAD = 33  # of a row in memory where there is an SSD
 SSD_HEADER = 24  # of a stored row (row_codec.h)
 SSD_KEY = 14  # slot, table, key
+SSD_REWRITTEN = 2.8  # times the rows' bytes, of files: images that were replaced go later (docs/tiers.md)
 SSD_MEMORY = 1.5  # filters and index of the database, for each row that it has
 _EXACT_RANKS = 1 << 16
 _FRAME, _SECTION, _TABLE, _ACK = 64, 16, 40, 24  # frame.h
@@ -94,6 +95,7 @@ class Plan:
         shards: how many.
         memory_rows, memory_bytes: in memory on all shards; ``memory_bytes`` with what the SSD's database takes.
         ssd_bytes: on all shards' SSDs; 0 without.
+        ssd_most_bytes: of files there while rows are written again and again.
         unique_keys: of one worker's step, expected.
         pull_bytes, push_bytes: of one step of one worker, both directions of each, all shards.
         step_bytes: of one step of all workers.
@@ -108,6 +110,7 @@ class Plan:
     memory_rows: int
     memory_bytes: int
     ssd_bytes: int
+    ssd_most_bytes: int
     unique_keys: float
     pull_bytes: float
     push_bytes: float
@@ -196,6 +199,7 @@ def plan(table: TableShape, load: Load, *, budget_bytes: int, has_ssd: bool, sha
     memory_row = table.row_bytes + (TIERED_OVERHEAD if has_ssd else MEMORY_OVERHEAD)
     room = min(table.rows, shards * budget_bytes // memory_row)
     on_ssd = table.rows - room
+    ssd_bytes = on_ssd * (table.row_bytes + SSD_HEADER + SSD_KEY)
     popularity = Popularity.zipf(table.rows, table.skew)
     unique = popularity.unique(load.lookups)
     pulled, pushed = _wire_bytes(table.dim * DTYPE_BYTES[load.wire], unique, shards)
@@ -206,7 +210,8 @@ def plan(table: TableShape, load: Load, *, budget_bytes: int, has_ssd: bool, sha
         shards=shards,
         memory_rows=room,
         memory_bytes=round(room * memory_row + SSD_MEMORY * on_ssd),
-        ssd_bytes=on_ssd * (table.row_bytes + SSD_HEADER + SSD_KEY),
+        ssd_bytes=ssd_bytes,
+        ssd_most_bytes=round(SSD_REWRITTEN * ssd_bytes),
         unique_keys=unique,
         pull_bytes=pulled,
         push_bytes=pushed,

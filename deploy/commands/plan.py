@@ -50,11 +50,9 @@ def plan(
         ("a row", f"{made.row_bytes} B of weights and state, {made.memory_row_bytes} B in memory"),
         ("all rows in memory", format_bytes(made.all_in_memory_bytes)),
         ("shards", str(made.shards)),
-        ("memory", f"{format_bytes(made.memory_bytes)}, {format_bytes(made.memory_bytes // made.shards)} a shard"),
-        (
-            "SSD",
-            f"{format_bytes(made.ssd_bytes)}, {format_bytes(made.ssd_bytes // made.shards)} a shard" if ssd else "-",
-        ),
+        ("memory", _shared(made.memory_bytes, made.shards)),
+        ("SSD", _shared(made.ssd_bytes, made.shards) if ssd else "-"),
+        ("SSD as rows are rewritten", f"up to {_shared(made.ssd_most_bytes, made.shards)}" if ssd else "-"),
         ("rows in memory", f"{made.memory_rows:,} of {count:,}"),
         ("unique keys of a step", f"{made.unique_keys:,.0f} of {load.lookups:,} lookups"),
         ("found in memory", f"{made.lru_hit_rate:.1%} to {made.hit_rate:.1%} of unique keys"),
@@ -64,6 +62,12 @@ def plan(
         shown.add_row(name, value)
     Console().print(shown)
     write_result(json_file, asdict(made))
+
+
+def _shared(count: int, shards: int) -> str:
+    from ...proto.units import format_bytes
+
+    return f"{format_bytes(count)}, {format_bytes(count // shards)} a shard"
 
 
 def _size(count: float) -> str:
