@@ -8,7 +8,8 @@ it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Fi
 A database goes on working behind its writes. In turns of one batch each had most of that work done while another had
 its turn, and who left both CPUs the least room seemed the fastest (5 million rows, uniform keys: the store was told at
 0.42 of the database alone; in processes of their own, seconds at a time, it is 0.87). So turns are long, and the next
-one begins when both databases are at rest.
+one begins when both databases are at rest. And since the database that was filled last had more of its files in the
+system's cache, the files of both are read once before each law; what came from the disk all the same is told.
 
 The stores are filled the rarest keys first, so that a tenth of the rows that is in memory then is about the tenth that
 a long run would have there. A store that is filled in any other order meets each key for the first time: of 20 million
@@ -22,8 +23,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -119,8 +121,8 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
         yield _filled(plain, ids, size, "memory")
         tiered = _server.Store(memory_budget_bytes=int(plain.used_bytes * size.share), ssd_path=folder)
         yield _filled(tiered, ids, size, f"{size.share:.0%} in memory")
-        with _raw(ids, size) as raw:
-            contest = _Contest(plain, tiered, raw, size, random)
+        with _raw(ids, size) as (raw, raw_folder):
+            contest = _Contest(plain, tiered, raw, (Path(folder), raw_folder), size, random)
             yield from contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size, size.batch)], True)
             yield from contest.figures(
                 "uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), False
@@ -134,14 +136,14 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
 
 
 @contextmanager
-def _raw(ids: Keys, size: TiersSize) -> Iterator[_server.RawSsd]:
-    """The SSD's database alone, with every row."""
+def _raw(ids: Keys, size: TiersSize) -> Iterator[tuple[_server.RawSsd, Path]]:
+    """The SSD's database alone, with every row, and its folder."""
     with tempfile.TemporaryDirectory() as folder:
         raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
         parts = np.array_split(_by_slot(ids), max(1, size.rows // 8192))
         for part in _with_progress("fill the database alone", parts):
             raw.serve(part[:0], part)
-        yield raw
+        yield raw, Path(folder)
 
 
 def _filled(store: _server.Store, ids: Keys, size: TiersSize, where: str) -> Figure:
@@ -196,11 +198,12 @@ class _Contest:
         plain: _server.Store,
         tiered: _server.Store,
         raw: _server.RawSsd,
+        folders: tuple[Path, Path],
         size: TiersSize,
         random: np.random.Generator,
     ) -> None:
         self._plain, self._tiered, self._raw = plain, tiered, raw
-        self._size, self._random = size, random
+        self._folders, self._size, self._random = folders, size, random
         self._out = np.zeros((size.batch, size.dim), np.float32)
         self._grads = np.full((size.batch, size.dim), 0.1, np.float32)
 
@@ -219,6 +222,9 @@ class _Contest:
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
         for block in _with_progress(f"{law}: warm up", blocks):
             self._serve_alone(self._step_tiered(block).moved)  # the database has to be as busy behind its reads
+        self._settle()
+        for folder in self._folders:
+            _read_files(folder)
         tiered, plain, raw = _Turns(), _Turns(), _Turns()
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
         for block in _with_progress(law, blocks):
@@ -298,6 +304,13 @@ class _Contest:
 
     def _cold(self, count: int) -> Keys:
         return self._random.integers(self._size.rows, size=count, dtype=np.uint64)
+
+
+def _read_files(folder: Path) -> None:
+    for path in _with_progress("files into the system's cache", sorted(folder.rglob("*"))):
+        with suppress(OSError), path.open("rb", buffering=0) as file:  # a folder, or gone meanwhile
+            while file.read(1 << 22):
+                pass
 
 
 class _Turn:
