@@ -201,7 +201,7 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
   return std::unique_ptr<SsdTier>(new SsdTier(std::move(impl)));  // NOLINT: the constructor is private
 }
 
-Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
+Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out, const std::function<void()>& meanwhile) {
   const auto start = Clock::now();
   std::vector<rocksdb::Slice> slices;
   slices.reserve(keys.size());
@@ -212,7 +212,7 @@ Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   const ReadPlan plan = impl_->disk_share > kDiskShare ? kFromDisk : kCached;
   const std::size_t parts = std::max<std::size_t>(keys.size() / plan.rows, 1);
   std::atomic<std::uint64_t> blocks{0};
-  impl_->readers.run(parts, plan.helpers, [&](std::size_t part) {
+  const auto read_part = [&](std::size_t part) {
     rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable);  // of this thread: counts that nobody reads
     const std::size_t begin = part * keys.size() / parts;
     const std::size_t count = (part + 1) * keys.size() / parts - begin;
@@ -220,7 +220,8 @@ Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
     impl_->db->MultiGet({}, impl_->db->DefaultColumnFamily(), count, slices.data() + begin, values.data() + begin,
                         outcomes.data() + begin, /*sorted_input=*/true);
     blocks += blocks_read() - before;
-  });
+  };
+  impl_->readers.run(parts, plan.helpers, read_part, meanwhile);
   impl_->note_blocks(blocks, keys.size());
   std::uint64_t found = 0;
   std::uint64_t bytes = 0;

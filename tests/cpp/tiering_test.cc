@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -217,6 +218,34 @@ TEST_CASE("no update is lost between threads that push rows out") {
     REQUIRE(counted[key] == updates[key]);
   }
   CHECK(store->tier_stats()->rows_evicted > 100);
+}
+
+TEST_CASE("rows that many miss at once are read once") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 12000);
+  constexpr std::uint64_t kRounds = 20, kKeys = 300;
+  constexpr std::size_t kThreads = 8;
+  const std::uint64_t before = store->tier_stats()->ssd.rows_read;
+  std::barrier begin(kThreads);
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (std::size_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&] {
+      for (std::uint64_t round = 0; round < kRounds; ++round) {
+        std::vector<std::uint64_t> keys(kKeys);
+        std::iota(keys.begin(), keys.end(), round * kKeys);  // long since pushed out by those that came after
+        begin.arrive_and_wait();
+        if (!store->bring(1, keys).is_ok()) ++failures;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(failures == 0);
+  const std::uint64_t read = store->tier_stats()->ssd.rows_read - before;
+  CHECK(read >= kRounds * kKeys);
+  CHECK(read < kRounds * kKeys * 3 / 2);  // a token that many share has moved: read again
 }
 
 TEST_CASE("a full SSD refuses a step whole, and work goes on when there is room") {
