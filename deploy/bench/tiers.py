@@ -253,6 +253,14 @@ class _Contest:
                 RAW_LIMIT,
                 raw.seconds / tiered.seconds,
             ),
+            # What is in memory has to be served too, which the database alone does not do.
+            Figure(
+                f"pull + push against the database and memory together: {shape}",
+                rate,
+                "M rows/s",
+                None,
+                (raw.seconds + plain.seconds) / tiered.seconds,
+            ),
             *(
                 Figure(f"{who}: {what}: {shape}", value / max(1, misses), unit, higher_is_better=False)
                 for who, turns in (("store", tiered), ("database alone", raw))

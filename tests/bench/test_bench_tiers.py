@@ -16,11 +16,11 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
         main(["bench", "tiers", "--quick", "--json", str(path)])
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
-    assert len(rows) == 25
+    assert len(rows) == 27
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
     assert 0 < shares[1] < shares[0] < 1  # uniform keys miss more often
-    assert sum(row["ratio"] is not None for row in rows) == 6
+    assert sum(row["ratio"] is not None for row in rows) == 8
     assert all(row["ratio"] > 0 for row in rows if row["ratio"] is not None)
     assert all(row["limit"] is None for row in rows)
 
