@@ -10,9 +10,13 @@
 namespace sparserow {
 namespace {
 
-constexpr int kNice = 5;  // rows in memory are not to wait for a CPU because others are read
+constexpr int kNice = 5;
 
 }  // namespace
+
+void take_ssd_priority() noexcept {
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // a wish
+}
 
 SsdReaders::~SsdReaders() {
   {
@@ -57,7 +61,7 @@ void SsdReaders::start(std::size_t threads) {
 }
 
 void SsdReaders::help() {
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // of this thread; a wish
+  take_ssd_priority();
   std::unique_lock lock(mutex_);
   for (;;) {
     asked_.wait(lock, [this] { return is_ending_ || !jobs_.empty(); });

@@ -16,6 +16,10 @@
 
 namespace sparserow {
 
+// This thread works for the SSD from now on: behind those that serve rows in memory, but not so far behind that rows
+// could not leave memory while all CPUs are busy.
+void take_ssd_priority() noexcept;
+
 class SsdReaders {
  public:
   explicit SsdReaders(std::size_t most_threads) noexcept : most_threads_(most_threads) {}

@@ -187,9 +187,6 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
   impl->folder = std::move(folder).value();
   impl->database = database_options();
   impl->cache = impl->database.table_factory->GetOptions<rocksdb::BlockBasedTableOptions>()->block_cache;
-  for (const auto pool : {rocksdb::Env::Priority::LOW, rocksdb::Env::Priority::HIGH}) {  // compaction, flush
-    static_cast<void>(impl->database.env->LowerThreadPoolCPUPriority(pool, rocksdb::CpuPriority::kLow).ok());
-  }
   rocksdb::DB* db = nullptr;
   const rocksdb::Status opened = rocksdb::DB::Open(impl->database, impl->folder->rows_path(), &db);
   if (!opened.ok()) {
@@ -198,6 +195,10 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
                                               "); allowed: a folder on a disk with room, writable by this user");
   }
   impl->db.reset(db);
+  // RocksDB's own low priority (nice 19) let nothing leave memory for a minute while two threads kept two CPUs busy.
+  for (const auto pool : {rocksdb::Env::Priority::LOW, rocksdb::Env::Priority::HIGH}) {  // compaction, flush
+    impl->database.env->Schedule([](void*) { take_ssd_priority(); }, nullptr, pool);
+  }
   return std::unique_ptr<SsdTier>(new SsdTier(std::move(impl)));  // NOLINT: the constructor is private
 }
 
