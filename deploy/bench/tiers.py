@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -221,20 +221,24 @@ class _Contest:
         warm_up = size.warm_up if is_judged_by_memory else size.warm_up // 4
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
         for block in _with_progress(f"{law}: warm up", blocks):
-            self._serve_alone(self._step_tiered(block).moved)  # the database has to be as busy behind its reads
+            self._raw_block(self._cold_rows(self._tiered_block(block)))  # it has to be as busy behind its reads
         self._settle()
         for folder in self._folders:
             _read_files(folder)
-        tiered, plain, raw = _Turns(), _Turns(), _Turns()
+        tiered, plain, raw = _Taken(), _Taken(), _Taken()
+        misses = 0
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
         for block in _with_progress(law, blocks):
-            self._settle()
-            moved = tiered.add(self._step_tiered(block)).moved
-            plain.add(self._step_plain(block))
-            self._settle()
-            raw.add(self._serve_alone(moved))
+            with self._turn(tiered):
+                moved = self._tiered_block(block)
+            with self._turn(plain):
+                for batch in block:
+                    self._step(self._plain, batch)
+            cold = self._cold_rows(moved)
+            with self._turn(raw):
+                self._raw_block(cold)
+            misses += sum(read for read, _ in moved)
         keys = sum(len(each) for block in blocks for each in block)
-        misses = sum(read for read, _ in tiered.moved)
         rate = keys * 1e-6 / tiered.seconds
         shape = f"{size.rows:,} x {size.dim}, {size.share:.0%} in memory, {law}"
         return [
@@ -263,36 +267,41 @@ class _Contest:
             ),
             *(
                 Figure(f"{who}: {what}: {shape}", value / max(1, misses), unit, higher_is_better=False)
-                for who, turns in (("store", tiered), ("database alone", raw))
+                for who, taken in (("store", tiered), ("database alone", raw))
                 for what, value, unit in (
-                    ("a row from the SSD and back", turns.seconds * 1e6, "us"),
-                    ("CPU of it", turns.cpu_seconds * 1e6, "us"),
-                    ("read from the disk for it", float(turns.disk_bytes), "bytes"),
+                    ("a row from the SSD and back", taken.seconds * 1e6, "us"),
+                    ("CPU of it", taken.cpu_seconds * 1e6, "us"),
+                    ("read from the disk for it", float(taken.disk_bytes), "bytes"),
                 )
             ),
         ]
 
-    def _step_tiered(self, block: list[Keys]) -> _Turn:
-        turn = _Turn(self._disk_bytes)
+    @contextmanager
+    def _turn(self, taken: _Taken) -> Iterator[None]:
+        """One block of batches; begins when both databases are at rest, and is added up."""
+        self._settle()
+        disk_bytes, cpu_seconds, seconds = self._disk_bytes(), time.process_time(), time.perf_counter()
+        yield
+        taken.seconds += time.perf_counter() - seconds
+        taken.cpu_seconds += time.process_time() - cpu_seconds
+        taken.disk_bytes += self._disk_bytes() - disk_bytes
+
+    def _tiered_block(self, block: list[Keys]) -> list[tuple[int, int]]:
+        """Rows that each batch had read from the SSD, and written to it."""
+        moved = []
         for keys in block:
             before = self._moved()
             self._step(self._tiered, keys)
             missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
-            turn.moved.append((missed, written))
-        return turn.end()
+            moved.append((missed, written))
+        return moved
 
-    def _step_plain(self, block: list[Keys]) -> _Turn:
-        turn = _Turn(self._disk_bytes)
-        for keys in block:
-            self._step(self._plain, keys)
-        return turn.end()
-
-    def _serve_alone(self, moved: list[tuple[int, int]]) -> _Turn:
-        batches = [(self._cold(reads), self._cold(writes)) for reads, writes in moved]
-        turn = _Turn(self._disk_bytes)
+    def _raw_block(self, batches: list[tuple[Keys, Keys]]) -> None:
         for reads, writes in batches:
             self._raw.serve(reads, writes)
-        return turn.end()
+
+    def _cold_rows(self, moved: list[tuple[int, int]]) -> list[tuple[Keys, Keys]]:
+        return [(self._cold(reads), self._cold(writes)) for reads, writes in moved]
 
     def _disk_bytes(self) -> int:
         return int(self._tier("ssd_disk_bytes_read")) + self._raw.stats()["disk_bytes_read"]
@@ -321,35 +330,10 @@ def _read_files(folder: Path) -> None:
                 pass
 
 
-class _Turn:
-    """What one block of batches took. Begins when it is made."""
-
-    def __init__(self, disk_bytes: Callable[[], int]) -> None:
-        self._disk_bytes = disk_bytes
-        self.moved: list[tuple[int, int]] = []  # rows read and written, by batch
-        self.disk_bytes = -disk_bytes()
-        self.cpu_seconds = -time.process_time()
-        self.seconds = -time.perf_counter()
-
-    def end(self) -> _Turn:
-        self.seconds += time.perf_counter()
-        self.cpu_seconds += time.process_time()
-        self.disk_bytes += self._disk_bytes()
-        return self
-
-
 @dataclass
-class _Turns:
-    """Those of one contender, together."""
+class _Taken:
+    """What all turns of one contender took."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     disk_bytes: int = 0
-    moved: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, turn: _Turn) -> _Turn:
-        self.seconds += turn.seconds
-        self.cpu_seconds += turn.cpu_seconds
-        self.disk_bytes += turn.disk_bytes
-        self.moved += turn.moved
-        return turn
