@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
+from store_images import go_on_from, install_page
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROUNDS = 60 if FULL else 4
@@ -121,9 +122,8 @@ def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered)
         again = make_store(tmp_path / f"b{number}", tiered=tiered, lineage=2)
         for table in TABLES:
             for page in pages[table]:
-                for part in np.array_split(np.arange(len(page[0])), len(page[0]) // 200 + 1):
-                    again.install(table, *(column[part] if len(column) else column for column in page[:-1]))
-        again.set_sequences(np.arange(SLOTS, dtype=np.uint32), versions & np.uint64((1 << 48) - 1))
+                install_page(again, table, page[:-1])
+        go_on_from(again, versions)
         assert {table: rows_of(again, table) for table in TABLES} == expected
         key = np.array([ROWS + number], np.uint64)
         again.apply(1, key, np.ones((1, DIM), np.float32), lr=0.1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
+from store_images import go_on_from, install_page
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 OPERATIONS = 1_000_000 if FULL else 40_000
@@ -91,11 +92,10 @@ def put_into(store: _server.Store, old: _server.Store) -> None:
         done = 0
         while done < SLOTS:
             *columns, _, done = snapshot.next(table, max_bytes=64 << 10)
-            for part in np.array_split(np.arange(len(columns[0])), len(columns[0]) // 200 + 1):
-                store.install(table, *(column[part] if len(column) else column for column in columns))
-    counts = snapshot.slot_versions & np.uint64((1 << 48) - 1)
+            install_page(store, table, columns)
+    versions = snapshot.slot_versions
     snapshot.end()
-    store.set_sequences(np.arange(SLOTS, dtype=np.uint32), counts)
+    go_on_from(store, versions)
 
 
 @pytest.mark.ssd
