@@ -57,17 +57,15 @@ def plan(
         ("unique keys of a step", f"{made.unique_keys:,.0f} of {load.lookups:,} lookups"),
         ("found in memory", f"{made.lru_hit_rate:.1%} to {made.hit_rate:.1%} of unique keys"),
         ("network of a worker's step", f"pull {_size(made.pull_bytes)}, push {_size(made.push_bytes)}"),
-        ("network of a step", f"{_size(made.step_bytes)}, {_size(made.step_bytes / made.shards)} a shard"),
+        ("network of a step", _shared(made.step_bytes, made.shards)),
     ):
         shown.add_row(name, value)
     Console().print(shown)
     write_result(json_file, asdict(made))
 
 
-def _shared(count: int, shards: int) -> str:
-    from ...proto.units import format_bytes
-
-    return f"{format_bytes(count)}, {format_bytes(count // shards)} a shard"
+def _shared(count: float, shards: int) -> str:
+    return f"{_size(count)}, {_size(count / shards)} a shard"
 
 
 def _size(count: float) -> str:
