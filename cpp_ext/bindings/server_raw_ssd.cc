@@ -36,12 +36,15 @@ class RawSsd {
     std::uint64_t found = 0;
     {
       const py::gil_scoped_release released;
-      const auto keys = sorted(wanted);
+      auto keys = ssd_keys(wanted);
+      std::sort(keys.begin(), keys.end(), [](const SsdKey& left, const SsdKey& right) {
+        return std::memcmp(left.data(), right.data(), left.size()) < 0;
+      });
       SsdImages images;
       status = ssd_->read(keys, images);
       for (std::size_t i = 0; status.is_ok() && i < keys.size(); ++i) found += images.at(i).empty() ? 0 : 1;
       SsdBatch batch;
-      for (const SsdKey& key : sorted(changed)) batch.put(key, row_);
+      for (const SsdKey& key : ssd_keys(changed)) batch.put(key, row_);
       if (status.is_ok()) status = ssd_->write(batch);
     }
     raise_if_error(status);
@@ -57,15 +60,12 @@ class RawSsd {
   }
 
  private:
-  static std::vector<SsdKey> sorted(std::span<const std::uint64_t> keys) {
+  static std::vector<SsdKey> ssd_keys(std::span<const std::uint64_t> keys) {
     std::vector<SsdKey> out;
     out.reserve(keys.size());
     for (const std::uint64_t key : keys) {
       out.push_back(ssd_key(slot_of(row_hash(kTable, key), kDefaultSlotCount), kTable, key));
     }
-    std::sort(out.begin(), out.end(), [](const SsdKey& left, const SsdKey& right) {
-      return std::memcmp(left.data(), right.data(), left.size()) < 0;
-    });
     return out;
   }
 

@@ -21,6 +21,7 @@ KEYS = 40_000 if FULL else 8_000
 DIM = 8
 SLOTS = 64
 TABLE = 1
+VERSIONS = 1  # which of contents()
 
 POLICIES = {
     "counted": RowPolicy(admit_after=3, evict_after_steps=40),
@@ -147,7 +148,9 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
                 exact.rows[key] = step
             assert falsely_admitted <= 2
     left, right = contents(tiered), contents(plain)
-    for one, other in zip(left, right, strict=True):
+    for array, (one, other) in enumerate(zip(left, right, strict=True)):
+        if array == VERSIONS:  # of the rows of one push, one that waits for the SSD may get its version after others
+            one, other = np.sort(one), np.sort(other)
         np.testing.assert_array_equal(one, other)
     stats = [store.stats()[0] for store in (tiered, plain)]
     assert stats[0].swept_rows == stats[1].swept_rows
