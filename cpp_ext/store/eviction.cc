@@ -1,15 +1,19 @@
 // The way down: cold rows leave memory for the SSD. See tiering.h; which ones is in cold_rows.cc.
 #include <algorithm>
+#include <new>
 
 #include "store/snapshot.h"
+#include "store/ssd_readers.h"
 #include "store/tiering.h"
 
 namespace sparserow {
 namespace {
 
-constexpr int kRounds = 32;             // of eviction for one request
-constexpr std::uint64_t kAhead = 32;    // of a stripe's rows one goes along, so that the next request finds room
-constexpr std::uint64_t kBatch = 4096;  // rows written at once
+constexpr int kRounds = 32;                 // of eviction for one request
+constexpr std::uint64_t kBatch = 4096;      // rows written at once
+constexpr std::uint64_t kAhead = 32;        // of a stripe's rows there is room for one more, when nothing comes
+constexpr std::uint64_t kUsed = 4;          // of that room a part has been taken before more is made
+constexpr std::uint64_t kBatchAhead = 1024;  // rows, after which a request need not wait any longer
 
 }  // namespace
 
@@ -35,7 +39,9 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   if (excess(table, rows) == 0) return Status::ok();
+  ++wanting_;
   const std::lock_guard lock(evicting_);
+  --wanting_;
   for (int round = 0; round < kRounds; ++round) {
     if (excess(table, rows) == 0) return Status::ok();
     std::uint64_t progress = 0;
@@ -48,33 +54,94 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
 }
 
 Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t& progress) {
-  Status status;
-  const bool is_over_share = excess_of_share(table, store_.bytes_for(table, rows)) > 0;
-  const Place cold = is_over_share ? Place{} : coldest_place(table);
-  std::uint32_t own = 0;
-  while (own + 1 < kStripes && rows[own] == 0) ++own;
-  const bool is_colder_elsewhere =
-      cold.table != nullptr && cold.table.get() != &table && 2 * cold.heat + 0.5 < heat_of(table, own);
-  if (!is_colder_elsewhere) {
-    Eviction eviction;
-    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      std::uint64_t want = 0;
-      {
-        const std::shared_lock lock(store_.stripes[stripe].mutex);
-        const TableStripe* held = table.stripes[stripe].get();
-        if (rows[stripe] == 0 || held == nullptr || rows[stripe] <= held->slab.free_places()) continue;
-        want = rows[stripe] - held->slab.free_places() + held->slab.rows() / kAhead;
-      }
-      collect(table, stripe, want, eviction);
-      if (eviction.victims.size() < kBatch) continue;
-      status = carry_out(table, eviction, progress);
-      if (!status.is_ok()) return progress > 0 ? Status::ok() : status;
-    }
-    status = carry_out(table, eviction, progress);
+  if (!is_colder_elsewhere(table, rows)) {
+    const Status status = evict_own(table, rows, progress);
     if (!status.is_ok()) return progress > 0 ? Status::ok() : status;
   }
   const std::uint64_t over = excess(table, rows);
   return over == 0 ? Status::ok() : shrink(over, table, rows, progress);
+}
+
+// Whether another table's rows are to leave for so many of this one.
+bool Store::Tiering::is_colder_elsewhere(const Table& table, const Counts& rows) {
+  if (excess_of_share(table, store_.bytes_for(table, rows)) > 0) return false;
+  const Place cold = coldest_place(table);
+  std::uint32_t own = 0;
+  while (own + 1 < kStripes && rows[own] == 0) ++own;
+  return cold.table != nullptr && cold.table.get() != &table && 2 * cold.heat + 0.5 < heat_of(table, own);
+}
+
+// Evicts rows of the table until each stripe has places for so many.
+Status Store::Tiering::evict_own(Table& table, const Counts& rows, std::uint64_t& progress) {
+  Eviction eviction;
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    std::uint64_t want = 0;
+    {
+      const std::shared_lock lock(store_.stripes[stripe].mutex);
+      const TableStripe* held = table.stripes[stripe].get();
+      if (held == nullptr || rows[stripe] <= held->slab.free_places()) continue;
+      want = rows[stripe] - held->slab.free_places();
+    }
+    collect(table, stripe, want, eviction);
+    if (eviction.victims.size() >= kBatch) SR_RETURN_IF_ERROR(carry_out(table, eviction, progress));
+  }
+  return carry_out(table, eviction, progress);
+}
+
+void Store::Tiering::ask_to_leave(const Table& table) {
+  {
+    const std::lock_guard lock(ahead_mutex_);
+    if (!ahead_of_.insert(table.schema.id).second) return;
+  }
+  ahead_asked_.notify_one();
+}
+
+void Store::Tiering::leave_ahead() {
+  take_ssd_priority();
+  std::unique_lock lock(ahead_mutex_);
+  for (;;) {
+    ahead_asked_.wait(lock, [this] { return is_ending_ || !ahead_of_.empty(); });
+    if (is_ending_) return;
+    const std::uint32_t table_id = ahead_of_.extract(ahead_of_.begin()).value();
+    lock.unlock();
+    try {
+      static_cast<void>(evict_ahead(table_id).is_ok());  // a request that needs the room is told
+    } catch (const std::bad_alloc&) {
+    }
+    lock.lock();
+  }
+}
+
+// Once round the stripes, unless there is room enough, a request wants to evict, or others are to leave.
+Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
+  for (std::uint32_t stripe = 0; stripe < kStripes && wanting_ == 0;) {
+    const std::lock_guard lock(evicting_);
+    const std::shared_ptr<Table> table = store_.table(table_id);
+    if (table == nullptr) return Status::ok();
+    Counts room{};  // that each stripe is to have
+    Counts missing{};
+    std::uint64_t all_room = 0;
+    std::uint64_t all_missing = 0;
+    for (std::uint32_t each = 0; each < kStripes; ++each) {
+      const std::shared_lock stripe_lock(store_.stripes[each].mutex);
+      const TableStripe* held = table->stripes[each].get();
+      if (held == nullptr) continue;
+      room[each] = held->slab.rows() / kAhead;
+      missing[each] = room[each] - std::min(room[each], held->slab.free_places());
+      all_room += room[each];
+      all_missing += missing[each];
+    }
+    if (stripe == 0) {
+      const bool is_enough = all_missing * kUsed < all_room || excess(*table, room) == 0;
+      if (is_enough || is_colder_elsewhere(*table, room)) return Status::ok();
+    }
+    std::fill_n(room.begin(), stripe, 0);
+    for (std::uint64_t rows = 0; stripe < kStripes && rows < kBatchAhead; ++stripe) rows += missing[stripe];
+    std::fill(room.begin() + stripe, room.end(), 0);
+    std::uint64_t removed = 0;
+    SR_RETURN_IF_ERROR(evict_own(*table, room, removed));
+  }
+  return Status::ok();
 }
 
 // Evicts from the coldest places and moves what is left together, until `bytes` have come back.

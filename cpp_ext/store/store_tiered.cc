@@ -110,6 +110,7 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
     status = impl_->promise(*table, bytes);
     if (!status.is_ok()) continue;
     reservation.bytes_ = bytes;
+    impl_->tiering->ask_to_leave(*table);
     return reservation;
   }
   return status;

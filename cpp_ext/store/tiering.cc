@@ -17,7 +17,17 @@ constexpr float kLateShare = 0.1f;  // that the latest look-up has of a table's 
 Store::Tiering::Tiering(Impl& store, std::unique_ptr<SsdTier> ssd)
     : store_(store),
       ssd_(std::move(ssd)),
-      tokens_(std::make_unique<std::atomic<std::uint32_t>[]>(std::size_t{kStripes} * kTokens)) {}
+      tokens_(std::make_unique<std::atomic<std::uint32_t>[]>(std::size_t{kStripes} * kTokens)),
+      ahead_([this] { leave_ahead(); }) {}
+
+Store::Tiering::~Tiering() {
+  {
+    const std::lock_guard lock(ahead_mutex_);
+    is_ending_ = true;
+  }
+  ahead_asked_.notify_all();
+  ahead_.join();
+}
 
 SsdKey Store::Tiering::key_of(const Table& table, std::uint64_t key) const noexcept {
   return ssd_key(store_.slots.slot(row_hash(table.schema.id, key)), table.schema.id, key);
@@ -114,6 +124,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
     longest_hold_.note(clock.held());
   }
   store_.pools.tend();
+  if (rows_found > 0) ask_to_leave(table);
   return Status::ok();
 }
 

@@ -10,8 +10,11 @@
 // it last came (row_meta.h), and takes those of the others that have had fewest updates for their age. Where one table
 // grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory moves.
 //
-// Locks: evicting_ (one thread evicts, deletes or drops at a time), then the table map, then one stripe. claims_ is a
-// leaf. Thread-safe.
+// Rows leave ahead of those that come: after some have come a thread of its own makes as much room again, so that a
+// request finds room and only reads. Where it does not keep up (its priority is low), requests make what they need.
+//
+// Locks: evicting_ (one thread evicts, deletes or drops at a time), then the table map, then one stripe. claims_mutex_
+// and ahead_mutex_ are leaves. Thread-safe.
 #pragma once
 
 #include <array>
@@ -20,7 +23,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -45,6 +50,9 @@ class Store::Tiering {
   using Counts = std::array<std::uint64_t, kStripes>;  // rows by stripe
 
   Tiering(Impl& store, std::unique_ptr<SsdTier> ssd);
+  Tiering(const Tiering&) = delete;
+  Tiering& operator=(const Tiering&) = delete;
+  ~Tiering();
 
   [[nodiscard]] std::uint32_t token(std::uint32_t stripe, std::uint64_t path) const noexcept {
     return token_at(stripe, path).load(std::memory_order_acquire);
@@ -57,6 +65,8 @@ class Store::Tiering {
   // Evicts until `rows` more rows of the table by stripe fit into the budget. kResourceExhausted when they never do,
   // or when the SSD is full.
   Status make_room(Table& table, const Counts& rows);
+  // After rows came: that others leave ahead of the next ones. Returns at once.
+  void ask_to_leave(const Table& table);
 
   // As Store::erase.
   Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys,
@@ -116,7 +126,11 @@ class Store::Tiering {
   Status wait_for(const Table& table, const std::vector<Miss>& misses);
 
   static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);
+  void leave_ahead();
+  Status evict_ahead(std::uint32_t table_id);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
+  [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
+  Status evict_own(Table& table, const Counts& free, std::uint64_t& progress);
   Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
   Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
   [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;
@@ -135,11 +149,18 @@ class Store::Tiering {
   LongestHold longest_hold_;
 
   std::mutex evicting_;
+  std::atomic<int> wanting_{0};  // requests that wait for evicting_, to make room
   std::uint64_t random_ = 0x5eed;  // guarded by evicting_
 
   std::mutex claims_mutex_;
   std::condition_variable claims_changed_;
   std::unordered_set<std::uint64_t> claims_;  // row hashes that are being looked up; guarded by claims_mutex_
+
+  std::mutex ahead_mutex_;
+  std::condition_variable ahead_asked_;
+  std::set<std::uint32_t> ahead_of_;  // tables that rows came to; guarded by ahead_mutex_
+  bool is_ending_ = false;            // guarded by ahead_mutex_
+  std::thread ahead_;                 // the last: it uses all of the above
 };
 
 }  // namespace sparserow
