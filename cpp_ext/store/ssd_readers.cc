@@ -31,8 +31,7 @@ void SsdReaders::work_on(Job& job) {
   for (std::size_t part = job.next++; part < job.parts; part = job.next++) (*job.work)(part);
 }
 
-void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t)>& work,
-                     const std::function<void()>& meanwhile) {
+void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t)>& work) {
   const auto job = std::make_shared<Job>();
   job->work = &work;
   job->parts = parts;
@@ -44,7 +43,6 @@ void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function
     jobs_.push_back(job);
   }
   for (std::size_t i = 0; i < places; ++i) asked_.notify_one();
-  if (meanwhile) meanwhile();
   work_on(*job);
   if (places == 0) return;
   std::unique_lock lock(mutex_);

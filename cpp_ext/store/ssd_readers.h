@@ -27,10 +27,9 @@ class SsdReaders {
   SsdReaders& operator=(const SsdReaders&) = delete;
   ~SsdReaders();  // nobody may be in run()
 
-  // Calls work(part) for each part below `parts`, each once, by up to `helpers` threads and by the caller, who first,
-  // if given, does what else is to be done `meanwhile`; returns when all have returned. Neither may throw.
-  void run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t part)>& work,
-           const std::function<void()>& meanwhile = {});
+  // Calls work(part) for each part below `parts`, each once, by up to `helpers` threads and by the caller; returns when
+  // all have returned. It may not throw.
+  void run(std::size_t parts, std::size_t helpers, const std::function<void(std::size_t part)>& work);
 
  private:
   struct Job {

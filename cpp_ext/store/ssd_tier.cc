@@ -202,7 +202,7 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& options) {
   return std::unique_ptr<SsdTier>(new SsdTier(std::move(impl)));  // NOLINT: the constructor is private
 }
 
-Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out, const std::function<void()>& meanwhile) {
+Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   const auto start = Clock::now();
   std::vector<rocksdb::Slice> slices;
   slices.reserve(keys.size());
@@ -222,7 +222,7 @@ Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out, const std::fu
                         outcomes.data() + begin, /*sorted_input=*/true);
     blocks += blocks_read() - before;
   };
-  impl_->readers.run(parts, plan.helpers, read_part, meanwhile);
+  impl_->readers.run(parts, plan.helpers, read_part);
   impl_->note_blocks(blocks, keys.size());
   std::uint64_t found = 0;
   std::uint64_t bytes = 0;

@@ -94,9 +94,8 @@ class SsdTier {
   static Result<std::unique_ptr<SsdTier>> open(const SsdOptions& options);
   ~SsdTier();  // what is in memory goes to the disk, so that the folder can be inspected
 
-  // keys: ascending. kDataLoss when a block fails its checksum; kUnavailable when the disk does not answer. meanwhile:
-  // what the caller has to do anyway, done while other threads read; it must not throw.
-  Status read(std::span<const SsdKey> keys, SsdImages& out, const std::function<void()>& meanwhile = {});
+  // keys: ascending. kDataLoss when a block fails its checksum; kUnavailable when the disk does not answer.
+  Status read(std::span<const SsdKey> keys, SsdImages& out);
   // kResourceExhausted when the disk, or max_bytes, has no room: then nothing is written. Deletions are always taken
   // while the disk takes them.
   Status write(SsdBatch& batch);

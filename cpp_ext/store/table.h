@@ -123,7 +123,6 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
-  std::atomic<float> found_share{0};  // of the keys that were looked for on the SSD lately: those that it has
   // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).
   std::array<std::uint64_t, kStripes> hands{};
 

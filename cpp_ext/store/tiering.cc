@@ -3,14 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <numeric>
 
 namespace sparserow {
 namespace {
 
 constexpr std::chrono::seconds kLongestRead{60};
-constexpr float kLateShare = 0.1f;  // that the latest look-up has of a table's found_share
 
 }  // namespace
 
@@ -73,18 +71,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
   std::vector<SsdKey> sorted(misses.size());
   for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = keys[order[i]];
   SsdImages stored;
-  const float share = table.found_share;
-  Counts expected{};
-  for (const Miss& miss : misses) ++expected[miss.stripe];
-  for (std::uint64_t& rows : expected) rows = static_cast<std::uint64_t>(share * static_cast<float>(rows));
-  // Others leave while these are read. Where that fails, it is tried again when it is known what comes.
-  const auto leave = [&] {
-    try {
-      static_cast<void>(make_room(table, expected).is_ok());
-    } catch (const std::bad_alloc&) {
-    }
-  };
-  if (Status status = ssd_->read(sorted, stored, leave); !status.is_ok()) return lost(table, status);
+  if (Status status = ssd_->read(sorted, stored); !status.is_ok()) return lost(table, status);
   std::vector<RowImage> images(misses.size());
   Counts found{};
   std::uint64_t rows_found = 0;
@@ -96,8 +83,6 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
     ++found[misses[order[i]].stripe];
     ++rows_found;
   }
-  const float found_share = static_cast<float>(rows_found) / static_cast<float>(misses.size());
-  table.found_share = share + kLateShare * (found_share - share);
   const bool has_room = rows_found == 0 || make_room(table, found).is_ok();
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(),
