@@ -103,13 +103,20 @@ void Store::Tiering::leave_ahead() {
     ahead_asked_.wait(lock, [this] { return is_ending_ || !ahead_of_.empty(); });
     if (is_ending_) return;
     const std::uint32_t table_id = ahead_of_.extract(ahead_of_.begin()).value();
+    is_leaving_ahead_ = true;
     lock.unlock();
     try {
       static_cast<void>(evict_ahead(table_id).is_ok());  // a request that needs the room is told
     } catch (const std::bad_alloc&) {
     }
     lock.lock();
+    is_leaving_ahead_ = false;
   }
+}
+
+bool Store::Tiering::is_making_room() const {
+  const std::lock_guard lock(ahead_mutex_);
+  return is_leaving_ahead_ || !ahead_of_.empty();
 }
 
 // Once round the stripes, unless there is room enough, a request wants to evict, or others are to leave.

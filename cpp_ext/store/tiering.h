@@ -81,6 +81,7 @@ class Store::Tiering {
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
   [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
+  [[nodiscard]] bool is_making_room() const;
   [[nodiscard]] HoldTimes longest_hold() const noexcept { return longest_hold_.longest(); }
 
  private:
@@ -156,9 +157,10 @@ class Store::Tiering {
   std::condition_variable claims_changed_;
   std::unordered_set<std::uint64_t> claims_;  // row hashes that are being looked up; guarded by claims_mutex_
 
-  std::mutex ahead_mutex_;
+  mutable std::mutex ahead_mutex_;
   std::condition_variable ahead_asked_;
   std::set<std::uint32_t> ahead_of_;  // tables that rows came to; guarded by ahead_mutex_
+  bool is_leaving_ahead_ = false;     // guarded by ahead_mutex_
   bool is_ending_ = false;            // guarded by ahead_mutex_
   std::thread ahead_;                 // the last: it uses all of the above
 };

@@ -231,6 +231,7 @@ class _Contest:
         for block in _with_progress(law, blocks):
             with self._turn(tiered):
                 moved = self._tiered_block(block)
+                moved.append(self._room_made())
             with self._turn(plain):
                 for batch in block:
                     self._step(self._plain, batch)
@@ -295,6 +296,14 @@ class _Contest:
             missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
             moved.append((missed, written))
         return moved
+
+    def _room_made(self) -> tuple[int, int]:
+        """Waits until the store has made room for the next batch; rows that it read and wrote meanwhile."""
+        before = self._moved()
+        while self._tier("is_making_room"):
+            time.sleep(1e-4)
+        missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
+        return missed, written
 
     def _raw_block(self, batches: list[tuple[Keys, Keys]]) -> None:
         for reads, writes in batches:
