@@ -390,12 +390,13 @@ class Store:
     def tier_stats(self) -> dict[str, int | float] | None:
         """Counters since the start, None without an SSD.
 
-        hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted; longest_hold_seconds of
-        rows that pulls wait for while others leave or come back, and longest_hold_cpu_seconds; ssd_rows_read,
-        ssd_rows_absent, ssd_rows_written; ssd_bytes_read and ssd_bytes_written of rows, ssd_disk_bytes_read of all
-        that no cache had; ssd_reads and ssd_writes: batches, with ssd_read_seconds and ssd_write_seconds of all of
-        them; and as they are now ssd_file_bytes on the disk, ssd_memory_bytes of filters, indexes and buffers, and
-        ssd_background_jobs: flushes and compactions that run or are wanted.
+        hits, misses: keys of pulls and commits; brought_ahead: keys of hints; rows_evicted, evicted_ahead of them
+        before anybody needed their room; longest_hold_seconds of rows that pulls wait for while others leave or come
+        back, and longest_hold_cpu_seconds; ssd_rows_read, ssd_rows_absent, ssd_rows_written; ssd_bytes_read and
+        ssd_bytes_written of rows, ssd_disk_bytes_read of all that no cache had; ssd_reads and ssd_writes: batches,
+        with ssd_read_seconds and ssd_write_seconds of all of them; and as they are now ssd_file_bytes on the disk,
+        ssd_memory_bytes of filters, indexes and buffers, ssd_background_jobs: flushes and compactions that run or are
+        wanted, and is_making_room: whether rows leave ahead, or are about to.
         """
 
     def stats(self) -> list[TableStats]: ...

@@ -271,6 +271,7 @@ py::object tier_stats(const Store& store) {
   out["misses"] = stats->misses;
   out["brought_ahead"] = stats->brought_ahead;
   out["rows_evicted"] = stats->rows_evicted;
+  out["evicted_ahead"] = stats->evicted_ahead;
   out["is_making_room"] = stats->is_making_room;
   out["longest_hold_seconds"] = wall_seconds(stats->longest_hold);
   out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_hold);

@@ -60,8 +60,9 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
   return sum / static_cast<double>(count);
 }
 
-// Appends up to `want` rows that nobody needs in memory. A hand goes over the stripe, a segment of its index at a time:
-// it halves the heat of the rows that have some, and of the others it takes the few that are worth least.
+// Appends `want` rows that nobody needs in memory; fewer where there are not so many, or a few more. A hand goes over
+// the stripe, a segment of its index at a time: it halves the heat of the rows that have some, and of the others it
+// takes the few that are worth least.
 void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
   out.image.resize(table.codec.bytes());
   const std::shared_lock lock(store_.stripes[stripe].mutex);
@@ -87,9 +88,12 @@ void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t w
       cold.push_back({entry.path, entry.row, 0});
     }
     for (Cold& row : cold) row.worth = worth_of(stripe, row.path, held->slab.at(row.row));
-    std::uint64_t most = cold.size();
-    if (passed < kChoosyPasses * rows) most = range.entries.size() * std::max(rows / kFew, 2 * want) / rows + 1;
-    const std::uint64_t count = std::min({most, std::uint64_t{cold.size()}, want - taken.size()});
+    // While it is choosy the same part goes of every segment, also where that is more than is wanted: if a segment were
+    // passed for a row or two, rows would lose their heat faster than others leave.
+    const bool is_choosy = passed < kChoosyPasses * rows;
+    const std::uint64_t most =
+        is_choosy ? range.entries.size() * std::max(rows / kFew, 2 * want) / rows + 1 : want - taken.size();
+    const std::uint64_t count = std::min(most, std::uint64_t{cold.size()});
     std::nth_element(cold.begin(), cold.begin() + static_cast<std::ptrdiff_t>(count), cold.end(),
                      [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
     for (std::size_t i = 0; i < count; ++i) {

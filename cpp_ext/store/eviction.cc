@@ -146,7 +146,9 @@ Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
     for (std::uint64_t rows = 0; stripe < kStripes && rows < kBatchAhead; ++stripe) rows += missing[stripe];
     std::fill(room.begin() + stripe, room.end(), 0);
     std::uint64_t removed = 0;
-    SR_RETURN_IF_ERROR(evict_own(*table, room, removed));
+    Status status = evict_own(*table, room, removed);
+    evicted_ahead_ += removed;
+    SR_RETURN_IF_ERROR(status);
   }
   return Status::ok();
 }

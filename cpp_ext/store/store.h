@@ -69,7 +69,8 @@ struct TierStats {
   std::uint64_t misses = 0;         // that were looked for on the SSD
   std::uint64_t brought_ahead = 0;  // keys that bring() looked for there before anybody pulled them
   std::uint64_t rows_evicted = 0;   // from memory
-  bool is_making_room = false;      // rows leave ahead of those that come, or are about to
+  std::uint64_t evicted_ahead = 0;  // of them, before anybody needed their room
+  bool is_making_room = false;      // some leave ahead now, or are about to
   HoldTimes longest_hold;           // of a stripe that pulls wait for, by eviction and by rows that come back
   SsdStats ssd;
 };

@@ -170,6 +170,7 @@ std::optional<TierStats> Store::tier_stats() const {
                    .misses = misses,
                    .brought_ahead = impl_->tier_ahead,
                    .rows_evicted = impl_->tiering->rows_evicted(),
+                   .evicted_ahead = impl_->tiering->evicted_ahead(),
                    .is_making_room = impl_->tiering->is_making_room(),
                    .longest_hold = impl_->tiering->longest_hold(),
                    .ssd = impl_->tiering->ssd_stats()};

@@ -81,6 +81,7 @@ class Store::Tiering {
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
   [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
+  [[nodiscard]] std::uint64_t evicted_ahead() const noexcept { return evicted_ahead_; }
   [[nodiscard]] bool is_making_room() const;
   [[nodiscard]] HoldTimes longest_hold() const noexcept { return longest_hold_.longest(); }
 
@@ -147,6 +148,7 @@ class Store::Tiering {
   const std::unique_ptr<SsdTier> ssd_;
   const std::unique_ptr<std::atomic<std::uint32_t>[]> tokens_;
   std::atomic<std::uint64_t> rows_evicted_{0};
+  std::atomic<std::uint64_t> evicted_ahead_{0};
   LongestHold longest_hold_;
 
   std::mutex evicting_;

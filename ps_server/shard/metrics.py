@@ -56,6 +56,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("misses", "sparserow_ps_tier_misses", "Keys of pulls and commits that were looked for on the SSD (count)."),
     ("brought_ahead", "sparserow_ps_tier_keys_ahead", "Keys of hints that were looked for on the SSD (count)."),
     ("rows_evicted", "sparserow_ps_tier_rows_evicted", "Rows that left memory for the SSD (count)."),
+    (
+        "evicted_ahead",
+        "sparserow_ps_tier_rows_evicted_ahead",
+        "Rows that left memory before anybody needed their room (count).",
+    ),
     ("ssd_rows_read", "sparserow_ps_ssd_rows_read", "Rows read from the SSD (count)."),
     ("ssd_rows_absent", "sparserow_ps_ssd_rows_absent", "Keys that the SSD was asked for and has not (count)."),
     ("ssd_rows_written", "sparserow_ps_ssd_rows_written", "Rows written to the SSD or deleted there (count)."),

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -338,6 +339,35 @@ TEST_CASE("a folder belongs to one shard of one cluster") {
   REQUIRE(again->create_table(schema_of(1)).is_ok());
   CHECK(pull(*again, 1, {1}).found[0] == 0);
   CHECK(again->stats()[0].rows == 0);
+}
+
+TEST_CASE("rows leave ahead of those that come, after a request has its answer") {
+  const Folder folder;
+  StoreOptions options = tiered(folder);
+  options.memory_budget_bytes = 8 * kBudget;  // of which what an index may need to grow is little
+  const auto store = open(options);
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  const auto wait = [&store] {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (store->tier_stats()->is_making_room) {
+      REQUIRE(std::chrono::steady_clock::now() < deadline);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  fill(*store, 1, 0, 100'000);
+  wait();
+  constexpr std::uint64_t kRequests = 100, kKeys = 100;
+  const TierStats before = *store->tier_stats();
+  for (std::uint64_t request = 0; request < kRequests; ++request) {
+    std::vector<std::uint64_t> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), request * kKeys);  // of rows that left memory long ago
+    static_cast<void>(pull(*store, 1, keys));
+    wait();
+  }
+  const TierStats after = *store->tier_stats();
+  CHECK(after.rows_evicted - before.rows_evicted > kRequests * kKeys / 2);
+  CHECK(after.evicted_ahead - before.evicted_ahead > (after.rows_evicted - before.rows_evicted) * 9 / 10);
+  CHECK(store->used_bytes() <= options.memory_budget_bytes);
 }
 
 TEST_CASE("rows that are used stay in memory while others pass through") {
