@@ -9,10 +9,11 @@
 namespace sparserow {
 namespace {
 
-constexpr int kRounds = 32;                 // of eviction for one request
-constexpr std::uint64_t kBatch = 4096;      // rows written at once
-constexpr std::uint64_t kAhead = 32;        // of a stripe's rows there is room for one more, when nothing comes
-constexpr std::uint64_t kUsed = 4;          // of that room a part has been taken before more is made
+constexpr int kRounds = 32;                  // of eviction for one request
+constexpr std::uint64_t kBatch = 4096;       // rows written at once
+constexpr std::uint64_t kAhead = 32;         // of a stripe's rows there is room for one more, when nothing comes
+constexpr std::uint64_t kUsed = 4;           // of that room a part has been taken before more is made
+constexpr std::uint64_t kAskedFor = 128;     // rows that come: to look whether there is room is dearer than one
 constexpr std::uint64_t kBatchAhead = 1024;  // rows, after which a request need not wait any longer
 
 }  // namespace
@@ -88,7 +89,9 @@ Status Store::Tiering::evict_own(Table& table, const Counts& rows, std::uint64_t
   return carry_out(table, eviction, progress);
 }
 
-void Store::Tiering::ask_to_leave(const Table& table) {
+void Store::Tiering::ask_to_leave(Table& table, std::uint64_t rows) {
+  if (table.came.fetch_add(rows, std::memory_order_relaxed) + rows < kAskedFor) return;
+  table.came = 0;
   {
     const std::lock_guard lock(ahead_mutex_);
     if (!ahead_of_.insert(table.schema.id).second) return;

@@ -29,9 +29,7 @@ bool SsdTier::is_built() noexcept { return false; }
 Result<std::unique_ptr<SsdTier>> SsdTier::open(const SsdOptions& /*options*/) { return not_built(); }
 SsdTier::SsdTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SsdTier::~SsdTier() = default;
-Status SsdTier::read(std::span<const SsdKey> /*keys*/, SsdImages& /*out*/) {
-  return not_built();
-}
+Status SsdTier::read(std::span<const SsdKey> /*keys*/, SsdImages& /*out*/) { return not_built(); }
 Status SsdTier::write(SsdBatch& /*batch*/) { return not_built(); }
 Status SsdTier::erase_table(std::uint32_t /*table_id*/, std::uint32_t /*slot_count*/) { return not_built(); }
 Status SsdTier::visit_slot(std::uint32_t /*slot*/, std::uint32_t /*table_id*/,

@@ -1,5 +1,6 @@
 // What a store with an SSD does differently: reserve, bring and scan.
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 
 #include "store/store_impl.h"
@@ -110,7 +111,7 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
     status = impl_->promise(*table, bytes);
     if (!status.is_ok()) continue;
     reservation.bytes_ = bytes;
-    impl_->tiering->ask_to_leave(*table);
+    impl_->tiering->ask_to_leave(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
     return reservation;
   }
   return status;

@@ -123,6 +123,7 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
+  std::atomic<std::uint64_t> came{0};  // rows, since others were last asked to leave ahead of the next ones
   // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).
   std::array<std::uint64_t, kStripes> hands{};
 

@@ -109,7 +109,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
     longest_hold_.note(clock.held());
   }
   store_.pools.tend();
-  if (rows_found > 0) ask_to_leave(table);
+  ask_to_leave(table, rows_found);
   return Status::ok();
 }
 

@@ -65,8 +65,8 @@ class Store::Tiering {
   // Evicts until `rows` more rows of the table by stripe fit into the budget. kResourceExhausted when they never do,
   // or when the SSD is full.
   Status make_room(Table& table, const Counts& rows);
-  // After rows came: that others leave ahead of the next ones. Returns at once.
-  void ask_to_leave(const Table& table);
+  // After so many rows came: that others leave ahead of the next ones. Returns at once.
+  void ask_to_leave(Table& table, std::uint64_t rows);
 
   // As Store::erase.
   Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys,
@@ -152,7 +152,7 @@ class Store::Tiering {
   LongestHold longest_hold_;
 
   std::mutex evicting_;
-  std::atomic<int> wanting_{0};  // requests that wait for evicting_, to make room
+  std::atomic<int> wanting_{0};    // requests that wait for evicting_, to make room
   std::uint64_t random_ = 0x5eed;  // guarded by evicting_
 
   std::mutex claims_mutex_;
