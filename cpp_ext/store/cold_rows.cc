@@ -46,18 +46,22 @@ Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool o
   return best;
 }
 
-// Of some of its rows, on average; -1 when it has none in memory.
+// On average, of some of the rows that may leave; -1 where there are none.
 double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
   const std::uint64_t path = next_random();
   const std::shared_lock lock(store_.stripes[stripe].mutex);
   const TableStripe* held = table.stripes[stripe].get();
   if (held == nullptr) return -1;
   const RowIndex::Range range = held->index.range_at(path);
-  if (range.entries.empty()) return 0;
   double sum = 0;
-  const std::size_t count = std::min<std::size_t>(range.entries.size(), 64);
-  for (std::size_t i = 0; i < count; ++i) sum += held->slab.meta(range.entries[i].row).heat();
-  return sum / static_cast<double>(count);
+  double rows = 0;
+  for (std::size_t i = 0; i < std::min<std::size_t>(range.entries.size(), 64); ++i) {
+    const RowMeta meta = held->slab.meta(range.entries[i].row);
+    if (meta.is_pinned()) continue;
+    sum += meta.heat();
+    ++rows;
+  }
+  return rows == 0 ? -1 : sum / rows;
 }
 
 // Appends `want` rows that nobody needs in memory; fewer where there are not so many, or a few more. A hand goes over
