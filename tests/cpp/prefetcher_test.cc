@@ -122,6 +122,7 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
     for (auto& id : ids) id = static_cast<std::int64_t>(random() % 12);
     return ids;
   };
+  std::uint64_t deferred = 0;
   for (int round = 0; round < 40; ++round) {
     Fixture f;
     Prefetcher one(f.session, /*exact=*/true), two(f.session, /*exact=*/true);
@@ -192,8 +193,9 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
         }
       }
     }
-    CHECK(f.session->stats().rows_deferred > 0);
+    deferred += f.session->stats().rows_deferred;
   }
+  CHECK(deferred > 0);  // in nearly every round
 }
 
 TEST_CASE("inexact: rows stay as they were pulled up to their step, and are pulled again after it") {
