@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -223,8 +224,7 @@ class _Contest:
         for block in _with_progress(f"{law}: warm up", blocks):
             self._raw_block(self._cold_rows(self._tiered_block(block)))  # it has to be as busy behind its reads
         self._settle()
-        for folder in self._folders:
-            _read_files(folder)
+        _read_files(self._folders)
         tiered, plain, raw = _Taken(), _Taken(), _Taken()
         misses = 0
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
@@ -332,8 +332,11 @@ class _Contest:
         return self._random.integers(self._size.rows, size=count, dtype=np.uint64)
 
 
-def _read_files(folder: Path) -> None:
-    for path in _with_progress("files into the system's cache", sorted(folder.rglob("*"))):
+def _read_files(folders: Sequence[Path]) -> None:
+    """In turns, so that where the cache cannot hold them all it has as much of each folder."""
+    turns = zip_longest(*(sorted(folder.rglob("*")) for folder in folders))
+    paths = [path for turn in turns for path in turn if path is not None]
+    for path in _with_progress("files into the system's cache", paths):
         with suppress(OSError), path.open("rb", buffering=0) as file:  # a folder, or gone meanwhile
             while file.read(1 << 22):
                 pass
