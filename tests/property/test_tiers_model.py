@@ -95,7 +95,7 @@ def put_into(store: _server.Store, old: _server.Store) -> None:
     for table in TABLES:
         done = 0
         while done < SLOTS:
-            *columns, _, done = snapshot.next(table, max_bytes=16 << 10)  # of one stripe: much of such a budget
+            *columns, _, done = snapshot.next(table, max_bytes=64 << 10)
             install_page(store, table, columns)
     versions = snapshot.slot_versions
     snapshot.end()
