@@ -122,7 +122,7 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
     for (auto& id : ids) id = static_cast<std::int64_t>(random() % 12);
     return ids;
   };
-  std::uint64_t deferred = 0;
+  int rounds_with_deferred_rows = 0;
   for (int round = 0; round < 40; ++round) {
     Fixture f;
     Prefetcher one(f.session, /*exact=*/true), two(f.session, /*exact=*/true);
@@ -193,9 +193,9 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
         }
       }
     }
-    deferred += f.session->stats().rows_deferred;
+    rounds_with_deferred_rows += f.session->stats().rows_deferred > 0 ? 1 : 0;
   }
-  CHECK(deferred > 0);  // in nearly every round
+  CHECK(rounds_with_deferred_rows >= 36);  // by chance not in each
 }
 
 TEST_CASE("inexact: rows stay as they were pulled up to their step, and are pulled again after it") {
