@@ -7,6 +7,7 @@
 namespace sparserow {
 namespace {
 
+constexpr int kLooks = 64;         // at rows of a segment, to tell how warm they are
 constexpr int kPasses = 6;         // of a hand over one stripe: the hottest row has cooled down after five
 constexpr int kChoosyPasses = 2;   // of them; after that it takes any row without heat
 constexpr std::uint64_t kFew = 8;  // one row of so many goes at a time, so that those left are worth more
@@ -15,8 +16,8 @@ constexpr std::uint64_t kFew = 8;  // one row of so many goes at a time, so that
 
 std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_); }
 
-// The coldest of some stripes of some tables that have rows in memory; of those that have a part of memory of their
-// own, only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
+// The coldest of some stripes of some tables where rows may leave; of tables that have a part of memory of their own,
+// only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
 Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
   std::vector<std::shared_ptr<Table>> tables;
   {
@@ -29,37 +30,40 @@ Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool o
     return held->schema.policy.ram_share > 0 && held.get() != &wanting && excess_of_share(*held, 0) == 0;
   });
   Place best;
-  if (tables.empty()) return best;
   constexpr int kSamples = 6;
-  for (int sample = 0, missed = 0; sample < kSamples && missed < 4 * static_cast<int>(kStripes);) {
-    const std::uint64_t random = next_random();
-    const auto& held = tables[(random >> 32) % tables.size()];
-    const std::uint32_t stripe = static_cast<std::uint32_t>(random) % store_.slots.stripe_count();
-    const double heat = heat_of(*held, stripe);
-    if (heat < 0) {
-      ++missed;
-      continue;
+  const std::uint64_t places = tables.size() * store_.slots.stripe_count();
+  for (int sample = 0; sample < kSamples && places > 0; ++sample) {
+    const std::uint64_t first = next_random() % places;
+    double heat = -1;
+    for (std::uint64_t step = 0; step < places && heat < 0; ++step) {
+      const std::uint64_t at = (first + step) % places;  // of a stripe all tables, then of the next
+      const auto& held = tables[at % tables.size()];
+      const auto stripe = static_cast<std::uint32_t>(at / tables.size());
+      heat = heat_of(*held, stripe);
+      if (heat >= 0 && (best.table == nullptr || heat < best.heat)) best = {held, stripe, heat};
     }
-    ++sample;
-    if (best.table == nullptr || heat < best.heat) best = {held, stripe, heat};
+    if (heat < 0) break;
   }
   return best;
 }
 
-// On average, of some of the rows that may leave; -1 where there are none.
+// On average, of some of the rows that may leave; -1 where there are none. They may be anywhere among the paths: a
+// checkpoint brings rows in the order of these, and those that came first have left.
 double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
-  const std::uint64_t path = next_random();
+  std::uint64_t path = next_random();
   const std::shared_lock lock(store_.stripes[stripe].mutex);
   const TableStripe* held = table.stripes[stripe].get();
   if (held == nullptr) return -1;
-  const RowIndex::Range range = held->index.range_at(path);
   double sum = 0;
   double rows = 0;
-  for (std::size_t i = 0; i < std::min<std::size_t>(range.entries.size(), 64); ++i) {
-    const RowMeta meta = held->slab.meta(range.entries[i].row);
-    if (meta.is_pinned()) continue;
-    sum += meta.heat();
-    ++rows;
+  for (int rounds = 0; rows == 0 && rounds < 2; rounds += path == 0) {
+    int looked_at = 0;
+    path = held->index.visit_range(path, [&](std::uint64_t, std::uint32_t row) {
+      const RowMeta meta = held->slab.meta(row);
+      if (looked_at++ >= kLooks || meta.is_pinned()) return;
+      sum += meta.heat();
+      ++rows;
+    });
   }
   return rows == 0 ? -1 : sum / rows;
 }
@@ -110,7 +114,7 @@ void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t w
       table.codec.encode(key, row, out.image.data());
       out.batch.put(key_of(table, key), out.image);
     }
-    passed += std::max<std::uint64_t>(range.entries.size(), 1);
+    passed += range.entries.size();
   }
 }
 

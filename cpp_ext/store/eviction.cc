@@ -1,6 +1,7 @@
 // The way down: cold rows leave memory for the SSD. See tiering.h; which ones is in cold_rows.cc.
 #include <algorithm>
 #include <new>
+#include <numeric>
 
 #include "store/snapshot.h"
 #include "store/ssd_readers.h"
@@ -40,6 +41,12 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   if (excess(table, rows) == 0) return Status::ok();
+  const std::uint64_t all = std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
+  const std::uint64_t least = all * table.layout.data_bytes;
+  if (least > store_.options.memory_budget_bytes) {  // nobody need leave for what never fits
+    return over_budget(table.schema.name, store_.options.memory_budget_bytes,
+                       store_.pools.used_bytes() + store_.promised_bytes.load(), least);
+  }
   ++wanting_;
   const std::lock_guard lock(evicting_);
   --wanting_;

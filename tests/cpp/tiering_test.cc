@@ -394,6 +394,40 @@ TEST_CASE("room is made where rows may leave, also when most places have only ro
   CHECK(store->used_bytes() <= kBudget);
 }
 
+TEST_CASE("room is made also where rows came in the order of their paths, as a checkpoint brings them") {
+  constexpr std::uint32_t kTables = 8;  // of which one has rows
+  constexpr std::size_t kPageRows = 200;
+  const Folder folder;
+  auto options = tiered(folder);
+  options.slot_count = 2;
+  const auto store = open(options);
+  for (std::uint32_t table = 1; table <= kTables; ++table) REQUIRE(store->create_table(schema_of(table)).is_ok());
+  std::vector<std::uint64_t> keys(200'000);
+  std::iota(keys.begin(), keys.end(), 0u);
+  std::sort(keys.begin(), keys.end(),
+            [](std::uint64_t left, std::uint64_t right) { return row_hash(1, left) < row_hash(1, right); });
+  const std::vector<float> rows(kPageRows * kDim, 0.5f);
+  for (std::size_t first = 0; first < keys.size(); first += kPageRows) {
+    const Status status = store->assign(1, std::span(keys).subspan(first, kPageRows), rows.data());
+    INFO(first, " rows: ", status.message());
+    REQUIRE(status.is_ok());
+  }
+  CHECK(store->used_bytes() <= kBudget);
+}
+
+TEST_CASE("what can never fit is refused and makes nobody leave") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 500);
+  const std::uint64_t before = store->stats()[0].rows - store->stats()[0].ssd_rows;
+  std::vector<std::uint64_t> many(20'000);
+  std::iota(many.begin(), many.end(), 1000u);
+  const std::vector<float> rows(many.size() * kDim, 1.0f);
+  CHECK(store->assign(1, many, rows.data()).code() == Code::kResourceExhausted);
+  CHECK(store->stats()[0].rows - store->stats()[0].ssd_rows == before);
+}
+
 TEST_CASE("rows that are used stay in memory while others pass through") {
   const Folder folder;
   const auto store = open(tiered(folder));
