@@ -17,6 +17,10 @@ constexpr std::uint64_t kUsed = 4;           // of that room a part has been tak
 constexpr std::uint64_t kAskedFor = 128;     // rows that come: to look whether there is room is dearer than one
 constexpr std::uint64_t kBatchAhead = 1024;  // rows, after which a request need not wait any longer
 
+std::uint64_t sum_of(const std::array<std::uint64_t, kStripes>& rows) noexcept {
+  return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
+}
+
 }  // namespace
 
 // Bytes over budget when `rows` more rows come; 0 when they fit.
@@ -41,8 +45,7 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   if (excess(table, rows) == 0) return Status::ok();
-  const std::uint64_t all = std::accumulate(rows.begin(), rows.end(), std::uint64_t{0});
-  const std::uint64_t least = all * table.layout.data_bytes;
+  const std::uint64_t least = sum_of(rows) * table.layout.data_bytes;
   if (least > store_.options.memory_budget_bytes) {  // nobody need leave for what never fits
     return over_budget(table.schema.name, store_.options.memory_budget_bytes,
                        store_.pools.used_bytes() + store_.promised_bytes.load(), least);
@@ -79,18 +82,25 @@ bool Store::Tiering::is_colder_elsewhere(const Table& table, const Counts& rows)
   return cold.table != nullptr && cold.table.get() != &table && 2 * cold.heat + 0.5 < heat_of(table, own);
 }
 
+// Of a stripe that has rows, the places that it is short of for so many more.
+Store::Tiering::Counts Store::Tiering::missing_places(const Table& table, const Counts& rows) const {
+  Counts missing{};
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    if (rows[stripe] == 0) continue;
+    const std::shared_lock lock(store_.stripes[stripe].mutex);
+    const TableStripe* held = table.stripes[stripe].get();
+    if (held != nullptr) missing[stripe] = rows[stripe] - std::min(rows[stripe], held->slab.free_places());
+  }
+  return missing;
+}
+
 // Evicts rows of the table until each stripe has places for so many.
 Status Store::Tiering::evict_own(Table& table, const Counts& rows, std::uint64_t& progress) {
+  const Counts missing = missing_places(table, rows);
   Eviction eviction;
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-    std::uint64_t want = 0;
-    {
-      const std::shared_lock lock(store_.stripes[stripe].mutex);
-      const TableStripe* held = table.stripes[stripe].get();
-      if (held == nullptr || rows[stripe] <= held->slab.free_places()) continue;
-      want = rows[stripe] - held->slab.free_places();
-    }
-    collect(table, stripe, want, eviction);
+    if (missing[stripe] == 0) continue;
+    collect(table, stripe, missing[stripe], eviction);
     if (eviction.victims.size() >= kBatch) SR_RETURN_IF_ERROR(carry_out(table, eviction, progress));
   }
   return carry_out(table, eviction, progress);
@@ -136,20 +146,13 @@ Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
     const std::shared_ptr<Table> table = store_.table(table_id);
     if (table == nullptr) return Status::ok();
     Counts room{};  // that each stripe is to have
-    Counts missing{};
-    std::uint64_t all_room = 0;
-    std::uint64_t all_missing = 0;
     for (std::uint32_t each = 0; each < kStripes; ++each) {
       const std::shared_lock stripe_lock(store_.stripes[each].mutex);
-      const TableStripe* held = table->stripes[each].get();
-      if (held == nullptr) continue;
-      room[each] = held->slab.rows() / kAhead;
-      missing[each] = room[each] - std::min(room[each], held->slab.free_places());
-      all_room += room[each];
-      all_missing += missing[each];
+      if (const auto& held = table->stripes[each]; held != nullptr) room[each] = held->slab.rows() / kAhead;
     }
+    const Counts missing = missing_places(*table, room);
     if (stripe == 0) {
-      const bool is_enough = all_missing * kUsed < all_room || excess(*table, room) == 0;
+      const bool is_enough = sum_of(missing) * kUsed < sum_of(room) || excess(*table, room) == 0;
       if (is_enough || is_colder_elsewhere(*table, room)) return Status::ok();
     }
     std::fill_n(room.begin(), stripe, 0);

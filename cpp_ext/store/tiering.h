@@ -132,6 +132,7 @@ class Store::Tiering {
   Status evict_ahead(std::uint32_t table_id);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
+  [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;
   Status evict_own(Table& table, const Counts& rows, std::uint64_t& progress);
   Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
   Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
