@@ -276,6 +276,7 @@ py::object tier_stats(const Store& store) {
   out["longest_hold_seconds"] = wall_seconds(stats->longest_hold);
   out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_hold);
   out["ssd_file_bytes"] = stats->ssd.file_bytes;
+  out["ssd_garbage_bytes"] = stats->ssd.garbage_bytes;
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
   out["ssd_rows_read"] = stats->ssd.rows_read;
   out["ssd_rows_absent"] = stats->ssd.rows_absent;

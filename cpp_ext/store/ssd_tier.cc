@@ -39,6 +39,13 @@ constexpr ReadPlan kFromDisk{2, 31};
 constexpr float kDiskShare = 0.05f;  // of rows, from which on they come from the disk
 constexpr float kLateShare = 0.1f;   // that the latest read has of the share
 constexpr std::uint64_t kFileBytes = std::uint64_t{64} << 20;
+// Garbage: images of rows that were written again. To collect it the other images of the same files are copied, at each
+// compaction, be there much of it or none; so that begins and ends at these shares of all images' bytes.
+constexpr double kMuchGarbage = 0.25;
+constexpr double kLittleGarbage = 0.15;
+constexpr double kSomeGarbage = 0.05;  // instead of both where files take more of max_bytes than kScarce
+constexpr double kScarce = 0.75;
+constexpr std::uint64_t kLookAfter = kWriteBufferBytes;  // bytes written
 
 template <class T>
 void put_big_endian(T value, char* out) noexcept {
@@ -75,7 +82,7 @@ rocksdb::Options database_options() {
   options.max_open_files = -1;
   options.enable_blob_files = true;
   options.blob_file_size = kFileBytes;
-  options.enable_blob_garbage_collection = true;
+  options.enable_blob_garbage_collection = false;  // look_for_garbage() begins and ends it
   options.blob_garbage_collection_age_cutoff = 0.25;
   options.blob_garbage_collection_force_threshold = 0.5;
   options.keep_log_file_num = 2;
@@ -141,7 +148,9 @@ struct SsdTier::Impl {
   rocksdb::Options database;
   std::shared_ptr<rocksdb::Cache> cache;
   SsdReaders readers{kFromDisk.helpers};
-  std::atomic<float> disk_share{0};  // of the rows of late reads
+  std::atomic<float> disk_share{0};             // of the rows of late reads
+  std::atomic<std::uint64_t> not_looked_at{0};  // bytes written since garbage was looked for
+  std::atomic<bool> collects_garbage{false};
   std::unique_ptr<rocksdb::DB> db;
   std::atomic<std::uint64_t> rows_read{0}, rows_absent{0}, rows_written{0}, bytes_read{0}, bytes_written{0};
   std::atomic<std::uint64_t> reads{0}, read_nanoseconds{0}, blocks_read{0}, writes{0}, write_nanoseconds{0};
@@ -160,6 +169,24 @@ struct SsdTier::Impl {
     blocks_read += blocks;
     const float share = std::min(1.0f, static_cast<float>(blocks) / static_cast<float>(rows));
     disk_share = disk_share + kLateShare * (share - disk_share);  // of two at once one may be lost
+  }
+
+  // As far as compactions have met it.
+  [[nodiscard]] std::uint64_t garbage_bytes() const {
+    return property(rocksdb::DB::Properties::kLiveBlobFileGarbageSize);
+  }
+
+  void look_for_garbage(std::uint64_t written) {
+    if (not_looked_at.fetch_add(written) + written < kLookAfter) return;
+    not_looked_at = 0;
+    const bool is_scarce = static_cast<double>(file_bytes()) > kScarce * static_cast<double>(options.max_bytes);
+    double share = collects_garbage ? kLittleGarbage : kMuchGarbage;
+    if (options.max_bytes > 0 && is_scarce) share = kSomeGarbage;
+    const auto images = static_cast<double>(property(rocksdb::DB::Properties::kLiveBlobFileSize));
+    const bool wanted = static_cast<double>(garbage_bytes()) > share * images;
+    if (wanted == collects_garbage) return;
+    const rocksdb::Status set = db->SetOptions({{"enable_blob_garbage_collection", wanted ? "true" : "false"}});
+    if (set.ok()) collects_garbage = wanted;  // else at the next look
   }
 
   // Once a write failed the database refuses all others until it is told to go on.
@@ -283,6 +310,7 @@ Status SsdTier::write(SsdBatch& batch) {
   }
   impl_->rows_written += writes.size();
   impl_->bytes_written += batch.bytes();
+  impl_->look_for_garbage(batch.bytes());
   ++impl_->writes;
   impl_->write_nanoseconds += nanoseconds_since(start);
   return Status::ok();
@@ -334,6 +362,7 @@ Status SsdTier::flush() {
 
 SsdStats SsdTier::stats() const {
   return {.file_bytes = impl_->file_bytes(),
+          .garbage_bytes = impl_->garbage_bytes(),
           .memory_bytes = impl_->unwritten_bytes() +
                           impl_->property(rocksdb::DB::Properties::kEstimateTableReadersMem) + impl_->cache->GetUsage(),
           .rows_read = impl_->rows_read,

@@ -70,10 +70,11 @@ class SsdBatch {
 };
 
 struct SsdStats {
-  std::uint64_t file_bytes = 0;    // on the disk
-  std::uint64_t memory_bytes = 0;  // of filters, indexes, block cache and what is not yet on the disk
-  std::uint64_t rows_read = 0;     // found by reads
-  std::uint64_t rows_absent = 0;   // looked for and not there
+  std::uint64_t file_bytes = 0;     // on the disk
+  std::uint64_t garbage_bytes = 0;  // of them, images of rows that were written again or deleted; those met so far
+  std::uint64_t memory_bytes = 0;   // of filters, indexes, block cache and what is not yet on the disk
+  std::uint64_t rows_read = 0;      // found by reads
+  std::uint64_t rows_absent = 0;    // looked for and not there
   std::uint64_t rows_written = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;

@@ -78,6 +78,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
 )
 _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("ssd_file_bytes", "sparserow_ps_ssd_file_bytes", "Files on the SSD (bytes)."),
+    (
+        "ssd_garbage_bytes",
+        "sparserow_ps_ssd_garbage_bytes",
+        "Of the files on the SSD: images of rows that were written again or deleted, found so far (bytes).",
+    ),
     ("ssd_memory_bytes", "sparserow_ps_ssd_memory_bytes", "Memory of the SSD's filters, indexes and buffers (bytes)."),
     (
         "ssd_background_jobs",

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "store/ssd_tier.h"
 #include "store/store.h"
 
 namespace sparserow {
@@ -426,6 +427,59 @@ TEST_CASE("what can never fit is refused and makes nobody leave") {
   const std::vector<float> rows(many.size() * kDim, 1.0f);
   CHECK(store->assign(1, many, rows.data()).code() == Code::kResourceExhausted);
   CHECK(store->stats()[0].rows - store->stats()[0].ssd_rows == before);
+}
+
+// A number that the system counts of this process, by name.
+std::uint64_t counted(const std::string& name) {
+  std::ifstream file("/proc/self/io");
+  std::string word;
+  std::uint64_t value = 0;
+  while (file >> word >> value) {
+    if (word == name + ":") return value;
+  }
+  FAIL("no such count: ", name);
+  return 0;
+}
+
+void write_images(SsdTier& ssd, const std::vector<std::uint64_t>& keys, const std::vector<std::byte>& image) {
+  SsdBatch batch;
+  for (const std::uint64_t key : keys) batch.put(ssd_key(0, 1, key), image);
+  REQUIRE(ssd.write(batch).is_ok());
+}
+
+void wait_for_jobs(const SsdTier& ssd) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (ssd.stats().background_jobs > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+TEST_CASE("garbage on the SSD is collected, and what is none is written once") {
+  constexpr std::uint64_t kImage = 8 << 10, kAtOnce = 256, kFresh = 26, kBatches = 128;
+  const Folder folder;
+  auto opened = SsdTier::open({.path = folder.path().string()});
+  REQUIRE(opened.is_ok());
+  SsdTier& ssd = *opened.value();
+  const std::vector<std::byte> image(kImage, std::byte{7});
+  std::vector<std::uint64_t> keys(kAtOnce);
+  const std::uint64_t before = counted("wchar");
+  for (std::uint64_t batch = 0; batch < kBatches; ++batch) {  // 268 MB
+    for (std::uint64_t i = 0; i < kAtOnce; ++i) keys[i] = batch + i * kBatches;
+    write_images(ssd, keys, image);
+  }
+  REQUIRE(ssd.flush().is_ok());
+  wait_for_jobs(ssd);
+  CHECK(ssd.stats().garbage_bytes == 0);
+  CHECK(static_cast<double>(counted("wchar") - before) < 1.1 * kImage * kAtOnce * kBatches);
+  // 1.9 GB of a fifth of the rows, again and again, and among them fresh ones, so that no file is garbage as a whole.
+  for (std::uint64_t batch = kBatches; batch < 8 * kBatches; ++batch) {
+    for (std::uint64_t i = 0; i < kFresh; ++i) keys[i] = batch + (i + kAtOnce) * 8 * kBatches;
+    for (std::uint64_t i = kFresh; i < kAtOnce; ++i) keys[i] = batch % (kBatches / 5) + i * kBatches;
+    write_images(ssd, keys, image);
+  }
+  REQUIRE(ssd.flush().is_ok());
+  wait_for_jobs(ssd);
+  CHECK(ssd.stats().file_bytes < std::uint64_t{1300} << 20);
 }
 
 TEST_CASE("rows that are used stay in memory while others pass through") {
