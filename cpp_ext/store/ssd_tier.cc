@@ -39,6 +39,10 @@ constexpr ReadPlan kFromDisk{2, 31};
 constexpr float kDiskShare = 0.05f;  // of rows, from which on they come from the disk
 constexpr float kLateShare = 0.1f;   // that the latest read has of the share
 constexpr std::uint64_t kFileBytes = std::uint64_t{64} << 20;
+// Flushed buffers that no compaction has taken yet: from the first number on RocksDB slows writes down, from the second
+// on it stops them. Its own numbers (20, 36) are for files with values; here such a file is 3 MB of keys.
+constexpr int kManyFlushed = 64;
+constexpr int kTooManyFlushed = 128;
 // Garbage: images of rows that were written again. To collect it the other images of the same files are copied, at each
 // compaction, be there much of it or none; so that begins and ends at these shares of all images' bytes.
 constexpr double kMuchGarbage = 0.25;
@@ -78,6 +82,8 @@ rocksdb::Options database_options() {
   options.memtable_whole_key_filtering = true;
   options.allow_concurrent_memtable_write = false;  // one thread evicts
   options.target_file_size_base = kFileBytes;
+  options.level0_slowdown_writes_trigger = kManyFlushed;
+  options.level0_stop_writes_trigger = kTooManyFlushed;
   options.level_compaction_dynamic_level_bytes = true;
   options.max_open_files = -1;
   options.enable_blob_files = true;
