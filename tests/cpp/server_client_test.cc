@@ -359,7 +359,7 @@ TEST_CASE("callers share a client; a shard that comes back is found again") {
       }
     });
   }
-  for (int round = 0; round < 3; ++round) {
+  for (std::uint64_t round = 0; round < 3; ++round) {
     std::this_thread::sleep_for(100ms);
     ServerOptions options;
     options.port = cluster.servers[1]->port();
@@ -369,8 +369,11 @@ TEST_CASE("callers share a client; a shard that comes back is found again") {
     std::this_thread::sleep_for(30ms);
     cluster.servers[1] = take(Server::start(options, cluster.stores[1]));
     REQUIRE_OK(cluster.servers[1]->set_route(1, cluster.slot_owner));
+    const auto deadline = std::chrono::steady_clock::now() + 30s;
+    while (client->stats().reconnects <= round && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(1ms);
+    }
   }
-  std::this_thread::sleep_for(100ms);
   stop = true;
   for (auto& caller : callers) caller.join();
   // A request may meet the new server before its route is set; that is told, not hidden.
