@@ -66,7 +66,7 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
 
 Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t& progress) {
   if (!is_colder_elsewhere(table, rows)) {
-    const Status status = evict_own(table, rows, progress);
+    const Status status = evict_own(table, missing_places(table, rows), progress);
     if (!status.is_ok()) return progress > 0 ? Status::ok() : status;
   }
   const std::uint64_t over = excess(table, rows);
@@ -94,9 +94,8 @@ Store::Tiering::Counts Store::Tiering::missing_places(const Table& table, const 
   return missing;
 }
 
-// Evicts rows of the table until each stripe has places for so many.
-Status Store::Tiering::evict_own(Table& table, const Counts& rows, std::uint64_t& progress) {
-  const Counts missing = missing_places(table, rows);
+// Evicts so many rows of each stripe of the table, or a few more.
+Status Store::Tiering::evict_own(Table& table, const Counts& missing, std::uint64_t& progress) {
   Eviction eviction;
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (missing[stripe] == 0) continue;
@@ -150,16 +149,16 @@ Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
       const std::shared_lock stripe_lock(store_.stripes[each].mutex);
       if (const auto& held = table->stripes[each]; held != nullptr) room[each] = held->slab.rows() / kAhead;
     }
-    const Counts missing = missing_places(*table, room);
+    Counts missing = missing_places(*table, room);
     if (stripe == 0) {
       const bool is_enough = sum_of(missing) * kUsed < sum_of(room) || excess(*table, room) == 0;
       if (is_enough || is_colder_elsewhere(*table, room)) return Status::ok();
     }
-    std::fill_n(room.begin(), stripe, 0);
+    std::fill_n(missing.begin(), stripe, 0);
     for (std::uint64_t rows = 0; stripe < kStripes && rows < kBatchAhead; ++stripe) rows += missing[stripe];
-    std::fill(room.begin() + stripe, room.end(), 0);
+    std::fill(missing.begin() + stripe, missing.end(), 0);
     std::uint64_t removed = 0;
-    Status status = evict_own(*table, room, removed);
+    Status status = evict_own(*table, missing, removed);
     evicted_ahead_ += removed;
     SR_RETURN_IF_ERROR(status);
   }
