@@ -150,7 +150,8 @@ void Client::Impl::lead(Lock& lock, Call& call) {
       until = std::min(until, channel.wake_at());
     }
     if (call.open == 0) return;
-    const auto left = std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero());
+    now = Clock::now();
+    const auto left = until > now ? until - now : Clock::duration::zero();  // `until` may be the least there is
     const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     const timespec timeout{left_ns / 1'000'000'000, left_ns % 1'000'000'000};
     lock.unlock();

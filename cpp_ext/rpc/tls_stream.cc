@@ -66,11 +66,13 @@ class TlsStream final : public Stream {
             SSL_read_ex(ssl_.get(), static_cast<std::byte*>(piece.iov_base) + filled, piece.iov_len - filled, &count);
         if (done != 1) {
           const Transfer stopped = stopped_by(done);
+          holds_part_only_ = stopped.want == Transfer::Want::kRead;
           const Transfer flushed = flush();  // the handshake's answer, or why it failed
           if (total + filled > 0) return {total + filled, Transfer::Want::kNothing, 0};
           const bool waits = stopped.want == Transfer::Want::kRead && flushed.want == Transfer::Want::kWrite;
           return waits && held_ == 0 ? flushed : stopped;
         }
+        holds_part_only_ = false;
         filled += count;
       }
       total += filled;
@@ -83,6 +85,7 @@ class TlsStream final : public Stream {
   Transfer try_write(std::span<const iovec> from) noexcept override {
     if (const Transfer stopped = begin(); !ssl_) return stopped;
     if (const Transfer flushed = flush(); has_outgoing()) return flushed;
+    if (SSL_in_init(ssl_.get()) == 1) holds_part_only_ = false;  // a handshake reads to write
     std::size_t total = std::exchange(held_, 0);
     std::size_t offset = 0;
     skip(from, offset, total);
@@ -118,7 +121,7 @@ class TlsStream final : public Stream {
   }
   void reset() noexcept override { under_->reset(); }
   [[nodiscard]] bool has_buffered() const noexcept override {
-    return !ended_ && ssl_ && SSL_has_pending(ssl_.get()) == 1;
+    return !ended_ && ssl_ && !holds_part_only_ && SSL_has_pending(ssl_.get()) == 1;
   }
   [[nodiscard]] std::string why(const Transfer& ended) const override {
     return reason_.empty() ? under_->why(ended) : "TLS: " + reason_;
@@ -249,6 +252,7 @@ class TlsStream final : public Stream {
   std::size_t held_ = 0;  // bytes of the caller's in outgoing_, which have not counted as moved
   std::vector<std::byte> gathered_;
   std::string reason_;
+  bool holds_part_only_ = false;  // what SSL_has_pending counts is no whole record: nothing to read until more comes
   bool ended_ = false;
 };
 

@@ -31,6 +31,7 @@ class RawPeer {
   RawPeer(const RawPeer&) = delete;
   RawPeer& operator=(const RawPeer&) = delete;
   ~RawPeer() { ::close(fd_); }
+  [[nodiscard]] int fd() const noexcept { return fd_; }
 
   // False when the server has closed the connection.
   bool send(std::span<const std::byte> bytes) {

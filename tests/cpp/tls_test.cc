@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -170,10 +171,93 @@ TEST_CASE("texts that are no certificates are refused by name") {
   CHECK(!rpc::TlsContext::for_client({}).is_ok());
 }
 
-// One direction of a connection in memory, which takes and gives a little at a time, or nothing.
+// Between a client and its shard: what the shard says is held back after `left` bytes of it.
+class Relay {
+ public:
+  explicit Relay(std::uint16_t port) : port_(port), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    if (::bind(listener_, reinterpret_cast<sockaddr*>(&address), bytes) != 0 || ::listen(listener_, 1) != 0 ||
+        ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+      throw std::runtime_error("listen");
+    }
+    own_port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { work(); });
+  }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+  ~Relay() {
+    ends_ = true;
+    thread_.join();
+    ::close(listener_);
+  }
+  [[nodiscard]] std::uint16_t port() const noexcept { return own_port_; }
+  std::atomic<std::size_t> left = SIZE_MAX;
+
+ private:
+  void work() {
+    pollfd dialled{listener_, POLLIN, 0};
+    while (::poll(&dialled, 1, 10) <= 0) {
+      if (ends_) return;
+    }
+    const int client = ::accept(listener_, nullptr, nullptr);
+    RawPeer shard(port_);
+    std::vector<std::byte> room(64u << 10);
+    while (!ends_) {
+      pollfd both[] = {{client, POLLIN, 0}, {left > 0 ? shard.fd() : -1, POLLIN, 0}};
+      if (::poll(both, 2, 10) <= 0) continue;
+      if (both[0].revents != 0) {
+        const ssize_t got = ::recv(client, room.data(), room.size(), 0);
+        if (got <= 0 || !shard.send(std::span(room).first(static_cast<std::size_t>(got)))) break;
+      }
+      if (both[1].revents != 0) {
+        const ssize_t got = ::recv(shard.fd(), room.data(), std::min(room.size(), left.load()), 0);
+        if (got <= 0 || ::send(client, room.data(), static_cast<std::size_t>(got), MSG_NOSIGNAL) != got) break;
+        left -= static_cast<std::size_t>(got);
+      }
+    }
+    ::close(client);
+  }
+
+  std::uint16_t port_;
+  int listener_;
+  std::uint16_t own_port_ = 0;
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
+};
+
+TEST_CASE("a shard that falls silent in the middle of a record is waited for until the deadline") {
+  const Authority authority;
+  const TableSchema table = sgd_table("ads/user", 64);
+  Cluster cluster(1, {table}, server_of(authority.sign(kHere)));
+  Relay relay(cluster.servers[0]->port());
+  rpc::ClientOptions options = client_of(cluster, trust_alone(authority));
+  options.shards[0].port = relay.port();
+  const auto client = take(rpc::Client::connect(options));
+  push_and_pull(*client, table, 2'000, 1);
+  std::vector<std::uint64_t> ids(2'000);
+  std::iota(ids.begin(), ids.end(), std::uint64_t{1'000'000});
+  const Grouped grouped(*client, table.id, ids);
+  std::vector<float> rows(ids.size() * table.dim);
+  const auto pull = grouped.pull(table, rows.data());
+  for (const std::size_t bytes : {1u, 5'000u, 20'000u, 100'001u}) {  // of 512 KB in records of at most 16 KB
+    CAPTURE(bytes);
+    relay.left = bytes;
+    CHECK(client->pull(std::span(&pull, 1), {.deadline = milliseconds(100)}).code() == Code::kDeadlineExceeded);
+    relay.left = SIZE_MAX;
+    REQUIRE(client->pull(std::span(&pull, 1), {.deadline = milliseconds(20'000)}).is_ok());
+    CHECK(rows[0] == 1.0f);
+    CHECK(rows.back() == 1.0f - 0.5f * static_cast<float>((rows.size() - 1) % 251));
+  }
+}
+
+// One direction of a connection in memory, which takes and gives a little at a time, or nothing; or all, without
+// `random`.
 struct Pipe {
   std::vector<std::byte> bytes;
-  std::mt19937_64& random;
+  std::mt19937_64* random = nullptr;
 };
 
 class PipeStream final : public rpc::Stream {
@@ -200,28 +284,82 @@ class PipeStream final : public rpc::Stream {
  private:
   static constexpr std::size_t kRoom = 30'000;
   static std::size_t some(Pipe& pipe, std::size_t most) {
-    if (most == 0 || pipe.random() % 4 == 0) return 0;
-    return pipe.random() % 2 == 0 ? most : 1 + pipe.random() % most;
+    if (most == 0 || pipe.random == nullptr) return most;
+    std::mt19937_64& random = *pipe.random;
+    if (random() % 4 == 0) return 0;
+    return random() % 2 == 0 ? most : 1 + random() % most;
   }
   Pipe& in_;
   Pipe& out_;
 };
 
+struct Ends {
+  std::unique_ptr<rpc::Stream> client;
+  std::unique_ptr<rpc::Stream> server;
+};
+
+Ends joined(Pipe& up, Pipe& down) {
+  const Authority authority;
+  rpc::TlsTexts texts = authority.sign(kHere);
+  texts.authorities.clear();
+  const auto server = take(rpc::TlsContext::for_server(texts));
+  const auto client = take(rpc::TlsContext::for_client(trust_alone(authority)));
+  return {client->connect(std::make_unique<PipeStream>(down, up), "localhost"),
+          server->accept(std::make_unique<PipeStream>(up, down))};
+}
+
+std::size_t read_some(rpc::Stream& from, std::size_t most) {
+  std::vector<std::byte> room(most);
+  const iovec piece{room.data(), room.size()};
+  const rpc::Transfer moved = from.try_read(std::span(&piece, 1));
+  REQUIRE_MESSAGE(!moved.ended(), from.why(moved));
+  return moved.bytes;
+}
+
+std::size_t write_some(rpc::Stream& into, std::size_t bytes) {
+  std::vector<std::byte> text(bytes);
+  const iovec piece{text.data(), text.size()};
+  const rpc::Transfer moved = into.try_write(std::span(&piece, 1));
+  REQUIRE_MESSAGE(!moved.ended(), into.why(moved));
+  return moved.bytes;
+}
+
+TEST_CASE("what a stream has buffered can be read; part of a record cannot") {
+  Pipe up;
+  Pipe down;
+  const auto [client, server] = joined(up, down);
+  for (int turn = 0; turn < 4; ++turn) {
+    read_some(*server, 1);
+    read_some(*client, 1);
+  }
+  REQUIRE(write_some(*server, 1'000) == 1'000);
+  REQUIRE(write_some(*server, 1'000) == 1'000);
+  REQUIRE(read_some(*client, 400) == 400);
+  CHECK(client->has_buffered());  // of the first record
+  REQUIRE(read_some(*client, 600) == 600);
+  CHECK(client->has_buffered());  // the second record
+  REQUIRE(read_some(*client, 2'000) == 1'000);
+  CHECK(!client->has_buffered());
+
+  REQUIRE(write_some(*server, 1'000) == 1'000);
+  const std::vector<std::byte> rest(down.bytes.begin() + 500, down.bytes.end());
+  down.bytes.resize(500);
+  REQUIRE(read_some(*client, 2'000) == 0);
+  CHECK(!client->has_buffered());
+  down.bytes = rest;
+  REQUIRE(read_some(*client, 10) == 10);
+  CHECK(client->has_buffered());
+  REQUIRE(read_some(*client, 2'000) == 990);
+  CHECK(!client->has_buffered());
+}
+
 TEST_CASE("bytes arrive whole and in order, however little the stream below takes at a time") {
   const auto seed = std::random_device{}();
   MESSAGE("seed " << seed);
   std::mt19937_64 random(seed);
-  const Authority authority;
-  const auto server_side = take(rpc::TlsContext::for_server([&] {
-    rpc::TlsTexts texts = authority.sign(kHere);
-    texts.authorities.clear();
-    return texts;
-  }()));
-  const auto client_side = take(rpc::TlsContext::for_client(trust_alone(authority)));
-  Pipe up{{}, random};
-  Pipe down{{}, random};
-  const auto server = server_side->accept(std::make_unique<PipeStream>(up, down));
-  const auto client = client_side->connect(std::make_unique<PipeStream>(down, up), "localhost");
+  Pipe up{{}, &random};
+  Pipe down{{}, &random};
+  const auto [client, server] = joined(up, down);
   std::vector<std::byte> sent(1'000'000);
   for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
   std::vector<std::byte> received;
@@ -235,6 +373,7 @@ TEST_CASE("bytes arrive whole and in order, however little the stream below take
     const rpc::Transfer moved = from.try_read(std::span(&piece, 1));
     REQUIRE_MESSAGE(!moved.ended(), from.why(moved));
     to.insert(to.end(), room.begin(), room.begin() + static_cast<std::ptrdiff_t>(moved.bytes));
+    if (moved.bytes < room.size()) CHECK(!from.has_buffered());
   };
   for (int turn = 0; turn < 1'000'000 && echoed.size() < sent.size(); ++turn) {
     if (counted < sent.size()) {  // the same bytes again, in other pieces, until they count
