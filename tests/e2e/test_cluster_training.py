@@ -12,6 +12,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -109,14 +110,7 @@ def train_rank(rank: int, address: str, folder: str, nan_at: int) -> None:
 
 @pytest.mark.parametrize("nan_at", [-1, 3])
 def test_two_ddp_workers_train_as_torch(cluster: sr.LocalCluster, tmp_path: Path, nan_at: int) -> None:
-    commands = [[sys.executable, __file__, str(rank), cluster.address, str(tmp_path), str(nan_at)] for rank in range(2)]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    run_ranks(__file__, 2, cluster.address, tmp_path, nan_at)
     reference = train_locally(2)
     for rank in range(2):
         head = torch.load(tmp_path / f"head{rank}.pt")

@@ -3,7 +3,6 @@ losses of one torch process that sees both batches."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
@@ -120,18 +120,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs = [f"shards{shards},adagrad,{address}" for shards, address in zip(SHARDS, clusters, strict=True)]
         runs += [f"again,adagrad,{clusters[0]}"]
         runs += [f"{optimizer},{optimizer},{clusters[0]}" for optimizer in OPTIMIZERS]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(folder), *runs], stderr=subprocess.PIPE, text=True
-            )
-            for rank in range(WORLD)
-        ]
-        try:
-            messages = [rank.communicate(timeout=600)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0] * WORLD, messages
+        run_ranks(__file__, WORLD, folder, *runs)
     return folder
 
 

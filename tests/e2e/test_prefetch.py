@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -102,14 +102,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     print(f"seed {seed}")
     folder = tmp_path_factory.mktemp("ranks")
     with sr.local_cluster(shards=2) as cluster:
-        commands = [[sys.executable, __file__, str(r), cluster.address, str(folder), str(seed)] for r in range(2)]
-        ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-        try:
-            errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0, 0], (seed, errors)
+        run_ranks(__file__, 2, cluster.address, folder, seed)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from sparserow.worker.process_group import WorkerGroup, joined_group
 from sparserow.worker.ps_backend import PsBackend
 from sparserow.worker.trainer import Trainer
 from sparserow.worker.training_report import Silence, TrainResult
+from sparserow_process import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 ALONE = WorkerGroup()
@@ -286,14 +286,7 @@ def pair(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     write_log(folder / "poisoned.csv", rows=768, poison_at=500)  # rank 1 reads it
     lines = log.read_text().splitlines(keepends=True)[:256]
     (folder / "ragged.csv").write_text("".join(line if at < 148 else "bad\n" for at, line in enumerate(lines)))
-    commands = [[sys.executable, __file__, str(rank), cluster.address, str(folder)] for rank in range(2)]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    run_ranks(__file__, 2, cluster.address, folder)
     saved = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     states = [{name: State(*parts) for name, parts in plain.items()} for plain, _ in saved]
     return Ranks(log, states, [figures for _, figures in saved])

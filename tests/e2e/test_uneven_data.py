@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -160,14 +160,7 @@ def cluster() -> Iterator[sr.LocalCluster]:
 
 
 def test_a_worker_whose_data_ends_holds_nobody_up(cluster: sr.LocalCluster, tmp_path: Path) -> None:
-    commands = [[sys.executable, __file__, str(rank), cluster.address, str(tmp_path)] for rank in range(2)]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    run_ranks(__file__, 2, cluster.address, tmp_path)
     wanted = {"ddp": reference(BATCHES), "accumulating": reference((6, 10), 2)}
     for name, function in (("ddp", "train_with_ddp"), ("accumulating", "train_accumulating")):
         for rank in range(2):  # torch's Join gives all ranks the weights of the last

@@ -44,6 +44,30 @@ def free_port() -> int:
             return port
 
 
+def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float = 600) -> None:
+    """Runs ``python SCRIPT RANK ARGUMENTS...`` for each rank at once; fails unless all end well in time.
+
+    Args:
+        script: a test's own file; it may import what tests may.
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), *map(str, arguments)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(world)
+    ]
+    try:
+        messages = [rank.communicate(timeout=deadline_sec)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world, messages
+
+
 class Process:
     """One running command line; its output is kept in files."""
 
