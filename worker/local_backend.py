@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -14,6 +16,7 @@ from ..proto.optimizer_config import AdagradConfig, SgdConfig
 from .data import Batch
 from .loss_scale import LossScale
 from .models import HashedEmbeddings
+from .table_average import average_gradients, leave_to_average
 from .tracing import NoTrace, Trace
 from .training_backend import clip_dense, dense_optimizer
 from .transaction import NonFiniteGradient, has_nonfinite
@@ -32,14 +35,16 @@ class LocalBackend:
         self._rows: torch.optim.Optimizer | None = None
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
-        """The model as it is, with sparse gradients."""
-        return make(True)
+        """The model as it is, with sparse gradients, which :meth:`step` averages over ranks."""
+        model = make(True)
+        holders = (module for module in model.modules() if isinstance(module, HashedEmbeddings))
+        self._tables = [table for h in holders for table in h.tables.values() if isinstance(table, nn.Embedding)]
+        leave_to_average(model, self._tables)
+        return model
 
     def start(self, model: nn.Module) -> None:
         """An optimizer of the tables and one of all else."""
-        holders = (module for module in model.modules() if isinstance(module, HashedEmbeddings))
-        self._tables = [table for h in holders for table in h.tables.values() if isinstance(table, nn.Embedding)]
-        weights: list[torch.Tensor] = [table.weight for table in self._tables]
+        weights = self._weights()
         in_tables = {id(weight) for weight in weights}
         others = [p for p in model.parameters() if id(p) not in in_tables]
         self._dense, self._rows = dense_optimizer(self._train, others), self._row_optimizer(weights)
@@ -53,7 +58,10 @@ class LocalBackend:
         """As they are."""
         return reader
 
-    def _row_optimizer(self, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
+    def _weights(self) -> list[nn.Parameter]:
+        return [cast(nn.Parameter, table.weight) for table in self._tables]
+
+    def _row_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         rows = self._train.row_optimizer
         if isinstance(rows, SgdConfig):
             return torch.optim.SGD(weights, lr=rows.lr, momentum=rows.momentum)
@@ -70,9 +78,11 @@ class LocalBackend:
         return self._dense, self._rows
 
     def step(self, scaler: GradScaler | None) -> bool:
-        """Both optimizers or neither, then clears the gradients; DDP has made these alike on all ranks."""
+        """Both optimizers or neither, then clears the gradients; DDP has made the dense ones alike on all ranks."""
         dense, rows = self.optimizers
         with torch.sparse.check_sparse_tensor_invariants(False):  # torch's own gradients; it warns when not told
+            if dist.is_initialized():
+                average_gradients(self._weights())
             if self._train.clip_norm is not None:
                 clip_dense(dense, self._train.clip_norm, scaler)
             try:
