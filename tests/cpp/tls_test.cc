@@ -214,8 +214,9 @@ class Relay {
       }
       if (both[1].revents != 0) {
         const ssize_t got = ::recv(shard.fd(), room.data(), std::min(room.size(), left.load()), 0);
-        if (got <= 0 || ::send(client, room.data(), static_cast<std::size_t>(got), MSG_NOSIGNAL) != got) break;
-        left -= static_cast<std::size_t>(got);
+        if (got <= 0) break;
+        left -= static_cast<std::size_t>(got);  // before the client may go on, and set it
+        if (::send(client, room.data(), static_cast<std::size_t>(got), MSG_NOSIGNAL) != got) break;
       }
     }
     ::close(client);
