@@ -39,13 +39,10 @@ def average_gradients(weights: Sequence[nn.Parameter]) -> None:
     counts = _gathered(torch.tensor([grad._nnz() for grad in mine]), world).tolist()
     dims = [weight.shape[1] for weight in weights]
     ids = _gathered_ragged([grad.indices().reshape(-1) for grad in mine], [sum(row) for row in counts])
-    floats = [sum(count * dim for count, dim in zip(row, dims, strict=True)) for row in counts]
-    values = _gathered_ragged([grad.values().reshape(-1) / world for grad in mine], floats)
+    sizes = [[count * dim for count, dim in zip(row, dims, strict=True)] for row in counts]  # floats, by rank and table
+    values = _gathered_ragged([grad.values().reshape(-1) / world for grad in mine], [sum(row) for row in sizes])
     ids_by_rank = [part.split(row) for part, row in zip(ids, counts, strict=True)]
-    values_by_rank = [
-        part.split([count * dim for count, dim in zip(row, dims, strict=True)])
-        for part, row in zip(values, counts, strict=True)
-    ]
+    values_by_rank = [part.split(row) for part, row in zip(values, sizes, strict=True)]
     for index, weight in enumerate(weights):
         rows = torch.cat([parts[index] for parts in ids_by_rank])
         grads = torch.cat([parts[index] for parts in values_by_rank]).view(-1, dims[index])
