@@ -44,6 +44,7 @@ class Checker:
         self.valid: dict[f.Pair, list[f.CommitId]] = {}  # per epoch, in order
         self.finals: dict[f.Pair, int] = {}  # closed epochs: the last sequence that may be applied
         self.aborts: set[f.CommitId] = set()  # every shard acknowledged it, or the worker believes so
+        self.refused: dict[str, set[f.CommitId]] = {}  # per shard: whose COMMIT it answered with Fenced
         self.done: list[tuple[f.CommitId, int]] = []  # steps whose commit every shard acknowledged
         self.reduced: dict[int, tuple[tuple[f.CommitId, ...], int]] = {}  # staleness 0: what each step was
         self.scales: dict[str, dict[f.CommitId, int]] = {}  # per shard, of what it has now
@@ -64,6 +65,9 @@ class Checker:
 
     def unprepared(self, commit: f.CommitId, shard: str) -> None:
         raise ViolationError(f"a decided commit found nothing prepared: {commit} on {shard}")
+
+    def fenced(self, commit: f.CommitId, shard: str) -> None:
+        self.refused.setdefault(shard, set()).add(commit)
 
     def finished(self, commit: f.CommitId, step: int) -> None:
         if commit in self.valid.get(commit[:2], []):  # else its step was rolled back before the answer came
@@ -173,6 +177,9 @@ class Checker:
         for shard in shards:
             require(not shard.prepared, "a reservation leaked", shard.name, shard.prepared)
             require(not shard.kept and not shard.parked, "commits or pulls left over", shard.name, shard.kept)
+            applied = {commit for entry in shard.applied for commit in entry.ids}
+            told = applied & self.refused.get(shard.name, set())
+            require(not told, "Fenced was said of a COMMIT that is applied: (shard, which)", shard.name, told)
             counts = Counter(commit[:2] for entry in shard.applied for commit in entry.ids)
             for pair, commits in self.valid.items():
                 missing = len(commits) - counts[pair]

@@ -32,6 +32,8 @@ PLANTED: dict[str, tuple[str | None, int, int]] = {
     "decide_early": (None, 1_000, 0),  # COMMIT before every shard has prepared
     "dedup_off": (None, 200, 0),
     "dirty_before_ack": (None, 2_000, 0),  # ring entries removed when sent
+    "fenced_before_seen": ("leases", 2_000, 0),  # a fenced worker is refused before the window is asked
+    "fenced_while_deciding": ("leases", 4_000, 0),  # it is refused while RESOLVE may still apply what it prepared
     "in_doubt_dropped": ("leases", 3_000, 0),  # a dead worker's half-delivered COMMIT is not finished
     "lineage_not_raised": ("restores", 2_000, 0),
     "lost_abort": (None, 2_000, 0),  # ABORT is sent once, its answer not awaited

@@ -169,7 +169,21 @@ class Shard:
         self.prepared[pair] = frame
         return [f.Ack(self.name, frame.src, frame.req)]
 
+    def _settled(self, frame: f.Commit) -> list[Any]:
+        """What a worker whose epoch is over is told of a COMMIT: that it was taken, or that it is being decided."""
+        pair = (frame.worker, frame.epoch)
+        if self._refusal(frame) != f.FENCED or "fenced_before_seen" in self.bugs:
+            return []
+        if frame.seq <= self.window(*pair).floor:
+            return [f.Ack(self.name, frame.src, frame.req)]
+        prepared = self.prepared.get(pair)
+        if prepared is not None and prepared.seq == frame.seq and "fenced_while_deciding" not in self.bugs:
+            return self._error(frame, f.UNAVAILABLE)  # the next RESOLVE takes it or forgets it
+        return []
+
     def on_commit(self, frame: f.Commit) -> list[Any]:
+        if answer := self._settled(frame):
+            return answer
         if code := self._refusal(frame):
             return self._error(frame, code)
         pair = (frame.worker, frame.epoch)
