@@ -207,6 +207,11 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
 
 // Writes what changed, then takes out of memory who is still as it was written. Empties the eviction.
 Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t& removed) {
+  if (table.is_dropped) {
+    eviction.victims.clear();
+    eviction.batch.clear();
+    return unknown_table(table.schema.id);
+  }
   const Status written = ssd_->write(eviction.batch);
   const std::vector<Victim>& victims = eviction.victims;
   for (std::size_t begin = 0; begin < victims.size();) {
@@ -309,6 +314,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
                                             std::span<const std::uint64_t> if_versions) {
   SR_RETURN_IF_ERROR(table.failure());
   const std::lock_guard lock(evicting_);  // nothing is written meanwhile that was read before
+  if (table.is_dropped) return unknown_table(table.schema.id);
   SsdBatch batch;
   std::vector<SsdKey> asked;
   std::vector<std::size_t> asked_at;
@@ -382,6 +388,7 @@ Status Store::Tiering::drop(std::uint32_t table_id) {
     const std::unique_lock tables_lock(store_.tables_mutex);
     store_.tables.erase(table_id);
   }
+  dropped->is_dropped = true;
   store_.dropped_table();
   return Status::ok();
 }

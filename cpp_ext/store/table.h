@@ -112,6 +112,11 @@ class Table {
   [[nodiscard]] Status failure() const;
   void fail(Status why);
 
+  // With an SSD: the table is out of the map and its rows are off the SSD, where another of its id may stand. Calls
+  // that began before may have it still; nothing of it goes to the SSD any more. Guarded by the eviction's lock
+  // (tiering.h).
+  bool is_dropped = false;
+
   const TableSchema schema;
   const std::unique_ptr<const Optimizer> optimizer;
   const InitialRows initial_rows;

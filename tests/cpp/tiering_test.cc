@@ -539,4 +539,43 @@ TEST_CASE("a key that a pull waits for is one hit or one miss, also where rows w
   CHECK(store->tier_stats()->brought_ahead == before.brought_ahead);  // absent ones are not brought
 }
 
+TEST_CASE("a table that is dropped while rows of it leave memory leaves none on the SSD") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  constexpr std::uint64_t kOld = 40'000, kNew = 1'000'000;
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 20; ++round) {
+    REQUIRE(store->create_table(schema_of(1)).is_ok());
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&, seed = random()] {
+        std::mt19937_64 keys_of(seed);
+        const std::vector<float> grads(256 * kDim, 1.0f);
+        while (!is_over) {
+          std::vector<std::uint64_t> keys(256);
+          for (std::uint64_t& key : keys) key = keys_of() % kOld;
+          static_cast<void>(store->apply(1, keys, grads.data(), {.lr = 0.1f}).is_ok());  // or NotFound
+        }
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + round));
+    REQUIRE(store->drop_table(1).is_ok());
+    is_over = true;
+    for (std::thread& thread : threads) thread.join();
+  }
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  std::vector<std::uint64_t> keys(20'000);
+  std::iota(keys.begin(), keys.end(), kNew);
+  const std::vector<float> grads(256 * kDim, 1.0f);
+  for (std::size_t begin = 0; begin < keys.size(); begin += 256) {
+    const auto batch = std::span(keys).subspan(begin, std::min<std::size_t>(256, keys.size() - begin));
+    REQUIRE(store->apply(1, batch, grads.data(), {.lr = 0.1f}).is_ok());
+  }
+  const Scanned all = scan(*store, 1, 5'000);
+  CHECK(all.keys.size() == keys.size());
+  CHECK(std::all_of(all.keys.begin(), all.keys.end(), [](std::uint64_t key) { return key >= kNew; }));
+  CHECK(store->stats()[0].rows == keys.size());
+}
+
 }  // namespace sparserow
