@@ -1,8 +1,27 @@
 #include "rpc/apply_commits.h"
 
+#include <exception>
 #include <map>
+#include <new>
 
 namespace sparserow::rpc {
+namespace {
+
+// A store that throws has failed; what is known of its changes stays.
+template <class Apply>
+ApplyOutcome caught(Apply&& apply) noexcept {
+  ApplyOutcome outcome;
+  try {
+    apply(outcome);
+  } catch (const std::bad_alloc&) {
+    outcome.status = Status(Code::kResourceExhausted, "the system refuses memory to apply a commit");
+  } catch (const std::exception& error) {
+    outcome.status = Status(Code::kInternal, std::string("applying a commit failed: ") + error.what());
+  }
+  return outcome;
+}
+
+}  // namespace
 
 Result<Kept> CommitApplier::reserve(Commit commit) const {
   Kept kept{.commit = std::move(commit), .reservations = {}, .bytes = 0};
@@ -16,47 +35,66 @@ Result<Kept> CommitApplier::reserve(Commit commit) const {
 }
 
 void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, float scale,
-                                Store::Reservation& reservation, Status& status) const {
+                                Store::Reservation& reservation, ApplyOutcome& outcome) const {
   // A batch of a few rows is not worth another thread's wake-up.
   constexpr std::size_t kRowsWorthAThread = 2048;
   const std::uint32_t parts = block.keys.size() >= kRowsWorthAThread && parallel_for_ ? parts_ : 1;
   const auto sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
-  std::vector<Status> outcome(parts);
-  const auto work = [&](std::uint32_t part) {
-    outcome[part] = store_.apply(block.table_id, block.keys, block.grads,
-                                 {.lr = block.lr,
-                                  .grad_scale = scale,
-                                  .part = part,
-                                  .parts = parts,
-                                  .dim = block.dim,
-                                  .reservation = &reservation,
-                                  .job = commit.clock,
-                                  .step = commit.step,
-                                  .sighting = sighting});
+  struct Part {
+    Status status;
+    bool has_changed = false;
   };
-  if (parts > 1) {
-    parallel_for_(parts, work);
-  } else {
-    work(0);
+  std::vector<Part> ended(parts);
+  const auto work = [&](std::uint32_t part) {
+    ended[part].status = store_.apply(block.table_id, block.keys, block.grads,
+                                      {.lr = block.lr,
+                                       .grad_scale = scale,
+                                       .part = part,
+                                       .parts = parts,
+                                       .dim = block.dim,
+                                       .reservation = &reservation,
+                                       .job = commit.clock,
+                                       .step = commit.step,
+                                       .sighting = sighting,
+                                       .has_changed = &ended[part].has_changed});
+  };
+  const auto note = [&] {
+    for (Part& part : ended) {  // NotFound: the table was dropped meanwhile, and its gradients go with it
+      outcome.has_changed |= part.has_changed;
+      const bool is_first = outcome.status.is_ok() && part.status.code() != Code::kNotFound;
+      if (is_first) outcome.status = std::move(part.status);
+    }
+  };
+  try {
+    parts > 1 ? parallel_for_(parts, work) : work(0);
+  } catch (...) {
+    note();
+    throw;
   }
-  for (Status& part : outcome) {  // NotFound: the table was dropped meanwhile, and its gradients go with it
-    if (!part.is_ok() && part.code() != Code::kNotFound && status.is_ok()) status = std::move(part);
-  }
+  note();
 }
 
-Status CommitApplier::apply(Kept& kept, std::uint32_t workers) const {
+void CommitApplier::apply_commit(Kept& kept, std::uint32_t workers, ApplyOutcome& outcome) const {
   if (kept.commit.step != kNoStep) store_.note_step(kept.commit.clock, kept.commit.step);
   const float scale = kept.commit.grad_sum ? 1.0f : 1.0f / static_cast<float>(workers);
-  Status status;
-  for (std::size_t i = 0; i < kept.commit.blocks.size(); ++i) {
+  for (std::size_t i = 0; i < kept.commit.blocks.size() && outcome.status.is_ok(); ++i) {
     const GradBlock& block = kept.commit.blocks[i];
-    if (!block.keys.empty()) apply_block(block, kept.commit, scale, kept.reservations[i], status);
+    if (!block.keys.empty()) apply_block(block, kept.commit, scale, kept.reservations[i], outcome);
   }
-  return status;
 }
 
-Status CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers) const {
-  if (commits.size() == 1) return apply(commits[0], workers);
+ApplyOutcome CommitApplier::apply(Kept& kept, std::uint32_t workers) const noexcept {
+  return caught([&](ApplyOutcome& outcome) { apply_commit(kept, workers, outcome); });
+}
+
+ApplyOutcome CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers) const noexcept {
+  return caught([&](ApplyOutcome& outcome) {
+    if (commits.size() == 1) return apply_commit(commits[0], workers, outcome);
+    reduce_and_apply(commits, workers, outcome);
+  });
+}
+
+void CommitApplier::reduce_and_apply(std::span<Kept> commits, std::uint32_t workers, ApplyOutcome& outcome) const {
   if (commits[0].commit.step != kNoStep) store_.note_step(commits[0].commit.clock, commits[0].commit.step);
   struct TableInput {
     std::uint32_t dim = 0;
@@ -77,7 +115,6 @@ Status CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers)
       table.reservations.push_back(&kept.reservations[i]);
     }
   }
-  Status status;
   Reduced reduced;
   for (const auto& [table_id, table] : tables) {
     reduce(table_id, table.dim, table.inputs, parts_, parallel_for_, reduced);
@@ -90,10 +127,9 @@ Status CommitApplier::apply_step(std::span<Kept> commits, std::uint32_t workers)
                            .lr = table.lr,
                            .keys = std::span(reduced.keys).subspan(begin, count),
                            .grads = reduced.grads.data() + begin * table.dim};
-      apply_block(part, commits[0].commit, 1.0f, *table.reservations[i], status);
+      apply_block(part, commits[0].commit, 1.0f, *table.reservations[i], outcome);
     }
   }
-  return status;
 }
 
 }  // namespace sparserow::rpc

@@ -21,6 +21,12 @@ struct Kept {
   std::uint64_t bytes = 0;                       // of keys and gradients
 };
 
+// How an attempt to apply commits ended.
+struct ApplyOutcome {
+  Status status;
+  bool has_changed = false;  // a row may have changed, also when it failed
+};
+
 class CommitApplier {
  public:
   // parallel_for: null runs the `parts` of a batch in turn.
@@ -30,14 +36,17 @@ class CommitApplier {
   // Looks every key up and promises memory for the absent ones. NotFound (table), ResourceExhausted.
   Result<Kept> reserve(Commit commit) const;
   // Applies one commit, gradients scaled by 1/workers unless they are sums. What a table that was dropped
-  // meanwhile would have got goes with it. Fails only for what the store itself reports.
-  Status apply(Kept& kept, std::uint32_t workers) const;
+  // meanwhile would have got goes with it. Fails only for what the store itself reports, or for want of memory; throws
+  // nothing.
+  ApplyOutcome apply(Kept& kept, std::uint32_t workers) const noexcept;
   // commits: of one step, in rank order.
-  Status apply_step(std::span<Kept> commits, std::uint32_t workers) const;
+  ApplyOutcome apply_step(std::span<Kept> commits, std::uint32_t workers) const noexcept;
 
  private:
+  void apply_commit(Kept& kept, std::uint32_t workers, ApplyOutcome& outcome) const;
+  void reduce_and_apply(std::span<Kept> commits, std::uint32_t workers, ApplyOutcome& outcome) const;
   void apply_block(const GradBlock& block, const Commit& commit, float scale, Store::Reservation& reservation,
-                   Status& status) const;
+                   ApplyOutcome& outcome) const;
 
   Store& store_;
   const std::uint32_t parts_;

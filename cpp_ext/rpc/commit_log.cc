@@ -17,6 +17,17 @@ std::uint64_t clock_of(const Job& job, const Commit& commit) noexcept {
 
 }  // namespace
 
+// A write that throws has failed: what waits for it must go on.
+Result<std::uint64_t> CommitLog::without_exceptions(const std::function<Result<std::uint64_t>()>& write) {
+  try {
+    return write();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "the system refuses memory for this write");
+  } catch (const std::exception& error) {
+    return Status(Code::kInternal, std::string("a write failed: ") + error.what());
+  }
+}
+
 CommitLog::CommitLog(Store& store, Options options)
     : kept_budget_bytes_(options.kept_budget_bytes), applier_(store, options.parts, std::move(options.parallel_for)) {}
 
@@ -50,6 +61,12 @@ Status CommitLog::admit_or_refuse(const Job& job, const Commit& commit) {
   return status.is_ok() ? status : refused(std::move(status));
 }
 
+// As admit() of the job; NotFound when there is none.
+Status CommitLog::check_admitted(const Commit& commit) const {
+  const auto job = find(commit.job_id);
+  return job.is_ok() ? job.value()->admit(commit.worker_id, commit.worker_epoch) : job.status();
+}
+
 // What is known about a sequence: its answer, once the thread that applies it is done; nullopt when it is new.
 Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& job, const Commit& commit) {
   const WorkerKey key{commit.worker_id, commit.worker_epoch};
@@ -73,6 +90,33 @@ Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& jo
       return std::optional(CommitResult{answer->rows, true, answer->end == JobWindow::End::kAborted});
     }
     answered_.wait(lock);  // bounded: its applier holds no lock and waits for nobody
+  }
+}
+
+// The answer to what a worker repeats whose epoch is over; nullopt when the refusal of admit() is the answer.
+std::optional<Result<CommitResult>> CommitLog::settled(Lock& lock, const Commit& commit) {
+  const WorkerKey key{commit.worker_id, commit.worker_epoch};
+  while (true) {
+    const auto job = jobs_.find(commit.job_id);
+    const auto* workers = job == jobs_.end() ? nullptr : &job->second->workers;
+    if (workers == nullptr || !workers->contains(key)) {
+      const auto rows = retired_.rows_of(commit.job_id, key, commit.sequence, RetiredWindows::Clock::now());
+      if (!rows) return std::nullopt;
+      ++stats_.commits_duplicate;
+      return CommitResult{.applied_rows = *rows, .duplicate = true};
+    }
+    const JobWindow& window = workers->at(key).window;
+    if (window.prepared_sequence() == commit.sequence) {
+      return Status(Code::kUnavailable, "worker " + std::to_string(commit.worker_id) + " left job '" +
+                                            job->second->name + "'; whether this commit is applied is being decided");
+    }
+    const JobWindow::Answer* answer = window.find(commit.sequence);
+    if (answer == nullptr || answer->end == JobWindow::End::kAborted) return std::nullopt;
+    if (answer->end == JobWindow::End::kCommitted) {
+      ++stats_.commits_duplicate;
+      return CommitResult{.applied_rows = answer->rows, .duplicate = true};
+    }
+    answered_.wait(lock);  // bounded, as in seen()
   }
 }
 
@@ -121,11 +165,11 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   Kept kept;
   if (!prepared) {
     // First look: a duplicate must not reserve. Second look after reserving: members may have changed.
-    const auto job = find(commit.job_id);
-    if (!job.is_ok()) return refused(job.status());
-    Status status = job.value()->admit(commit.worker_id, commit.worker_epoch);
-    if (!status.is_ok()) return refused(std::move(status));
-    const auto answer = seen(lock, job.value(), commit);
+    if (Status status = check_admitted(commit); !status.is_ok()) {
+      const auto known = settled(lock, commit);
+      return known ? *known : refused(std::move(status));
+    }
+    const auto answer = seen(lock, find(commit.job_id).value(), commit);
     if (!answer.is_ok() || answer.value()) return answered(answer);
     lock.unlock();
     auto reserved = applier_.reserve(std::move(commit));
@@ -135,10 +179,11 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   } else {
     kept.commit = std::move(commit);
   }
+  if (Status status = check_admitted(kept.commit); !status.is_ok()) {
+    const auto known = settled(lock, kept.commit);
+    return known ? *known : refused(std::move(status));
+  }
   const auto job = find(kept.commit.job_id);
-  if (!job.is_ok()) return refused(job.status());
-  Status status = job.value()->admit(kept.commit.worker_id, kept.commit.worker_epoch);
-  if (!status.is_ok()) return refused(std::move(status));
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   if (is_cutting_ || (is_held(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
@@ -167,20 +212,22 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   }
   const bool waits_for_step = job.value()->staleness == 0u && kept.commit.step != kNoStep;
   return waits_for_step ? accept_for_step(lock, job.value(), std::move(kept))
-                        : apply_now(lock, job.value(), std::move(kept));
+                        : apply_now(lock, job.value(), std::move(kept), prepared);
 }
 
 Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_t job_id, std::uint64_t sequence,
                                            const std::function<Result<std::uint64_t>()>& write) {
   Lock lock(mutex_);
-  const auto job = find(job_id);
-  if (!job.is_ok()) return refused(job.status());
   Commit named;
   named.job_id = job_id;
   named.worker_id = worker.first;
   named.worker_epoch = worker.second;
   named.sequence = sequence;
-  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));
+  if (Status status = check_admitted(named); !status.is_ok()) {
+    const auto known = settled(lock, named);
+    return known ? *known : refused(std::move(status));
+  }
+  const auto job = find(job_id);
   const auto answer = seen(lock, job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
@@ -190,7 +237,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   job.value()->workers[worker].window.begin_write(sequence);
   ++applying_;
   lock.unlock();
-  const auto rows = write();
+  const auto rows = without_exceptions(write);
   lock.lock();
   --applying_;
   if (const auto found = job.value()->workers.find(worker); found != job.value()->workers.end()) {
@@ -221,9 +268,9 @@ Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, K
   return CommitResult{.applied_rows = rows};
 }
 
-Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept kept) {
+Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
   const std::uint64_t rows = rows_of(kept.commit);
-  Status status = apply_unlocked(lock, job, std::move(kept));
+  Status status = apply_unlocked(lock, job, std::move(kept), prepared);
   std::vector<PullOutcome> outcomes;
   collect_readable(*job, outcomes);
   lock.unlock();
@@ -232,8 +279,9 @@ Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept ke
   return CommitResult{.applied_rows = rows};
 }
 
-// Applies one commit; the mutex is free meanwhile.
-Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
+// Applies one commit; the mutex is free meanwhile. What was prepared was promised, and a part of a commit is no commit:
+// a failure of these fails the job.
+Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::uint64_t sequence = kept.commit.sequence;
   const std::int64_t step = kept.commit.step;
@@ -243,11 +291,15 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   const std::uint32_t workers = std::max(1u, job->counted(step));
   ++applying_;
   lock.unlock();
-  Status status = applier_.apply(kept, workers);
+  auto [status, has_changed] = applier_.apply(kept, workers);
   count_writes({&kept, 1});
   kept = Kept{};  // gives the reservations back before others look at the budget
   lock.lock();
   --applying_;
+  if (!status.is_ok() && (has_changed || prepared)) {
+    status = fail(*job, "commit " + std::to_string(sequence) + " of worker " + std::to_string(key.first),
+                  "failed while it was applied", status);
+  }
   if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
     if (status.is_ok()) {
       worker->second.window.finish(sequence, step, rows);
@@ -259,6 +311,14 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept) {
   if (status.is_ok()) stats_.rows_applied += rows;
   answered_.notify_all();
   return status;
+}
+
+// Every later call of the job gets the first such failure.
+Status CommitLog::fail(Job& job, const std::string& what, const std::string& how, const Status& cause) {
+  Status failure(Code::kDataLoss, what + " of job '" + job.name + "' " + how + ": " + cause.message() +
+                                      "; restore a checkpoint, or restart this shard");
+  if (job.failure.is_ok()) job.failure = failure;
+  return failure;
 }
 
 // Commits that were applied together. Of a step of several workers each is told that others wrote.
@@ -287,7 +347,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
     const std::uint32_t workers = std::max(1u, job->counted(*step));
     ++applying_;
     lock.unlock();
-    const Status status = applier_.apply_step(commits, workers);
+    const Status status = applier_.apply_step(commits, workers).status;
     count_writes(commits);
     commits.clear();
     lock.lock();
@@ -295,9 +355,9 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
     stats_.kept_bytes -= bytes;
     stats_.rows_applied += rows;
     ++stats_.steps_reduced;
-    if (!status.is_ok() && job->failure.is_ok()) {
-      job->failure = Status(Code::kDataLoss, "step " + std::to_string(*step) + " of job '" + job->name +
-                                                 "' was acknowledged and could not be applied: " + status.message());
+    if (!status.is_ok()) {
+      static_cast<void>(
+          fail(*job, "step " + std::to_string(*step), "was acknowledged and could not be applied", status));
     }
     job->completed = std::max(job->completed, *step);
   }

@@ -15,11 +15,18 @@
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
 // trace, so the same sequence may come again. ASSIGN and DELETE stand in the same window (write_once). An
-// earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. Commits
-// without a step (key-level pushes) are applied at once, in every mode, and have no clock.
+// earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. What such a worker
+// repeats is answered as before: its window stays with the job, and then for ten minutes (rpc/retired_windows.h).
+// While RESOLVE may still apply what it prepared, its COMMIT is kUnavailable. So kFenced and kNotFound mean that the
+// commit is not applied here and will not be, as far as the windows reach. Commits without a step (key-level pushes)
+// are applied at once, in every mode, and have no clock.
 //
 // Where a worker's clock starts: at its first_step, or at the first step not yet complete when it became a
 // member; and never before the first step that it names itself (its first pull or commit).
+//
+// A commit that fails while it is applied, after a row changed or after it was prepared, fails its job: every later
+// call of the job gets kDataLoss until the next generation (a restore). kResourceExhausted means that no part of it is
+// applied.
 //
 // Memory: prepare() and commit() reserve before they answer, so what they accepted cannot fail for
 // memory later. Kept gradients are bounded by kept_budget_bytes; past it commits are refused whole.
@@ -44,6 +51,7 @@
 #include "rpc/apply_commits.h"
 #include "rpc/commit_cut.h"
 #include "rpc/job_clock.h"
+#include "rpc/retired_windows.h"
 #include "rpc/write_counts.h"
 #include "store/store.h"
 #include "util/status.h"
@@ -178,14 +186,19 @@ class CommitLog {
   Result<JobPtr> find(std::uint32_t job_id) const;
   Status refused(Status status);  // counts it
   Status admit_or_refuse(const Job& job, const Commit& commit);
+  Status check_admitted(const Commit& commit) const;
+  static Result<std::uint64_t> without_exceptions(const std::function<Result<std::uint64_t>()>& write);
+  static Status fail(Job& job, const std::string& what, const std::string& how, const Status& cause);
   Status charge(std::uint64_t bytes);
   Result<std::optional<CommitResult>> seen(Lock& lock, const JobPtr& job, const Commit& commit);
   Result<CommitResult> answered(const Result<std::optional<CommitResult>>& seen);
+  std::optional<Result<CommitResult>> settled(Lock& lock, const Commit& commit);
   Result<CommitResult> accept_for_step(Lock& lock, const JobPtr& job, Kept kept);
-  Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept);
-  Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept);
+  Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
+  Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
   void count_writes(std::span<const Kept> commits);
   void end_worker(Lock& lock, const JobPtr& job, const Member& member);
+  void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker);
   [[nodiscard]] JobPtr held_job(const CutTarget& target) const;
   [[nodiscard]] const WindowImage* saved_window(std::uint32_t job_id, std::uint32_t generation,
                                                 const WorkerKey& key) const;
@@ -208,6 +221,7 @@ class CommitLog {
     std::map<std::uint32_t, std::uint32_t> epochs;
   };
   std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down
+  RetiredWindows retired_;                              // of workers that their jobs have forgotten
   std::unordered_map<std::uint32_t, JobImage> saved_;   // of a restore, by job id
   std::uint32_t applying_ = 0;                          // writes under way, without the mutex
   bool is_cutting_ = false;

@@ -60,6 +60,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
 void CommitLog::install(const std::vector<JobImage>& images) {
   const Lock lock(mutex_);
   saved_.clear();
+  retired_.clear();  // they tell of rows that are gone
   for (const JobImage& image : images) saved_[image.job_id] = image;
 }
 
@@ -77,7 +78,7 @@ Result<std::uint64_t> CommitLog::write_unnamed(const std::function<Result<std::u
   answered_.wait(lock, [this] { return !is_cutting_; });  // bounded: a cut takes no longer than its own deadline
   ++applying_;
   lock.unlock();
-  auto rows = write();
+  auto rows = without_exceptions(write);
   lock.lock();
   --applying_;
   answered_.notify_all();

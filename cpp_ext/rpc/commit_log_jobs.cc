@@ -105,10 +105,16 @@ void CommitLog::end_worker(Lock& lock, const JobPtr& job, const Member& member) 
       job->steps[step].emplace(key, std::move(*in_doubt));
     } else {
       stats_.kept_bytes -= in_doubt->bytes;
-      static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt)));  // counted as refused when it fails
+      static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt), true));  // a failure fails the job
     }
   }
   job->workers[key].window.start_at(member.until_step + 1);
+}
+
+// Forgets a worker, but for the answers that it may still ask for.
+void CommitLog::retire(std::uint32_t job_id, Job& job, const WorkerKey& worker) {
+  retired_.add(job_id, worker, job.workers[worker].window, RetiredWindows::Clock::now());
+  stats_.kept_bytes -= job.drop(worker);
 }
 
 // A job, or its next generation: a clock of its own, which knows the epochs of the one before.
@@ -153,6 +159,14 @@ Status CommitLog::set_job(const JobSpec& spec) {
       if (is_here && member.until_step != kForever) end_worker(lock, job, member);
     }
     advance(lock, job);
+    // Both let the mutex go while they apply. A HOLD that came meanwhile keeps its job, and decides anew.
+    SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
+    const auto now = jobs_.find(spec.job_id);
+    if (now == jobs_.end() || now->second != job) {
+      return Status(Code::kFailedPrecondition, "operation: " + std::to_string(spec.operation) + " of job " +
+                                                   std::to_string(spec.job_id) +
+                                                   " was overtaken by one that ended the job");
+    }
   }
   bool is_lossy = false;
   if (!job || job->generation != spec.generation) {
@@ -169,6 +183,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
     named.insert(key);
     std::uint32_t& epoch = job->epochs[member.worker_id];
     epoch = std::max(epoch, member.epoch);
+    if (member.until_step == kForever) retired_.forget(spec.job_id, key);
     const auto [place, is_new] = job->workers.try_emplace(key);
     JobWorker& worker = place->second;
     worker.rank = member.rank;
@@ -188,7 +203,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   for (const auto& [key, worker] : job->workers) {
     if (!named.contains(key)) dropped.push_back(key);
   }
-  for (const WorkerKey& key : dropped) stats_.kept_bytes -= job->drop(key);
+  for (const WorkerKey& key : dropped) retire(spec.job_id, *job, key);
   job->resolved = true;
   job->cut.reset();
   unpark_gone(*job, outcomes);
@@ -208,7 +223,7 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   if (!found.is_ok()) return found.status();
   SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));
   Job& job = *found.value();
-  while (!job.workers.empty()) stats_.kept_bytes -= job.drop(job.workers.begin()->first);
+  while (!job.workers.empty()) retire(job_id, job, job.workers.begin()->first);
   for (ParkedPull& pull : job.unpark([](const ParkedPull&) { return true; })) {
     outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
   }

@@ -96,11 +96,15 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
   asio::steady_timer pause(core_.io);
   while (!stopping_) {
     const int fd = ::accept4(listener.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) {
-      admit(fd);
-      continue;
-    }
     asio::error_code error;
+    if (fd >= 0) {
+      try {
+        admit(fd);
+        continue;
+      } catch (const std::exception&) {  // no memory for it: its descriptor is closed, and the next is waited for
+      }
+      errno = ENOMEM;
+    }
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED) {
       co_await listener.async_wait(asio::posix::stream_descriptor::wait_read,
                                    asio::redirect_error(asio::use_awaitable, error));

@@ -1,6 +1,7 @@
 #include "rpc/server_core.h"
 
 #include <algorithm>
+#include <exception>
 #include <random>
 
 namespace sparserow::rpc {
@@ -15,12 +16,19 @@ struct ParallelWork {
   const std::function<void(std::uint32_t)>* work = nullptr;
   std::mutex mutex;
   std::condition_variable finished;
-  std::uint32_t done = 0;  // guarded by mutex
+  std::uint32_t done = 0;    // guarded by mutex
+  std::exception_ptr error;  // guarded by mutex: the first that a part threw
 
   void run() {
     for (std::uint32_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
-      (*work)(part);
+      std::exception_ptr thrown;
+      try {
+        (*work)(part);
+      } catch (...) {
+        thrown = std::current_exception();
+      }
       const std::lock_guard lock(mutex);
+      if (thrown && !error) error = thrown;
       if (++done == parts) finished.notify_all();
     }
   }
@@ -87,6 +95,7 @@ void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std:
   shared->run();
   std::unique_lock lock(shared->mutex);
   shared->finished.wait(lock, [&] { return shared->done == parts; });
+  if (shared->error) std::rethrow_exception(shared->error);
 }
 
 std::shared_ptr<const Route> ServerCore::route() const {

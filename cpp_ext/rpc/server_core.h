@@ -96,7 +96,8 @@ struct Counters {
 struct ServerCore {
   ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store);
 
-  // Runs work(part) for every part on the I/O threads that are free and on this one; returns when all ended.
+  // Runs work(part) for every part on the I/O threads that are free and on this one; returns when all ended, and throws
+  // then what the first part threw.
   void parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work);
   [[nodiscard]] std::shared_ptr<const Route> route() const;
   void set_route(std::shared_ptr<const Route> route);

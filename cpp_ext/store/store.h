@@ -261,6 +261,7 @@ struct ApplyOptions {
   std::uint64_t job = 0;                       // whose step it is
   std::int64_t step = -1;                      // for the table's clock; -1: none
   std::optional<std::uint64_t> sighting = {};  // what numbers the push for admit_probability; none: counted here
+  bool* has_changed = nullptr;  // set before the first row may change; of a batch that fails: whether a part is applied
 };
 
 }  // namespace sparserow

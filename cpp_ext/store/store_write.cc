@@ -123,6 +123,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     }
     for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
       if (order.positions(stripe).empty()) continue;
+      if (options.has_changed != nullptr) *options.has_changed = true;
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options, dim);
       const auto taken =

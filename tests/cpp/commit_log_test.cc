@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <cmath>
+#include <future>
 #include <map>
+#include <new>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "rpc_fixture.h"
@@ -280,7 +283,8 @@ TEST_CASE("what a worker that died has in doubt is applied when any shard took i
       const auto waits = f.pull(1, 5);
       REQUIRE(f.log.hold(1, 1, {{1, 1}}).is_ok());
       CHECK((*waits)->code() == Code::kFenced);
-      CHECK(f.log.commit(f.make(1, 1, 0, {}, 0.0f), true).status().code() == Code::kFenced);
+      CHECK(f.log.commit(f.make(1, 1, 0, {}, 0.0f), true).status().code() == Code::kUnavailable);  // not decided yet
+      CHECK(f.log.commit(f.make(1, 2, 1, {}, 0.0f), true).status().code() == Code::kFenced);
       Member gone{.worker_id = 1, .epoch = 1, .rank = 1};
       gone.until_step = taken_elsewhere ? 0 : -1;
       gone.final_sequence = taken_elsewhere ? 1 : 0;
@@ -289,8 +293,22 @@ TEST_CASE("what a worker that died has in doubt is applied when any shard took i
       const float expected = staleness == 0u ? (taken_elsewhere ? -3.0f : -2.0f) : (taken_elsewhere ? -3.0f : -1.0f);
       CHECK(f.row(1) == expected);
       CHECK(f.log.stats().kept_bytes == 0);
-      CHECK(f.log.commit(f.make(1, 1, 0, {}, 0.0f), true).status().code() == Code::kFenced);
-      CHECK(is_ok(f.pull(0, 1)));  // nobody waits for it
+      const auto repeated = [&f] { return f.log.commit(f.make(1, 1, 0, {}, 0.0f), true); };
+      const auto is_answered = [&](Code refusal) {
+        return taken_elsewhere ? repeated().is_ok() && repeated().value().duplicate
+                               : repeated().status().code() == refusal;
+      };
+      CHECK(is_answered(Code::kFenced));
+      CHECK(is_ok(f.pull(0, 1)));                                           // nobody waits for it
+      REQUIRE(f.log.set_job(resolved(staleness, 2, {{0, 1, 0}})).is_ok());  // the worker is forgotten
+      CHECK(is_answered(Code::kFenced));
+      CHECK(f.commit(0, 1, 0, {1}, 2.0f).value().duplicate);
+      REQUIRE(f.log.drop_job(1, 3).is_ok());
+      CHECK(is_answered(Code::kNotFound));
+      CHECK(f.log.commit(f.make(1, 9, 9, {}, 0.0f), true).status().code() == Code::kNotFound);
+      CHECK(f.row(1) == expected);
+      f.log.install({});  // a restore: the rows that it tells of are gone
+      CHECK(repeated().status().code() == Code::kNotFound);
     }
   }
 }
@@ -490,4 +508,128 @@ TEST_CASE("threads that commit, repeat and pull at once: every step is applied o
   CHECK(f.row(1) == -3.0f * kSteps);
   for (std::uint32_t worker = 0; worker < kWorkers; ++worker) CHECK(f.row(10 + worker) == -1.0f * kSteps);
   CHECK(f.log.stats().steps_reduced == kSteps);
+}
+
+namespace {
+
+constexpr std::uint64_t kManyKeys = 4096;  // enough for a batch to be applied in parts
+
+std::vector<std::uint64_t> many_keys() {
+  std::vector<std::uint64_t> keys(kManyKeys);
+  for (std::uint64_t key = 0; key < kManyKeys; ++key) keys[key] = key;
+  return keys;
+}
+
+// Options of a log whose batches of many keys call `before` first; what it throws, the store throws.
+CommitLog::Options with_hook(std::function<void()> before) {
+  CommitLog::Options options;
+  options.parts = 2;
+  options.parallel_for = [before = std::move(before)](std::uint32_t parts,
+                                                      const std::function<void(std::uint32_t)>& work) {
+    before();
+    for (std::uint32_t part = 0; part < parts; ++part) work(part);
+  };
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a RESOLVE that is overtaken while it applies what is in doubt lets nothing go") {
+  std::promise<void> applying, go_on;
+  Fixture f(2u, 2, with_hook([&] {
+              applying.set_value();
+              go_on.get_future().wait();
+            }));
+  REQUIRE(f.log.prepare(f.make(1, 1, 0, many_keys(), 4.0f)).is_ok());
+  REQUIRE(f.log.hold(1, 1, {{1, 1}}).is_ok());
+  Member gone{.worker_id = 1, .epoch = 1, .rank = 1};
+  gone.until_step = 0;
+  gone.final_sequence = 1;
+  auto first = std::async(std::launch::async, [&] { return f.log.set_job(resolved(2u, 1, {{0, 1, 0}, gone})); });
+  applying.get_future().wait();
+  REQUIRE(f.log.hold(1, 2, {}).is_ok());
+  go_on.set_value();
+  CHECK(first.get().code() == Code::kFailedPrecondition);
+  CHECK(f.commit(0, 1, 0, {1}, 1.0f).status().code() == Code::kUnavailable);  // held by the second still
+  CHECK(f.log.hold(1, 1, {}).status().code() == Code::kFailedPrecondition);
+  REQUIRE(f.log.set_job(resolved(2u, 2, {{0, 1, 0}, gone})).is_ok());
+  CHECK(f.row(1) == -2.0f);  // once
+  REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
+}
+
+TEST_CASE("a commit that fails before a row changed is refused, and may come again") {
+  int throws = 1;
+  Fixture f(std::nullopt, 1, with_hook([&] {
+              if (throws-- > 0) throw std::bad_alloc();
+            }));
+  const auto keys = many_keys();
+  CHECK(f.commit(0, 1, kNoStep, keys, 1.0f).status().code() == Code::kResourceExhausted);
+  CHECK(f.row(7) == 0.0f);
+  REQUIRE(f.commit(0, 1, kNoStep, keys, 1.0f).is_ok());
+  CHECK(f.row(7) == -1.0f);
+  CHECK(f.log.cut({}, Clock::now() + std::chrono::seconds(5), [] { return Status::ok(); }).is_ok());
+}
+
+TEST_CASE("a commit that fails after a part of it was applied fails its job, and is never applied again") {
+  int calls = 0;
+  Fixture f(std::nullopt, 2, with_hook([&] {
+              if (++calls == 2) throw std::runtime_error("the disk is gone");
+            }));
+  const auto keys = many_keys();
+  Commit commit = f.make(0, 1, kNoStep, keys, 1.0f);
+  commit.blocks.push_back(commit.blocks[0]);
+  for (int i = 0; i < 2; ++i) {
+    Commit again = f.make(0, 1, kNoStep, keys, 1.0f);
+    again.blocks.push_back(again.blocks[0]);
+    const Status status = f.log.commit(i == 0 ? std::move(commit) : std::move(again), false).status();
+    CHECK(status.code() == Code::kDataLoss);
+    CHECK(status.message().find("the disk is gone") != std::string::npos);
+  }
+  CHECK(f.row(7) == -0.5f);  // the first block, once
+  CHECK(f.commit(1, 1, kNoStep, {7}, 1.0f).status().code() == Code::kDataLoss);
+  CHECK(f.log.hold(1, 1, {}).is_ok());
+  CHECK(f.log.cut({}, Clock::now() + std::chrono::seconds(5), [] { return Status::ok(); }).is_ok());
+}
+
+TEST_CASE("what was prepared was promised: a failure to apply it fails the job") {
+  int throws = 1;
+  Fixture f(std::nullopt, 1, with_hook([&] {
+              if (throws-- > 0) throw std::bad_alloc();
+            }));
+  REQUIRE(f.log.prepare(f.make(0, 1, kNoStep, many_keys(), 1.0f)).is_ok());
+  CHECK(f.log.commit(f.make(0, 1, kNoStep, {}, 0.0f), true).status().code() == Code::kDataLoss);
+  CHECK(f.log.commit(f.make(0, 1, kNoStep, {}, 0.0f), true).status().code() == Code::kDataLoss);
+}
+
+TEST_CASE("a write by key that throws holds up nothing") {
+  Fixture f(std::nullopt, 1);
+  const auto throwing = []() -> Result<std::uint64_t> { throw std::bad_alloc(); };
+  CHECK(f.log.write_once({0, 1}, 1, 1, throwing).status().code() == Code::kResourceExhausted);
+  CHECK(f.log.write_unnamed(throwing).status().code() == Code::kResourceExhausted);
+  CHECK(f.log.cut({}, Clock::now() + std::chrono::seconds(5), [] { return Status::ok(); }).is_ok());
+  CHECK(f.log.write_once({0, 1}, 1, 1, [] { return Result<std::uint64_t>(std::uint64_t{3}); }).value().applied_rows ==
+        3);
+}
+
+TEST_CASE("retired windows are kept for a time, and the oldest go first") {
+  RetiredWindows retired;
+  const auto now = Clock::now();
+  JobWindow window;
+  window.begin(5, kNoStep);
+  window.finish(5, kNoStep, 42);
+  window.abort(6);
+  retired.add(1, {0, 1}, window, now);
+  CHECK(retired.rows_of(1, {0, 1}, 5, now) == std::optional<std::uint64_t>(42));
+  CHECK_FALSE(retired.rows_of(1, {0, 1}, 6, now).has_value());
+  CHECK_FALSE(retired.rows_of(1, {0, 2}, 5, now).has_value());
+  CHECK_FALSE(retired.rows_of(2, {0, 1}, 5, now).has_value());
+  CHECK_FALSE(retired.rows_of(1, {0, 1}, 5, now + RetiredWindows::kKept).has_value());
+  for (std::uint32_t worker = 1; worker <= RetiredWindows::kMost; ++worker) retired.add(1, {worker, 1}, window, now);
+  CHECK(retired.size() == RetiredWindows::kMost);
+  CHECK_FALSE(retired.rows_of(1, {0, 1}, 5, now).has_value());
+  CHECK(retired.rows_of(1, {1, 1}, 5, now).has_value());
+  retired.forget(1, {1, 1});
+  CHECK_FALSE(retired.rows_of(1, {1, 1}, 5, now).has_value());
+  retired.add(1, {1, 2}, window, now + 2 * RetiredWindows::kKept);
+  CHECK(retired.size() == 1);
 }

@@ -1,0 +1,49 @@
+// The answers of workers whose epoch is over, kept for a while after the job has forgotten the worker.
+//
+// A COMMIT that was applied may be repeated after its worker was fenced, or after its job ended: its reply was lost.
+// The repeat gets the answer of the first, so that a refusal means that nothing was applied. A window is kept for
+// kKept; of more than kMost windows the oldest go first.
+//
+// Not thread-safe: the commit log's mutex guards it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "rpc/job_clock.h"
+
+namespace sparserow::rpc {
+
+class RetiredWindows {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::minutes kKept{10};
+  static constexpr std::size_t kMost = 1024;  // of at most JobWindow::kSequences answers, 16 bytes each
+
+  void add(std::uint32_t job_id, const WorkerKey& worker, const JobWindow& window, Clock::time_point now);
+  // The rows of a commit that was applied; nullopt when none of this sequence is known.
+  [[nodiscard]] std::optional<std::uint64_t> rows_of(std::uint32_t job_id, const WorkerKey& worker,
+                                                     std::uint64_t sequence, Clock::time_point now);
+  // The worker is a member again.
+  void forget(std::uint32_t job_id, const WorkerKey& worker);
+  void clear();
+  [[nodiscard]] std::size_t size() const noexcept { return windows_.size(); }
+
+ private:
+  using Key = std::pair<std::uint32_t, WorkerKey>;  // (job id, worker)
+  struct Window {
+    Clock::time_point until;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> answers;  // (sequence, rows), ascending
+  };
+  void drop_old(Clock::time_point now);
+
+  std::map<Key, Window> windows_;
+  std::deque<Key> order_;  // oldest first; may name windows that were forgotten
+};
+
+}  // namespace sparserow::rpc
