@@ -205,7 +205,8 @@ void bind_table(py::module_& module) {
              check_rows(keys, grads, self.table().dim, "grads");
              const auto span = span_of(keys);
              const py::gil_scoped_release unlocked;
-             raise_if_error(self.push(span, grads.data(), lr));
+             const PushOutcome outcome = self.push(span, grads.data(), lr);
+             if (!outcome.status.is_ok()) raise_write_error(outcome.status, outcome.may_be_applied);
            })
       .def("assign",
            [](TableAccess& self, const Keys& keys, const Rows& rows) {

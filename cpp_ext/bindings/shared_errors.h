@@ -26,6 +26,9 @@ inline void raise_if_error(const Status& status) {
   raise_error(status);
 }
 
+// Of a write: `may_be_applied` becomes the attribute of that name. May be called without the GIL.
+[[noreturn]] void raise_write_error(const Status& status, bool may_be_applied);
+
 template <class T>
 [[nodiscard]] T value_or_raise(Result<T> result) {
   raise_if_error(result.status());

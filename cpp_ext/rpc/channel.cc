@@ -95,6 +95,7 @@ Status Channel::refusal_of(const Request& request) const {
 
 void Channel::cancel(Request& request) {
   if (request.done) return;
+  request.may_be_taken |= request.sent;
   outstanding_.erase(request.header.request_id);
   if (receiving_ == &request) {
     receiving_ = nullptr;
@@ -175,6 +176,7 @@ void Channel::break_off(const std::string& reason) {
   queue_.clear();
   for (auto& [id, request] : outstanding_) {
     if (request->sending || request->sent) ++stats_.retries;
+    request->may_be_taken |= request->sent;
     request->sending = request->sent = request->header_sent = false;
     request->piece = request->offset = 0;
     queue_.push_back(request);

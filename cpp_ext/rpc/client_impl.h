@@ -94,6 +94,7 @@ class Client::Impl {
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
   void hold(const Call& call, bool decided);
+  void drop_refused(const Call& call);
   void drop_held(std::uint64_t sequence) {
     change_held([sequence](HeldCommits& held) { held.drop(sequence); });
   }

@@ -208,8 +208,26 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
   if (options_.replay_bytes > 0 && (has_content || is_by_key)) hold(call, type != FrameType::kPrepare);
   Status status = run(call);
+  if (options.may_be_applied != nullptr) {
+    *options.may_be_applied = false;
+    for (const Outgoing& out : call.requests) {
+      if (!status.is_ok()) *options.may_be_applied |= out.request.status.is_ok() || out.request.may_be_taken;
+    }
+  }
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
+  if (type == FrameType::kCommit && has_content && !status.is_ok()) drop_refused(call);
   return status;
+}
+
+// A shard that refused a commit of one phase has nothing of it, and its caller may send it under another sequence.
+// Where the outcome is unknown the copy stays: a process in the shard's place gets it.
+void Client::Impl::drop_refused(const Call& call) {
+  const Lock lock(mutex_);
+  for (const Outgoing& out : call.requests) {
+    const Request& request = out.request;
+    const bool is_refused = !request.status.is_ok() && !request.may_be_taken;
+    if (is_refused) channels_[request.shard].held().drop(request.header.sequence);
+  }
 }
 
 Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags) {

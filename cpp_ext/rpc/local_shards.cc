@@ -5,6 +5,8 @@
 namespace sparserow::rpc {
 namespace {
 
+constexpr std::size_t kRemembered = 1024;  // of sequences, as a shard's window
+
 // Keys [begin, end) of a conditional pull.
 Status pull_changed(const Store& store, const TablePull& table, std::size_t begin, std::size_t end) {
   const std::size_t n = end - begin;
@@ -160,7 +162,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
   }
   for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}, options));
   count_write(options.step);
-  last_sequence_ = options.sequence;
+  remember_commit(options.sequence);
   prepared_sequence_ = 0;
   prepared_.clear();
   reservations_.clear();
@@ -181,18 +183,25 @@ Status LocalShards::commit(std::span<const TablePush> tables, const CommitOption
   if (is_duplicate(options)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
+  if (options.may_be_applied != nullptr) *options.may_be_applied = true;
   SR_RETURN_IF_ERROR(apply(tables, options));
   count_write(options.step);
-  last_sequence_ = options.sequence;
+  remember_commit(options.sequence);
   return Status::ok();
 }
 
+void LocalShards::remember_commit(std::uint64_t sequence) {
+  committed_.insert(sequence);
+  if (committed_.size() <= kRemembered) return;
+  forgotten_sequence_ = *committed_.begin();
+  committed_.erase(committed_.begin());
+}
+
 void LocalShards::remember_write(std::uint64_t sequence, std::uint64_t rows) {
-  constexpr std::size_t kKept = 1024;
   count_write(kNoStep);
   if (sequence == 0) return;
   by_key_[sequence] = rows;
-  if (by_key_.size() > kKept) by_key_.erase(by_key_.begin());
+  if (by_key_.size() > kRemembered) by_key_.erase(by_key_.begin());
 }
 
 Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& options) {

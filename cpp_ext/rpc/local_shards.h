@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "rpc/shards.h"
@@ -52,7 +53,10 @@ class LocalShards final : public Shards {
   Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
   Status apply(std::span<const TablePush> tables, const CommitOptions& commit);
   void remember_write(std::uint64_t sequence, std::uint64_t rows);
-  bool is_duplicate(const CommitOptions& options) const noexcept { return options.sequence <= last_sequence_; }
+  bool is_duplicate(const CommitOptions& options) const {
+    return options.sequence <= forgotten_sequence_ || committed_.contains(options.sequence);
+  }
+  void remember_commit(std::uint64_t sequence);
 
   std::vector<std::shared_ptr<Store>> stores_;
   std::vector<std::uint16_t> slot_owner_;
@@ -60,7 +64,8 @@ class LocalShards final : public Shards {
   std::shared_ptr<std::atomic<std::uint64_t>> writes_;  // of every worker over these stores
   std::atomic<std::uint64_t> own_steps_ = 0;            // of them: commits of this worker's steps
   std::mutex mutex_;                                    // of what follows
-  std::uint64_t last_sequence_ = 0;
+  std::set<std::uint64_t> committed_;                   // the last commits' sequences, which may come in any order
+  std::uint64_t forgotten_sequence_ = 0;                // up to here they are taken for committed
   std::map<std::uint64_t, std::uint64_t> by_key_;  // the last assign and erase calls that had a sequence: their rows
   std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
   std::vector<std::unique_ptr<Held>> prepared_;

@@ -64,6 +64,10 @@ struct CommitOptions {
   std::uint64_t sequence = 0;  // > every earlier one of this worker
   std::int64_t step = kNoStep;
   bool grad_sum = false;  // true: no 1/N scaling
+
+  // Of a commit in one phase, or null. Set when it fails: whether a shard may have applied it all the same. False means
+  // that no copy of it was ever taken.
+  bool* may_be_applied = nullptr;
 };
 
 class Shards {

@@ -1,6 +1,7 @@
 #include "session/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <unordered_map>
 
 namespace sparserow {
@@ -8,6 +9,12 @@ namespace {
 
 // After these the shards may or may not have applied the commit.
 bool is_outcome_unknown(Code code) noexcept { return code == Code::kDeadlineExceeded || code == Code::kUnavailable; }
+
+// What is left until a deadline, for a call that takes a duration.
+std::chrono::milliseconds left_until(WriteTurns::Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - WriteTurns::Clock::now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
 
 }  // namespace
 
@@ -88,6 +95,7 @@ void Session::end_evaluation() {
 Result<SealReport> Session::seal(float scale, float clip_row_norm) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "seal"));
+  sealed_by_.store(std::this_thread::get_id());
   state_->phase.store(Phase::kSealed);
   SealReport report;
   std::uint64_t clipped_rows = 0;
@@ -114,43 +122,66 @@ Status Session::prepare() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kSealed, "prepare"));
   SR_RETURN_IF_ERROR(state_->wait_for_commit());
+  const auto deadline = write_deadline();
+  SR_RETURN_IF_ERROR(take_turn(deadline));
+  auto numbered = number_commit(step(), deadline);
+  if (!numbered.is_ok()) {
+    turns_.give_back();
+    return numbered.status();
+  }
+  prepared_ = std::move(numbered).value();
   state_->phase.store(Phase::kPrepared);  // before the work: a failed prepare has to be aborted on the shards
-  return state_->shards().prepare(pushes_, commit_options(step()));
+  return state_->shards().prepare(pushes_, prepared_.options);
 }
 
 Status Session::commit_prepared() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "commit_prepared"));
-  return end_commit(state_->shards().commit_prepared(commit_options(step())));
+  const Status status = state_->shards().commit_prepared(prepared_.options);
+  end_turn();
+  return end_commit(status);
 }
 
 Status Session::begin_commit() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "begin_commit"));
-  begun_ = commit_options(step());
   state_->begin_commit();
   return end_commit(Status::ok());
 }
 
 Status Session::finish_commit() {
+  const std::lock_guard lock(finishing_);
   if (!state_->is_committing()) return Status::ok();
-  Status status = state_->shards().commit_prepared(begun_);
+  Status status = state_->shards().commit_prepared(prepared_.options);
   if (!status.is_ok()) state_->mark_broken(status);
+  end_turn();
   state_->end_commit();
   return status;
+}
+
+// Of the step that has prepared.
+void Session::end_turn() noexcept {
+  prepared_.number.release();
+  turns_.give_back();
 }
 
 Status Session::commit() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kSealed, "commit"));
-  return end_commit(state_->shards().commit(pushes_, commit_options(step())));
+  SR_RETURN_IF_ERROR(settle());
+  auto numbered = number_commit(step(), write_deadline());
+  if (!numbered.is_ok()) return numbered.status();
+  bool may_be_applied = false;
+  numbered.value().options.may_be_applied = &may_be_applied;
+  const Status status = state_->shards().commit(pushes_, numbered.value().options);
+  if (!status.is_ok() && may_be_applied) state_->mark_broken(status);
+  return end_commit(status);
 }
 
 // A refused one-phase commit changed nothing, so the step can be tried again; a commit that was prepared
 // everywhere and then failed somewhere, or whose answer was lost, cannot.
 Status Session::end_commit(const Status& status) {
   const bool prepared = state_->phase.load() == Phase::kPrepared;
-  ++state_->sequence;
   if (SessionCache* cache = state_->cache()) cache->committed(pushes_);
   for (const auto& binding : bindings_) {
     const std::lock_guard lock(binding->mutex_);
@@ -171,8 +202,8 @@ Status Session::end_commit(const Status& status) {
 Status Session::abort() {
   Status status = Status::ok();
   if (state_->phase.load() == Phase::kPrepared) {
-    status = state_->shards().abort(commit_options(step()));
-    ++state_->sequence;
+    status = state_->shards().abort(prepared_.options);
+    end_turn();
   }
   ++state_->counters.steps_aborted;
   forget_step();
@@ -183,24 +214,87 @@ void Session::reopen() noexcept {
   if (state_->phase.load() != Phase::kOpen) static_cast<void>(abort());
 }
 
-Status Session::push_now(const rpc::TablePush& push) {
-  SR_RETURN_IF_ERROR(state_->check_usable());
-  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "push"));
-  SR_RETURN_IF_ERROR(state_->wait_for_commit());
-  const rpc::CommitOptions options = commit_options(rpc::kNoStep);
-  ++state_->sequence;
-  const Status status = send_now(push, options);
+PushOutcome Session::push_now(const rpc::TablePush& push) {
+  if (Status status = state_->check_usable(); !status.is_ok()) return {std::move(status)};
+  const bool is_ending_step = state_->phase.load() != Phase::kOpen && sealed_by_.load() == std::this_thread::get_id();
+  if (is_ending_step) return {expect(Phase::kOpen, "push")};
+  const auto deadline = write_deadline();
+  if (Status status = state_->wait_for_commit(); !status.is_ok()) return {std::move(status)};
+  PushOutcome outcome =
+      state_->shards().shard_count() == 1 ? push_in_one_phase(push, deadline) : push_in_two_phases(push, deadline);
   state_->forget_cached(push.table_id, push.keys);
+  return outcome;
+}
+
+PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
+  auto numbered = number_commit(rpc::kNoStep, deadline);
+  if (!numbered.is_ok()) return {numbered.status()};
+  PushOutcome outcome;
+  rpc::CommitOptions& options = numbered.value().options;
+  options.deadline = left_until(deadline);
+  options.may_be_applied = &outcome.may_be_applied;
+  outcome.status = state_->shards().commit({&push, 1}, options);
+  return outcome;
+}
+
+// Both phases end by the deadline. What ABORT cannot tell a shard, the next PREPARE does.
+PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
+  if (Status status = take_turn(deadline); !status.is_ok()) return {std::move(status)};
+  auto numbered = number_commit(rpc::kNoStep, deadline);
+  if (!numbered.is_ok()) {
+    turns_.give_back();
+    return {numbered.status()};
+  }
+  rpc::CommitOptions& options = numbered.value().options;
+  options.deadline = left_until(deadline);
+  Status status = state_->shards().prepare({&push, 1}, options);
+  options.deadline = left_until(deadline);
+  const bool is_decided = status.is_ok();
+  if (is_decided) {
+    status = state_->shards().commit_prepared(options);
+    if (is_outcome_unknown(status.code())) {
+      in_doubt_ = std::move(numbered).value();
+      has_in_doubt_.store(true);
+    }
+  } else {
+    static_cast<void>(state_->shards().abort(options));
+  }
+  turns_.give_back();
+  return {std::move(status), is_decided};
+}
+
+// With the turn comes the duty to end what is in doubt: nothing else leaves before.
+Status Session::take_turn(WriteTurns::Clock::time_point deadline) {
+  SR_RETURN_IF_ERROR(turns_.take(deadline, [this] { return state_->shards().grace(); }));
+  Status status = finish_in_doubt(deadline);
+  if (!status.is_ok()) turns_.give_back();
   return status;
 }
 
-Status Session::send_now(const rpc::TablePush& push, const rpc::CommitOptions& options) {
-  if (state_->shards().shard_count() == 1) return state_->shards().commit({&push, 1}, options);
-  if (Status status = state_->shards().prepare({&push, 1}, options); !status.is_ok()) {
-    static_cast<void>(state_->shards().abort(options));
-    return status;
+// A shard that refuses for good has the push applied or has lost it, and counts that; so it is in doubt no more.
+Status Session::finish_in_doubt(WriteTurns::Clock::time_point deadline) {
+  if (!in_doubt_) return Status::ok();
+  rpc::CommitOptions options = in_doubt_->options;
+  options.deadline = left_until(deadline);
+  const Status status = state_->shards().commit_prepared(options);
+  if (is_outcome_unknown(status.code())) {
+    return {status.code(), "session: an earlier push by key is in doubt still, and nothing of this write was sent; " +
+                               status.message()};
   }
-  return state_->shards().commit_prepared(options);
+  in_doubt_.reset();
+  has_in_doubt_.store(false);
+  return Status::ok();
+}
+
+Status Session::settle() {
+  if (!has_in_doubt_.load()) return Status::ok();
+  SR_RETURN_IF_ERROR(take_turn(write_deadline()));
+  turns_.give_back();
+  return Status::ok();
+}
+
+WriteTurns::Clock::time_point Session::write_deadline() const {
+  return WriteTurns::Clock::now() + state_->options().deadline;
 }
 
 Status Session::skip_to(std::int64_t step) {
@@ -258,13 +352,16 @@ Status Session::expect(Phase phase, const char* call) const {
   return {Code::kFailedPrecondition, std::string("session: ") + call + " is not allowed in this phase of the step"};
 }
 
-rpc::CommitOptions Session::commit_options(std::int64_t step) {
-  rpc::CommitOptions options;
-  options.deadline = state_->options().deadline;
-  options.sequence = state_->sequence.load();
-  options.step = step;
-  options.grad_sum = state_->options().grad_sum;
-  return options;
+Result<Session::NumberedCommit> Session::number_commit(std::int64_t step, WriteTurns::Clock::time_point deadline) {
+  auto number = state_->numbers.take(deadline);
+  if (!number.is_ok()) return number.status();
+  NumberedCommit commit;
+  commit.options.deadline = state_->options().deadline;
+  commit.options.sequence = number.value().value();
+  commit.options.step = step;
+  commit.options.grad_sum = state_->options().grad_sum;
+  commit.number = std::move(number).value();
+  return commit;
 }
 
 void Session::forget_step() {

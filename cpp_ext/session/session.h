@@ -12,21 +12,30 @@
 // begin_commit leaves the last phase to finish_commit, which any thread may call: the next prepare waits for it, so
 // at most one sequence is in doubt, and so do pulls of the op, so that a worker sees its own steps.
 //
-// Thread-safe for lookups and staging; seal ... commit belong to one thread. No call needs the GIL.
+// Every write takes the next sequence number just before it leaves. Writes of two phases take turns
+// (session/write_turns.h): a step has the turn from prepare to its end, a push by key for its two phases. A push whose
+// COMMIT has no certain answer stays in doubt; the next write sends that COMMIT again and leaves only when it is
+// answered (docs/consistency.md, rule 2).
+//
+// Thread-safe for lookups, staging and writes by key; seal ... commit belong to one thread. No call needs the GIL.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "rpc/shards.h"
 #include "session/binding.h"
 #include "session/session_state.h"
+#include "session/write_turns.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -37,6 +46,12 @@ struct SealReport {
   std::uint64_t nonfinite_rows = 0;
   std::string nonfinite_table;  // the first one met, with its key
   std::uint64_t nonfinite_key = 0;
+};
+
+// How a push by key ended.
+struct PushOutcome {
+  Status status;
+  bool may_be_applied = false;  // of an error: its COMMIT has left, and the shards may have applied it or will
 };
 
 // Lookups to be served by one pull.
@@ -77,12 +92,19 @@ class Session {
   Status abort();  // from any phase; tells the shards when prepared
   // What a caller that failed between seal and the end does last: abort, if it has not ended.
   void reopen() noexcept;
-  // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard.
-  Status push_now(const rpc::TablePush& push);
+  // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard. Within the end
+  // of a step the thread that ends it gets FailedPrecondition; other threads wait for the step.
+  PushOutcome push_now(const rpc::TablePush& push);
+  // Ends a push whose COMMIT had no certain answer; Ok when there is none. Unavailable or DeadlineExceeded while it has
+  // none still.
+  Status settle();
 
   // The clock goes on at `step`, which may not lie behind; for a worker that joins a running job, before its first
   // lookup. FailedPrecondition within the end of a step, InvalidArgument for a step that is over.
   Status skip_to(std::int64_t step);
+
+  // When a write that begins now is to end.
+  [[nodiscard]] WriteTurns::Clock::time_point write_deadline() const;
 
   [[nodiscard]] std::int64_t step() const noexcept { return state_->step.load(); }
   [[nodiscard]] SessionStats stats() const noexcept;
@@ -96,8 +118,17 @@ class Session {
   explicit Session(std::shared_ptr<SessionState> state) : state_(std::move(state)) {}
   [[nodiscard]] Binding* find(std::string_view name) const noexcept;
   Status expect(Phase phase, const char* call) const;
-  rpc::CommitOptions commit_options(std::int64_t step);
-  Status send_now(const rpc::TablePush& push, const rpc::CommitOptions& options);
+  // A commit and its number, which is the commit's until this object ends.
+  struct NumberedCommit {
+    SequenceNumbers::Number number;
+    rpc::CommitOptions options;
+  };
+  Result<NumberedCommit> number_commit(std::int64_t step, WriteTurns::Clock::time_point deadline);
+  void end_turn() noexcept;
+  PushOutcome push_in_one_phase(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline);
+  PushOutcome push_in_two_phases(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline);
+  Status take_turn(WriteTurns::Clock::time_point deadline);
+  Status finish_in_doubt(WriteTurns::Clock::time_point deadline);
   Status end_commit(const Status& status);
   void forget_step();
 
@@ -105,7 +136,12 @@ class Session {
   std::vector<std::shared_ptr<Binding>> bindings_;  // in order of bind: the lock order
   std::vector<rpc::TablePush> pushes_;
   std::uint64_t rows_sealed_ = 0;
-  rpc::CommitOptions begun_;  // of the commit that finish_commit() sends
+  std::atomic<std::thread::id> sealed_by_;  // the thread that ends the step; set by seal()
+  WriteTurns turns_;
+  std::mutex finishing_;                    // held by finish_commit()
+  NumberedCommit prepared_;                 // of the step that has the turn
+  std::optional<NumberedCommit> in_doubt_;  // of a push by key; guarded by the turn
+  std::atomic<bool> has_in_doubt_{false};
 };
 
 }  // namespace sparserow

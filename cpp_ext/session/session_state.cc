@@ -25,7 +25,7 @@ std::uint64_t fork_generation() {
 
 SessionState::SessionState(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options)
     : step(options.first_step),
-      sequence(options.first_sequence),
+      numbers(options.first_sequence),
       shards_(std::move(shards)),
       options_(options),
       cache_(options.cache.bytes == 0 ? nullptr : std::make_unique<SessionCache>(options.cache)),

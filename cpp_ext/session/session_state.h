@@ -14,6 +14,7 @@
 #include "rpc/partition.h"
 #include "rpc/shards.h"
 #include "session/lookup.h"
+#include "session/sequence_numbers.h"
 #include "session/session_cache.h"
 #include "util/status.h"
 
@@ -136,10 +137,11 @@ class SessionState {
   Status wait_for_commit() const;
 
   std::atomic<std::int64_t> step;
-  std::atomic<std::uint64_t> sequence;
   std::atomic<Phase> phase{Phase::kOpen};
   std::atomic<bool> merged_this_step{false};
   std::atomic<std::uint64_t> staged_calls{0};  // backward calls of this step
+
+  SequenceNumbers numbers;  // of every write
 
   struct Counters {
     std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},

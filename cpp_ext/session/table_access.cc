@@ -23,12 +23,6 @@ rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::
   return push;
 }
 
-rpc::CallOptions TableAccess::write_options() {
-  rpc::CallOptions options = state().pull_options(/*train=*/false);
-  options.sequence = state().sequence.fetch_add(1);
-  return options;
-}
-
 Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
@@ -49,9 +43,9 @@ Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   return Status::ok();
 }
 
-Status TableAccess::push(std::span<const std::uint64_t> keys, const float* grads, float lr) {
-  SR_RETURN_IF_ERROR(state().wait_for_commit());
-  if (keys.empty()) return Status::ok();
+PushOutcome TableAccess::push(std::span<const std::uint64_t> keys, const float* grads, float lr) {
+  if (Status status = state().wait_for_commit(); !status.is_ok()) return {std::move(status)};
+  if (keys.empty()) return {};
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> sums(partition.keys.size() * table_.dim, 0.0f);
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -64,6 +58,7 @@ Status TableAccess::push(std::span<const std::uint64_t> keys, const float* grads
 Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* rows) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
+  SR_RETURN_IF_ERROR(session_->settle());
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> last(partition.keys.size() * table_.dim);
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -71,7 +66,11 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
                 table_.dim * sizeof(float));
   }
   const rpc::TablePush push = push_of(partition, last, 0.0f);
-  const Status status = state().shards().assign({&push, 1}, write_options());
+  const auto number = state().numbers.take(session_->write_deadline());
+  if (!number.is_ok()) return number.status();
+  rpc::CallOptions options = state().pull_options(/*train=*/false);
+  options.sequence = number.value().value();
+  const Status status = state().shards().assign({&push, 1}, options);
   state().forget_cached(table_.id, partition.keys);
   return status;
 }
@@ -79,8 +78,13 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
 Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return std::uint64_t{0};
+  SR_RETURN_IF_ERROR(session_->settle());
   const rpc::Partition partition = this->partition(keys);
-  auto erased = state().shards().erase(table_.id, partition.keys, partition.shard_begin, write_options());
+  const auto number = state().numbers.take(session_->write_deadline());
+  if (!number.is_ok()) return number.status();
+  rpc::CallOptions options = state().pull_options(/*train=*/false);
+  options.sequence = number.value().value();
+  auto erased = state().shards().erase(table_.id, partition.keys, partition.shard_begin, options);
   state().forget_cached(table_.id, partition.keys);
   return erased;
 }

@@ -1,6 +1,8 @@
 // Rows of a table by key, outside of steps: what `session.table(...)` does.
 //
-// Keys may repeat and come in any order. A call without keys does nothing. Thread-safe.
+// Keys may repeat and come in any order. A call without keys does nothing. A write leaves only when an earlier push of
+// the session is in doubt no more. Thread-safe: writes of several threads, and the session's steps, each have a number
+// of their own.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +29,7 @@ class TableAccess {
   // Rows as they are now, without clock: (n, dim) float32 in the order of keys.
   Status pull(std::span<const std::uint64_t> keys, float* rows);
   // Applies gradients (n, dim) at once; those of a repeated key are summed first.
-  Status push(std::span<const std::uint64_t> keys, const float* grads, float lr);
+  PushOutcome push(std::span<const std::uint64_t> keys, const float* grads, float lr);
   // Sets weights (n, dim); of a repeated key the last counts.
   Status assign(std::span<const std::uint64_t> keys, const float* rows);
   // Returns how many rows existed.
@@ -37,7 +39,6 @@ class TableAccess {
 
  private:
   rpc::Partition partition(std::span<const std::uint64_t> keys);
-  rpc::CallOptions write_options();  // with the next sequence
   rpc::TablePush push_of(const rpc::Partition& partition, const std::vector<float>& values, float lr) const;
   SessionState& state() const noexcept { return session_->state(); }
 

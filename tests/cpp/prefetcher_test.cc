@@ -151,7 +151,7 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
           rpc::TablePush push{
               f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values.data()};
           const auto kind = random() % 3;
-          if (kind == 0) REQUIRE(f.session->push_now(push).is_ok());
+          if (kind == 0) REQUIRE(f.session->push_now(push).status.is_ok());
           if (kind == 1) REQUIRE(f.shards->assign({&push, 1}, {}).is_ok());
           if (kind == 2) REQUIRE(f.shards->erase(push.table_id, groups.keys, groups.shard_begin, {}).is_ok());
           break;

@@ -126,6 +126,55 @@ TEST_CASE("what is held is sent again, and what the checkpoint had is not applie
   CHECK(f.lost() == 0);
 }
 
+TEST_CASE("a push of one phase that was refused is not sent again") {
+  Fixture f(1 << 20);
+  f.push(1);
+  REQUIRE(f.cluster.stores[0]->drop_table(f.table.id).is_ok());
+  const Grouped grouped(*f.client, f.table.id, f.keys);
+  const std::vector<float> grads(f.keys.size() * kDim, -1.0f);
+  const auto push = grouped.push(f.table, grads.data(), 1.0f);
+  bool may_be_applied = false;
+  auto options = Fixture::by_key<CommitOptions>(2);
+  options.may_be_applied = &may_be_applied;
+  CHECK(f.client->commit(std::span(&push, 1), options).code() == Code::kNotFound);
+  CHECK_FALSE(may_be_applied);
+  f.come_back(1);
+  f.let_in();
+  CHECK(f.row() == 1.0f);
+  CHECK(f.client->stats().commits_replayed == 0);
+}
+
+TEST_CASE("a push that never left is known not to be applied") {
+  Fixture f(0);
+  const auto port = f.cluster.servers[0]->port();
+  bool may_be_applied = false;
+  const auto push_late = [&](std::uint64_t sequence) {
+    const Grouped grouped(*f.client, f.table.id, f.keys);
+    const std::vector<float> grads(f.keys.size() * kDim, -1.0f);
+    const auto push = grouped.push(f.table, grads.data(), 1.0f);
+    auto options = Fixture::by_key<CommitOptions>(sequence);
+    options.deadline = 300ms;
+    options.may_be_applied = &may_be_applied;
+    return f.client->commit(std::span(&push, 1), options).code();
+  };
+  f.cluster.servers[0].reset();
+  CHECK(push_late(1) == Code::kUnavailable);  // the client may find out only by sending it
+  CHECK(push_late(2) == Code::kUnavailable);
+  CHECK_FALSE(may_be_applied);
+
+  ServerOptions options;
+  options.port = port;
+  options.cluster_id = f.cluster.cluster_id;
+  f.cluster.stores[0] = make_store();
+  REQUIRE(f.cluster.stores[0]->create_table(f.table).is_ok());
+  f.cluster.servers[0] = take(Server::start(options, f.cluster.stores[0]));
+  f.cluster.set_job(std::nullopt, 1);
+  f.let_in();
+  CHECK(f.row() == 0.0f);
+  CHECK(push_late(3) == Code::kOk);
+  CHECK_FALSE(may_be_applied);
+}
+
 TEST_CASE("what is not held is counted; the newest is held in any case") {
   Fixture f(1);
   f.commit(1, 6);

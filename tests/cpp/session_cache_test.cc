@@ -41,7 +41,7 @@ struct Cached2 {
   float weight(std::int64_t id) { return 1.0f - binding->lookup(ref({id}), true).value().row(0)[0]; }
   void other_updates(std::uint64_t key) {
     const std::vector<float> grad(kDim, 1000.0f);
-    REQUIRE(others.push({&key, 1}, grad.data(), 1.0f).is_ok());
+    REQUIRE(others.push({&key, 1}, grad.data(), 1.0f).status.is_ok());
   }
   // Ends the step with a gradient of one for these ids, which were looked up in it.
   void step(const Ids& ids = {}) {
@@ -121,7 +121,7 @@ TEST_CASE("rows that this session pushes, assigns or erases by key are asked for
   const std::uint64_t key = 7;
   const std::vector<float> ones(kDim, 1.0f), fives(kDim, -4.0f);
   CHECK(c.weight(7) == 0.0f);
-  REQUIRE(rows.push({&key, 1}, ones.data(), 1.0f).is_ok());
+  REQUIRE(rows.push({&key, 1}, ones.data(), 1.0f).status.is_ok());
   c.step();
   CHECK(c.weight(7) == 1.0f);
   REQUIRE(rows.assign({&key, 1}, fives.data()).is_ok());

@@ -21,6 +21,7 @@ class Refusing final : public rpc::Shards {
   Code pull_refusal = Code::kOk;
   Code prepare_refusal = Code::kOk;
   Code commit_refusal = Code::kOk;
+  bool loses_commit_reply = false;  // it refuses after the commit was taken
   std::atomic<int> pulls{0};
   int aborts = 0;
 
@@ -34,6 +35,7 @@ class Refusing final : public rpc::Shards {
     return prepare_refusal == Code::kOk ? inner_->prepare(tables, options) : Status(prepare_refusal, "refused");
   }
   Status commit_prepared(const rpc::CommitOptions& options) override {
+    if (loses_commit_reply) static_cast<void>(inner_->commit_prepared(options));
     return commit_refusal == Code::kOk ? inner_->commit_prepared(options) : Status(commit_refusal, "refused");
   }
   Status abort(const rpc::CommitOptions& options) override {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "session/merge.h"
+#include "session/table_access.h"
 #include "session_fixture.h"
 
 using namespace sparserow;
@@ -164,4 +165,165 @@ TEST_CASE("lookups and staging from several threads") {
   REQUIRE(f.session->prepare().is_ok());
   REQUIRE(f.session->commit_prepared().is_ok());
   CHECK(first_weight(*binding, 99) == 1.0f - 0.5f * 80);
+}
+
+namespace {
+
+float weight_by_key(TableAccess& rows, std::uint64_t key) {
+  float values[kDim];
+  REQUIRE(rows.pull(std::span(&key, 1), values).is_ok());
+  for (const float value : values) CHECK(value == values[0]);
+  return values[0];
+}
+
+// One push of 1 at rate 1 to each key.
+PushOutcome push_ones(TableAccess& rows, const std::vector<std::uint64_t>& keys) {
+  const std::vector<float> grads(keys.size() * kDim, 1.0f);
+  return rows.push(keys, grads.data(), 1.0f);
+}
+
+}  // namespace
+
+TEST_CASE("pushes by key of several threads are each applied once") {
+  for (const std::size_t shards : {std::size_t{1}, std::size_t{2}}) {
+    Fixture f;
+    if (shards == 1) f.session = Session::create(rpc::LocalShards::create({f.stores[0]}).value(), {}).value();
+    constexpr int kThreads = 8, kPushes = 300;
+    const std::vector<std::uint64_t> keys{3, 700, 90'000, 12'345'678};  // of both stores
+    std::vector<std::thread> threads;
+    std::atomic<int> failures{0};
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+        for (int i = 0; i < kPushes; ++i) failures += push_ones(rows, keys).status.is_ok() ? 0 : 1;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(failures == 0);
+    TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+    for (const std::uint64_t key : keys) CHECK(weight_by_key(rows, key) == 1.0f - kThreads * kPushes);
+  }
+}
+
+TEST_CASE("steps beside threads that assign and push by key keep their numbers") {
+  Fixture f;
+  const auto binding = f.binding();
+  std::atomic<bool> is_over{false};
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+      const std::vector<std::uint64_t> keys{80 + t};
+      const std::vector<float> values(kDim, 5.0f);
+      while (!is_over) {
+        if (!rows.assign(keys, values.data()).is_ok()) ++failures;
+        if (t == 0 && !push_ones(rows, keys).status.is_ok()) ++failures;
+      }
+    });
+  }
+  const std::vector<std::int64_t> ids{1, 2, 50, 60};
+  for (int step = 0; step < 200; ++step) {
+    REQUIRE(binding->lookup(ref(ids), true).is_ok());
+    stage_ones(*binding, ids);
+    REQUIRE(f.session->seal(1.0f).is_ok());
+    REQUIRE(f.session->prepare().is_ok());
+    REQUIRE(f.session->commit_prepared().is_ok());
+  }
+  is_over = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failures == 0);
+  for (const std::int64_t id : ids) CHECK(first_weight(*binding, id) == 1.0f - 0.5f * 200);
+}
+
+TEST_CASE("a push waits for the step of another thread, and is refused in the thread that ends the step") {
+  Fixture f;
+  TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+  REQUIRE(f.session->seal(1.0f).is_ok());
+  REQUIRE(f.session->prepare().is_ok());
+  const PushOutcome refused = push_ones(rows, {7});
+  CHECK(refused.status.code() == Code::kFailedPrecondition);
+  CHECK_FALSE(refused.may_be_applied);
+  std::atomic<bool> is_done{false};
+  std::thread pusher([&] {
+    CHECK(push_ones(rows, {7}).status.is_ok());
+    is_done = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_FALSE(is_done);
+  REQUIRE(f.session->commit_prepared().is_ok());
+  pusher.join();
+  CHECK(weight_by_key(rows, 7) == 0.0f);
+}
+
+TEST_CASE("writes by key run at most so far ahead of a step that a shard still knows its number") {
+  Fixture f;
+  SessionOptions options;
+  options.deadline = std::chrono::milliseconds(200);
+  f.session = Session::create(f.shards, options).value();
+  TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+  REQUIRE(f.session->seal(1.0f).is_ok());
+  REQUIRE(f.session->prepare().is_ok());
+  const std::vector<std::uint64_t> keys{7};
+  const std::vector<float> fives(kDim, 5.0f);
+  std::uint64_t taken = 0;
+  while (taken < 2 * SequenceNumbers::kMostAhead && rows.assign(keys, fives.data()).is_ok()) ++taken;
+  CHECK(taken == SequenceNumbers::kMostAhead - 1);
+  CHECK(rows.erase(keys).status().code() == Code::kDeadlineExceeded);
+  REQUIRE(f.session->commit_prepared().is_ok());
+  CHECK(rows.assign(keys, fives.data()).is_ok());
+}
+
+TEST_CASE("a push whose turn does not come by its deadline leaves no trace") {
+  Fixture f;
+  SessionOptions options;
+  options.deadline = std::chrono::milliseconds(50);
+  f.session = Session::create(f.shards, options).value();
+  TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+  REQUIRE(f.session->seal(1.0f).is_ok());
+  REQUIRE(f.session->prepare().is_ok());
+  PushOutcome late;
+  std::thread([&] { late = push_ones(rows, {7}); }).join();
+  CHECK(late.status.code() == Code::kDeadlineExceeded);
+  CHECK_FALSE(late.may_be_applied);
+  REQUIRE(f.session->commit_prepared().is_ok());
+  REQUIRE(push_ones(rows, {7}).status.is_ok());
+  CHECK(weight_by_key(rows, 7) == 0.0f);
+}
+
+TEST_CASE("a push by key whose COMMIT is in doubt ends before the next write leaves") {
+  for (const bool is_taken : {false, true}) {
+    Fixture f;
+    TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+    f.shards->commit_refusal = Code::kDeadlineExceeded;
+    f.shards->loses_commit_reply = is_taken;
+    const PushOutcome in_doubt = push_ones(rows, {7});
+    CHECK(in_doubt.status.code() == Code::kDeadlineExceeded);
+    CHECK(in_doubt.may_be_applied);
+    const PushOutcome next = push_ones(rows, {7});
+    CHECK(next.status.code() == Code::kDeadlineExceeded);
+    CHECK(next.status.message().find("in doubt still") != std::string::npos);
+    CHECK_FALSE(next.may_be_applied);
+    const std::vector<float> nines(kDim, 9.0f);
+    const std::vector<std::uint64_t> keys{7};
+    CHECK(rows.assign(keys, nines.data()).code() == Code::kDeadlineExceeded);
+    REQUIRE(f.session->seal(1.0f).is_ok());
+    CHECK(f.session->prepare().code() == Code::kDeadlineExceeded);
+    CHECK(f.session->abort().is_ok());
+    CHECK(weight_by_key(rows, 7) == (is_taken ? 0.0f : 1.0f));
+
+    f.shards->commit_refusal = Code::kOk;
+    f.shards->loses_commit_reply = false;
+    REQUIRE(push_ones(rows, {7}).status.is_ok());
+    CHECK(weight_by_key(rows, 7) == -1.0f);  // both pushes, once each
+  }
+}
+
+TEST_CASE("a push whose PREPARE is refused is known not to be applied") {
+  Fixture f;
+  TableAccess rows(f.session, {id_of_name("test/t"), 1, kDim});
+  f.shards->prepare_refusal = Code::kFenced;
+  const PushOutcome refused = push_ones(rows, {7});
+  CHECK(refused.status.code() == Code::kFenced);
+  CHECK_FALSE(refused.may_be_applied);
 }
