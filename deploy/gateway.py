@@ -1,7 +1,8 @@
 """The gateway: rows of a training cluster by key over gRPC, for programs in any language (proto/rows.proto).
 
 It is a worker of a job of its own in each namespace, without a clock. Pulls go from here to the shards as any client's;
-pushes follow each other, one commit each.
+a push is one commit. A push that has begun runs to its end, whatever becomes of the call that brought it
+(deploy/push_windows.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from ..proto.errors import (
     Fenced,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     SparserowError,
     StaleRoute,
     Unavailable,
@@ -37,31 +36,37 @@ from ..worker.lease import REPLAY_BYTES, Lease
 from ..worker.shard_client import shard_client
 from ..worker.table import TableRows
 from .gateway_metrics import GatewayMetrics
+from .push_windows import ClientKey, PushWindows
 
 log = logging.getLogger(__name__)
 
-MOST_CLIENTS = 65_536
 _MOST_KEYS = 1_000_000
 _DEADLINE_MS = 30_000
+_THREADS = 32  # calls to shards at once
+_CLOSE_SEC = 2 * _DEADLINE_MS / 1000  # how long pushes that run are waited for at the end
 
 T = TypeVar("T")
+_Request: TypeAlias = pb.PullRowsRequest | pb.PushRowsRequest
 
 
-@dataclass
-class _Pushes:
-    """What a client has pushed: its last number, and whether it is known that it was applied."""
-
-    last: int = 0
-    is_known: bool = True
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+class _UnknownTable(NotFound):
+    """The namespace has no such table: nothing is amiss with the gateway's place in it."""
 
 
 class _Namespace:
-    """A place in a job of the namespace, and its tables. Thread-safe."""
+    """A place in a job of the namespace, and its tables. Thread-safe.
 
-    def __init__(self, coordinator: str, namespace: str) -> None:
+    Attributes:
+        users: calls that use it now; guarded by the gateway's lock, as ``is_over`` is.
+        is_over: whether later calls get another one; the last user closes it.
+    """
+
+    def __init__(self, coordinator: str, namespace: str, table: str) -> None:
         self._control = ControlClient(coordinator)
+        self._name = namespace
+        self._tables: dict[str, TableSchema] = {}
         try:
+            self.schema(table)  # before a job is made: a name that was made up makes none
             view = self._control.cluster()
             identity = self._control.register_worker(
                 namespace=namespace,
@@ -75,7 +80,6 @@ class _Namespace:
             self._control.close()
             raise
         self._lease = Lease(self._control, identity)
-        self._name = namespace
         self._client = shard_client(view, self._control.security, identity, replay_bytes=REPLAY_BYTES)
         self._native = _client.NativeSession(
             self._client.shards,
@@ -86,8 +90,8 @@ class _Namespace:
             deadline_ms=_DEADLINE_MS,
         )
         self._lease.follow(self._native, self._client, _DEADLINE_MS / 1000)
-        self._push_lock = threading.Lock()
-        self._tables: dict[str, TableSchema] = {}
+        self.users = 0
+        self.is_over = False
 
     def close(self) -> None:
         """Leaves the job."""
@@ -96,7 +100,7 @@ class _Namespace:
 
     def pull(self, table: str, keys: NDArray[np.uint64]) -> tuple[TableSchema, Any, Any]:
         """The table, rows (n, dim) and found (n)."""
-        schema = self._schema(table)
+        schema = self.schema(table)
         rows, _, found = self._client.pull(
             schema.id, keys, dim=schema.dim, schema_version=schema.version, found=True, deadline_ms=_DEADLINE_MS
         )
@@ -104,27 +108,27 @@ class _Namespace:
 
     def push(self, table: str, keys: NDArray[np.uint64], grads: bytes, lr: float | None) -> None:
         """Applies gradients."""
-        schema = self._schema(table)
+        schema = self.schema(table)
         if len(grads) != 4 * schema.dim * len(keys):
             raise InvalidArgument(
                 f"grads: {len(grads)} bytes are not allowed; allowed for {len(keys)} keys of table {schema.full_name}: "
                 f"{4 * schema.dim * len(keys)}, float32 each"
             )
         values = np.frombuffer(grads, "<f4").reshape(len(keys), schema.dim)
-        with self._push_lock:
-            TableRows(self._native, schema).push(keys, values, lr)
+        TableRows(self._native, schema).push(keys, values, lr)
 
-    def _schema(self, table: str) -> TableSchema:
+    def schema(self, table: str) -> TableSchema:
+        """Of a table by name; NotFound names those that there are."""
         if table not in self._tables:
             self._tables = {schema.name: schema for schema in self._control.list_tables(self._name)}
         if table not in self._tables:
             known = ", ".join(sorted(self._tables)) or "none"
-            raise NotFound(f"table {table!r}: is not in namespace {self._name!r}; there are: {known}")
+            raise _UnknownTable(f"table {table!r}: is not in namespace {self._name!r}; there are: {known}")
         return self._tables[table]
 
 
 class Gateway:
-    """The Rows service. Belongs to one event loop; calls to the shards run in threads.
+    """The Rows service. Belongs to one event loop; calls to the shards run in threads of its own.
 
     Args:
         coordinator: ``HOST:PORT`` of the training cluster.
@@ -138,94 +142,108 @@ class Gateway:
         self._coordinator = coordinator
         self._lock = threading.Lock()
         self._namespaces: dict[str, _Namespace] = {}
-        self._clients: OrderedDict[str, _Pushes] = OrderedDict()
+        self._joining: dict[str, threading.Lock] = {}  # by namespace: held while the gateway joins it
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sparserow-gateway")
+        self._windows = PushWindows()
 
-    def close(self) -> None:
-        """Leaves every job."""
+    async def close(self) -> None:
+        """Waits for the pushes that run, then leaves every job."""
+        await self._windows.drain(_CLOSE_SEC)
         with self._lock:
-            held, self._namespaces = self._namespaces, {}
-        for namespace in held.values():
+            namespaces, self._namespaces = self._namespaces, {}
+        for namespace in namespaces.values():
             namespace.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def Pull(self, request: pb.PullRowsRequest, context: Any) -> pb.PullRowsReply:
         """Rows of keys."""
         keys = _keys(request.keys, request.packed_keys)
         with self.metrics.call("Pull", len(keys)):
-            schema, rows, found = await asyncio.to_thread(
-                self._with, request.namespace, lambda namespace: namespace.pull(request.table, keys)
-            )
+            schema, rows, found = await self._in_thread(request, lambda namespace: namespace.pull(request.table, keys))
         return pb.PullRowsReply(dim=schema.dim, rows=rows.astype("<f4", copy=False).tobytes(), found=found.tobytes())
 
     async def Push(self, request: pb.PushRowsRequest, context: Any) -> pb.PushRowsReply:
         """Applies gradients, once."""
         keys = _keys(request.keys, request.packed_keys)
         lr = request.lr if request.HasField("lr") else None
-        pushes = self._pushes(request.client)
         with self.metrics.call("Push", len(keys)):
-            return await self._push_once(request, pushes, keys, lr)
-
-    async def _push_once(
-        self, request: pb.PushRowsRequest, pushes: _Pushes, keys: NDArray[np.uint64], lr: float | None
-    ) -> pb.PushRowsReply:
-        async with pushes.lock:
-            if _is_repeated(request, pushes):
+            was_applied_before = await self._windows.push(
+                ClientKey(request.namespace, request.client),
+                request.sequence,
+                lambda: self._in_thread(
+                    request, lambda namespace: namespace.push(request.table, keys, request.grads, lr)
+                ),
+            )
+            self.metrics.clients = len(self._windows)
+            if was_applied_before:
                 self.metrics.repeated()
-                return pb.PushRowsReply(was_applied_before=True)
-            try:
-                await asyncio.to_thread(
-                    self._with,
-                    request.namespace,
-                    lambda namespace: namespace.push(request.table, keys, request.grads, lr),
-                )
-            except (Unavailable, DeadlineExceeded):
-                pushes.last, pushes.is_known = request.sequence, False
-                raise
-            pushes.last, pushes.is_known = request.sequence, True
-        return pb.PushRowsReply()
+        return pb.PushRowsReply(was_applied_before=was_applied_before)
 
-    def _pushes(self, client: str) -> _Pushes:
-        if not 1 <= len(client.encode()) <= 200:
-            raise InvalidArgument(f"client: {client!r} is not allowed; allowed: 1 to 200 bytes")
-        if client not in self._clients and len(self._clients) >= MOST_CLIENTS:
-            raise ResourceExhausted(f"client {client!r}: this gateway knows {MOST_CLIENTS} clients; restart it")
-        pushes = self._clients.setdefault(client, _Pushes())
-        self.metrics.clients = len(self._clients)
-        return pushes
+    async def _in_thread(self, request: _Request, call: Callable[[_Namespace], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._with, request.namespace, request.table, call)
 
-    def _with(self, name: str, call: Callable[[_Namespace], T]) -> T:
-        """The call in a namespace. One that was refused because the cluster has changed is made again, once."""
+    def _with(self, name: str, table: str, call: Callable[[_Namespace], T]) -> T:
+        """The call in a namespace. One that was refused because the cluster has changed is made again, once, in a new
+        job; never one that may have been applied.
+        """
         for is_last in (False, True):
-            namespace = self._namespace(name)
+            namespace = self._enter(name, table)
             try:
                 return call(namespace)
-            except (Fenced, StaleRoute):
-                if is_last:
-                    raise
-                self._drop(name, namespace)
-            except (Unavailable, DeadlineExceeded):
-                self._drop(name, namespace)  # the next call looks where the shards are
+            except _UnknownTable:
                 raise
+            except (Fenced, StaleRoute, NotFound, FailedPrecondition) as error:
+                self._retire(name, namespace)
+                if is_last or error.may_be_applied:
+                    raise
+            except (Unavailable, DeadlineExceeded):
+                self._retire(name, namespace)  # the next call looks where the shards are
+                raise
+            finally:
+                self._leave(namespace)
         raise AssertionError("unreachable")
 
-    def _namespace(self, name: str) -> _Namespace:
+    def _enter(self, name: str, table: str) -> _Namespace:
         if not name:
             raise InvalidArgument("namespace: is missing")
         with self._lock:
-            if name not in self._namespaces:
-                self._namespaces[name] = _Namespace(self._coordinator, name)
-                self.metrics.namespaces = len(self._namespaces)
-            return self._namespaces[name]
+            joining = self._joining.setdefault(name, threading.Lock())
+        try:
+            with joining:  # others go on meanwhile
+                with self._lock:
+                    namespace = self._namespaces.get(name)
+                    if namespace is not None:
+                        namespace.users += 1
+                        return namespace
+                made = _Namespace(self._coordinator, name, table)
+                with self._lock:
+                    made.users = 1
+                    self._namespaces[name] = made
+                    self.metrics.namespaces = len(self._namespaces)
+                return made
+        finally:
+            with self._lock:
+                if not joining.locked():
+                    self._joining.pop(name, None)
 
-    def _drop(self, name: str, namespace: _Namespace) -> None:
+    def _retire(self, name: str, namespace: _Namespace) -> None:
+        """Later calls get another one."""
         with self._lock:
-            if self._namespaces.get(name) is not namespace:
+            namespace.is_over = True
+            if self._namespaces.get(name) is namespace:
+                del self._namespaces[name]
+                self.metrics.namespaces = len(self._namespaces)
+
+    def _leave(self, namespace: _Namespace) -> None:
+        with self._lock:
+            namespace.users -= 1
+            if namespace.users or not namespace.is_over:
                 return
-            del self._namespaces[name]
-            self.metrics.namespaces = len(self._namespaces)
         try:
             namespace.close()
         except SparserowError as error:
-            log.info("namespace %s: %s", name, error)
+            log.info("leaving a job: %s", error)
 
 
 def _keys(keys: Any, packed: bytes) -> NDArray[np.uint64]:
@@ -235,20 +253,3 @@ def _keys(keys: Any, packed: bytes) -> NDArray[np.uint64]:
     if len(array) > _MOST_KEYS:
         raise InvalidArgument(f"keys: {len(array)}; allowed: at most {_MOST_KEYS} in a call")
     return np.ascontiguousarray(array, dtype=np.uint64)
-
-
-def _is_repeated(request: pb.PushRowsRequest, pushes: _Pushes) -> bool:
-    """Whether this number was applied before; raises when it may not come now."""
-    who = f"client {request.client!r}: sequence {request.sequence}"
-    if request.sequence == pushes.last and pushes.last > 0:
-        if not pushes.is_known:
-            raise FailedPrecondition(f"{who}: it is not known whether it was applied; go on with the next one")
-        return True
-    if request.sequence == pushes.last + 1:
-        return False
-    if pushes.last == 0:
-        raise FailedPrecondition(
-            f"{who} is not the first, and this gateway does not know the client: was it restarted? Begin with 1 under "
-            "another name"
-        )
-    raise FailedPrecondition(f"{who} is not allowed; allowed: {pushes.last} again, or {pushes.last + 1}")

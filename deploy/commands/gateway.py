@@ -65,6 +65,6 @@ def gateway(
                 await stop.wait()
         finally:
             await server.stop(5.0)
-            service.close()
+            await service.close()
 
     uvloop.run(run())

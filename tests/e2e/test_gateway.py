@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import sparserow as sr
 from sparserow.proto import rows_pb2 as pb
 from sparserow.proto import rows_pb2_grpc as pb_grpc
-from sparserow_process import Launcher, Process, free_port
+from sparserow_process import Launcher, Process, free_port, wait_until
 
 DIM = 4
 KEYS = np.arange(50, dtype=np.uint64)
@@ -108,6 +110,88 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
             np.testing.assert_allclose(table.pull(KEYS), before - 0.5, atol=1e-6)
         again.signal(signal.SIGTERM)
         assert again.end() == 0
+
+
+def test_a_push_that_its_client_gave_up_is_applied_once(launcher: Launcher) -> None:
+    port = free_port()
+    with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
+        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        gateway = start(launcher, cluster.address, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            stub.Push(push("me", 1, value=-1.0), timeout=60)
+            for sequence, is_cancelled in ((2, False), (3, True)):
+                for pid in cluster.shard_pids:
+                    os.kill(pid, signal.SIGSTOP)
+                try:
+                    if is_cancelled:
+                        call = stub.Push.future(push("me", sequence, value=-1.0), timeout=60)
+                        time.sleep(0.5)
+                        assert call.cancel()
+                    else:
+                        code, _ = refused(lambda n=sequence: stub.Push(push("me", n, value=-1.0), timeout=0.5))
+                        assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+                finally:
+                    for pid in cluster.shard_pids:
+                        os.kill(pid, signal.SIGCONT)
+                assert stub.Push(push("me", sequence, value=-1.0), timeout=60).was_applied_before
+                assert table.pull(KEYS).tolist() == [[float(sequence)] * DIM] * len(KEYS)
+        gateway.signal(signal.SIGTERM)
+        assert gateway.end() == 0
+
+
+def test_clients_of_two_namespaces_and_made_up_tables(launcher: Launcher) -> None:
+    port = free_port()
+    with sr.local_cluster(shards=2) as cluster:
+        tables = []
+        sessions = [sr.connect(cluster.address, namespace, staleness=None) for namespace in ("ads", "news")]
+        for session in sessions:
+            tables.append(session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0)))
+        gateway = start(launcher, cluster.address, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            for namespace in ("ads", "news"):
+                reply = stub.Push(push("me", 1, value=-1.0, namespace=namespace), timeout=60)
+                assert not reply.was_applied_before
+            for table in tables:
+                assert table.pull(KEYS).tolist() == [[1.0] * DIM] * len(KEYS)
+            jobs = len(sessions[0].catalog.status().jobs)
+            code, _ = refused(lambda: stub.Push(push("me", 1, namespace="made-up"), timeout=60))
+            assert code == grpc.StatusCode.NOT_FOUND
+            assert len(sessions[0].catalog.status().jobs) == jobs
+        gateway.signal(signal.SIGTERM)
+        assert gateway.end() == 0
+        for session in sessions:
+            session.close()
+
+
+def test_a_push_of_a_gateway_that_was_fenced_is_made_in_a_new_job(launcher: Launcher) -> None:
+    port = free_port()
+    with (
+        sr.local_cluster(shards=2, worker_lease=2.0) as cluster,
+        sr.connect(cluster.address, "ads", staleness=None) as session,
+    ):
+        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        gateway = start(launcher, cluster.address, port)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            stub.Push(push("me", 1, value=-1.0), timeout=60)
+
+            def gateway_jobs() -> int:
+                jobs = session.catalog.status().jobs
+                return sum(bool(job.members) for job in jobs if "gateway" in job.name)
+
+            assert gateway_jobs() == 1
+            gateway.signal(signal.SIGSTOP)
+            try:
+                wait_until(lambda: gateway_jobs() == 0, "the end of the gateway's lease")
+            finally:
+                gateway.signal(signal.SIGCONT)
+            assert not stub.Push(push("me", 2, value=-1.0), timeout=60).was_applied_before
+            assert stub.Push(push("me", 2, value=-1.0), timeout=60).was_applied_before
+            assert table.pull(KEYS).tolist() == [[2.0] * DIM] * len(KEYS)
+        gateway.signal(signal.SIGTERM)
+        assert gateway.end() == 0
 
 
 def test_a_gateway_without_a_cluster_says_so(launcher: Launcher) -> None:
