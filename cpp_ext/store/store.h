@@ -97,7 +97,7 @@ struct StoredRows {
   std::span<const std::uint64_t> versions;       // (n)
   std::span<const std::uint32_t> update_counts;  // (n)
   std::span<const std::byte> weights;            // (n, dim) as stored
-  std::span<const float> state;                  // (n, state floats); empty: initial
+  std::span<const float> state;                  // (n, state floats); empty: initial, and no update is counted
   // (n) steps since the last push to a row, and when that was; empty: now. What the table's policy does not ask for is
   // passed over.
   std::span<const std::uint32_t> age_steps = {};

@@ -88,6 +88,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
   const std::size_t count = rows.keys.size();
   const std::size_t weight_bytes = table->schema.dim * size_of(table->schema.dtype);
   const std::size_t state_floats = rows.state.empty() ? 0 : table->optimizer->state_floats();
+  const bool begins_anew = rows.state.empty() && table->optimizer->state_floats() > 0;
   if (rows.versions.size() != count || rows.update_counts.size() != count ||
       rows.weights.size() != count * weight_bytes || rows.state.size() != count * state_floats ||
       (!rows.age_steps.empty() && rows.age_steps.size() != count) ||
@@ -103,7 +104,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
       table->optimizer->init_state(row.state(table->layout));
     }
     row.set_version(rows.versions[at]);
-    row.set_update_count(rows.update_counts[at]);
+    row.set_update_count(begins_anew ? 0 : rows.update_counts[at]);  // Adam corrects its state's bias by it
     std::uint32_t* stamp = row.stamps(table->layout);
     if (policy.stamps_steps()) {
       if (!rows.age_steps.empty()) *stamp = table->steps() - rows.age_steps[at];  // wraps, as ages do

@@ -153,4 +153,23 @@ TEST_CASE("only what changed since a snapshot, and rows put back as they were") 
   CHECK(fresh.value()->install(1, {keys, versions, counts, {}, {}}).code() == Code::kInvalidArgument);
 }
 
+TEST_CASE("rows put back without their optimizer's state begin anew: the first step of Adam is as long as its rate") {
+  TableSchema schema = kSchema;
+  schema.id = 2;
+  schema.name = "n/adam";
+  schema.optimizer = {.kind = OptimizerKind::kAdam};
+  const auto store = Store::create({.slot_count = 256});
+  REQUIRE(store.is_ok());
+  REQUIRE(store.value()->create_table(schema).is_ok());
+  const std::vector<std::uint64_t> keys{7}, versions{1};
+  const std::vector<std::uint32_t> counts{1'000};
+  const std::vector<float> weights(kDim, 1.0f), grads(kDim, 3.0f);
+  REQUIRE(store.value()->install(2, {keys, versions, counts, std::as_bytes(std::span(weights)), {}}).is_ok());
+  REQUIRE(store.value()->apply(2, keys, grads.data(), {.lr = 0.25f}).is_ok());
+  const auto page = store.value()->scan(2, 0, 10, false);
+  REQUIRE(page.is_ok());
+  CHECK(page.value().update_counts == std::vector<std::uint32_t>{1});
+  for (const float value : page.value().rows) CHECK(value == doctest::Approx(0.75f).epsilon(1e-5));
+}
+
 }  // namespace sparserow
