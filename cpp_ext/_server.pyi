@@ -702,6 +702,11 @@ class Server:
         begin_unix_ns, end_unix_ns, trace_id (16 bytes) and span_id (8 bytes) of who asked, zeros without.
         """
 
+    def lost_commits(self) -> list[tuple[int, int, int, bool, int, int]]:
+        """Which commits ``commits_lost`` counts: (job id, worker id, epoch, whether of steps, first, last), ascending.
+
+        Steps name commits of steps, sequences all others; ``last`` is inclusive.
+        """
     def hot_keys(self, most: int) -> tuple[int, list[tuple[int, int, int, int]]]:
         """The keys that pulls and lookups ask for most: how many were sampled of late (at most 65,536), and by falling
         sure count (table id, key, count, error), where the count is of samples and too high by at most the error.

@@ -15,8 +15,8 @@ class SparserowError(Exception):
         code: stable name of the error, as in metrics and logs.
         number: its value on the wire.
         retryable: whether the same request may succeed later without a change by the caller.
-        may_be_applied: set by ``table.push``: its COMMIT had left, so that the shards may have applied the push, or will.
-            False means that nothing of it was or will be applied.
+        may_be_applied: set by ``table.push``: its COMMIT had left, so that the shards may have applied the push, or
+            will. False means that nothing of it was or will be applied.
     """
 
     may_be_applied: bool = False

@@ -178,6 +178,16 @@ py::dict stats(const rpc::Server& server) {
   return out;
 }
 
+// (job id, worker id, epoch, whether steps, first, last) of each range.
+std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint64_t, std::uint64_t>> lost_commits(
+    const rpc::Server& server) {
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint64_t, std::uint64_t>> out;
+  for (const rpc::LostRange& range : server.lost_commits()) {
+    out.emplace_back(range.job_id, range.worker_id, range.epoch, range.is_steps, range.first, range.last);
+  }
+  return out;
+}
+
 py::tuple take_requests(rpc::Server& server) {
   const rpc::RequestLog::Taken taken = server.request_log().take();
   py::list events;
@@ -293,6 +303,7 @@ void bind_shard(py::module_& module) {
           "remove_model", [](rpc::Server& server, std::uint32_t handle) { server.models().remove(handle); },
           py::arg("handle"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
+      .def("lost_commits", &lost_commits)
       .def(
           "keep_spans", [](rpc::Server& server, bool wanted) { server.request_log().keep_spans(wanted); },
           py::arg("wanted"))

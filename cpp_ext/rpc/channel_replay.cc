@@ -124,11 +124,7 @@ Status Channel::on_replay_reply() {
   }
   attempts_ = 0;
   refused_for_now_ = false;
-  if (std::exchange(is_telling_lost_, false)) {
-    held_.forget_let_go();
-  } else {
-    ++replay_from_;
-  }
+  if (!std::exchange(is_telling_lost_, false)) ++replay_from_;
   next_replay();
   return Status::ok();
 }

@@ -192,7 +192,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
   const std::int64_t step = kept.commit.step;
   if (step != kNoStep) {
-    stats_.commits_lost += worker.name_step(step);
+    count_lost(kept.commit.job_id, {kept.commit.worker_id, kept.commit.worker_epoch}, true, worker.name_step(step));
     if (worker.window.has_step(step)) {
       return refused(step_taken(kept.commit));
     }
@@ -383,16 +383,21 @@ Status CommitLog::note_lost(std::uint32_t job_id, const WorkerKey& key, std::spa
   const auto job = find(job_id);
   if (!job.is_ok()) return job.status();
   SR_RETURN_IF_ERROR(job.value()->admit(key.first, key.second));
-  JobWorker& worker = job.value()->workers[key];
-  std::uint64_t last = worker.told_lost;
-  for (const std::uint64_t sequence : sequences) {
-    if (sequence <= worker.told_lost) continue;
-    last = std::max(last, sequence);
-    const bool is_known = worker.window.is_forgotten(sequence) || worker.window.find(sequence) != nullptr;
-    stats_.commits_lost += is_known ? 0 : 1;
-  }
-  worker.told_lost = last;
+  const JobWindow& window = job.value()->workers[key].window;
+  for (const std::uint64_t sequence : sequences) count_lost(job_id, key, false, window.unknown_in(sequence, sequence));
   return Status::ok();
+}
+
+void CommitLog::count_lost(std::uint32_t job_id, const WorkerKey& worker, bool is_steps,
+                           const std::vector<JobWindow::Range>& ranges) {
+  for (const auto& [first, last] : ranges) {
+    stats_.commits_lost += lost_.add({job_id, worker.first, worker.second, is_steps, first, last});
+  }
+}
+
+std::vector<LostRange> CommitLog::lost() const {
+  const Lock lock(mutex_);
+  return lost_.ranges();
 }
 
 std::optional<std::string> CommitLog::job_name(std::uint32_t job_id) const {

@@ -51,6 +51,7 @@
 #include "rpc/apply_commits.h"
 #include "rpc/commit_cut.h"
 #include "rpc/job_clock.h"
+#include "rpc/lost_commits.h"
 #include "rpc/retired_windows.h"
 #include "rpc/write_counts.h"
 #include "store/store.h"
@@ -91,7 +92,7 @@ struct CommitLogStats {
   std::uint64_t commits_duplicate = 0;
   std::uint64_t commits_refused = 0;
   std::uint64_t commits_fenced = 0;
-  std::uint64_t commits_lost = 0;  // of live workers, which this shard had taken before it was restored, and nobody has
+  std::uint64_t commits_lost = 0;  // taken before this shard was restored, and not sent again (rpc/lost_commits.h)
   std::uint64_t steps_reduced = 0;
   std::uint64_t rows_applied = 0;
   std::uint64_t pulls_clocked = 0;
@@ -173,6 +174,8 @@ class CommitLog {
   // "namespace/job"; nullopt for a job that this shard does not know.
   [[nodiscard]] std::optional<std::string> job_name(std::uint32_t job_id) const;
   [[nodiscard]] CommitLogStats stats() const;
+  // Which commits commits_lost counts.
+  [[nodiscard]] std::vector<LostRange> lost() const;
   // For a pull of `step` that reads now: step - 1 minus the step up to which all commits are applied. 0 for a job
   // that is gone.
   [[nodiscard]] std::uint64_t steps_behind(std::uint32_t job_id, std::int64_t step) const;
@@ -197,7 +200,9 @@ class CommitLog {
   Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
   Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
   void count_writes(std::span<const Kept> commits);
-  void end_worker(Lock& lock, const JobPtr& job, const Member& member);
+  void end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member);
+  void count_lost(std::uint32_t job_id, const WorkerKey& worker, bool is_steps,
+                  const std::vector<JobWindow::Range>& ranges);
   void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker);
   [[nodiscard]] JobPtr held_job(const CutTarget& target) const;
   [[nodiscard]] const WindowImage* saved_window(std::uint32_t job_id, std::uint32_t generation,
@@ -221,9 +226,10 @@ class CommitLog {
     std::map<std::uint32_t, std::uint32_t> epochs;
   };
   std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down
-  RetiredWindows retired_;                              // of workers that their jobs have forgotten
-  std::unordered_map<std::uint32_t, JobImage> saved_;   // of a restore, by job id
-  std::uint32_t applying_ = 0;                          // writes under way, without the mutex
+  LostCommits lost_;
+  RetiredWindows retired_;                             // of workers that their jobs have forgotten
+  std::unordered_map<std::uint32_t, JobImage> saved_;  // of a restore, by job id
+  std::uint32_t applying_ = 0;                         // writes under way, without the mutex
   bool is_cutting_ = false;
   CommitLogStats stats_;
 };

@@ -83,17 +83,17 @@ bool CommitLog::is_held(Job& job) {
 }
 
 // Ends what a worker that left had in doubt: committed anywhere is committed here, else it is forgotten.
-void CommitLog::end_worker(Lock& lock, const JobPtr& job, const Member& member) {
+void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member) {
   const WorkerKey key{member.worker_id, member.epoch};
   JobWorker& worker = job->workers[key];
   worker.rank = member.rank;
   worker.first_step = std::max(worker.first_step, member.first_step);
   worker.until_step = member.until_step;
-  const std::uint64_t counted = std::max(worker.window.committed_sequence(), worker.told_lost);
-  if (worker.is_restored && !worker.named_a_step && member.final_sequence > counted) {
-    stats_.commits_lost += member.final_sequence - counted;
-  }
   auto in_doubt = worker.window.take_prepared(member.final_sequence);
+  if (worker.is_restored && !worker.named_a_step) {
+    const std::uint64_t last = member.final_sequence - (in_doubt ? 1 : 0);  // which is applied below
+    count_lost(job_id, key, false, worker.window.unknown_in(worker.window.committed_sequence() + 1, last));
+  }
   stats_.kept_bytes -= worker.window.drop_prepared();
   if (in_doubt) {
     const std::uint64_t sequence = in_doubt->commit.sequence;
@@ -156,7 +156,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
     job->operation = spec.operation;
     for (const Member& member : spec.members) {
       const bool is_here = job->workers.contains({member.worker_id, member.epoch});
-      if (is_here && member.until_step != kForever) end_worker(lock, job, member);
+      if (is_here && member.until_step != kForever) end_worker(lock, spec.job_id, job, member);
     }
     advance(lock, job);
     // Both let the mutex go while they apply. A HOLD that came meanwhile keeps its job, and decides anew.

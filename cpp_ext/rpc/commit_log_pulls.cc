@@ -36,11 +36,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
     if (!worker.named_a_step && job.value()->staleness) {
       // Within a bound a pull may be made ahead; then the first commit says which step is the first.
       const auto ahead = static_cast<std::int64_t>(*job.value()->staleness);
-      if (ahead == 0) {
-        stats_.commits_lost += worker.name_step(step);
-      } else {
-        stats_.commits_lost += worker.start_at(step - ahead);
-      }
+      count_lost(job_id, {worker_id, epoch}, true, ahead == 0 ? worker.name_step(step) : worker.start_at(step - ahead));
       advance(lock, job.value());
       collect_readable(*job.value(), outcomes);
     }

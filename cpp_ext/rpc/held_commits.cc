@@ -51,7 +51,7 @@ void HeldCommits::drop(std::uint64_t sequence) {
 void HeldCommits::clear() {
   commits_.clear();
   bytes_ = 0;
-  forget_let_go();
+  let_go_.sequences.clear();
 }
 
 const HeldCommit* HeldCommits::from(std::uint64_t sequence) const {

@@ -43,13 +43,13 @@ class HeldCommits {
   [[nodiscard]] const HeldCommit* from(std::uint64_t sequence) const;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
-  // Sequences of writes by key that the budget let go, oldest first, the newest kMostLetGo.
+  // Sequences of writes by key that the budget let go, oldest first, the newest kMostLetGo. They stay when a shard was
+  // told: its process may end before anybody else knows, and the next one counts them from its own checkpoint.
   struct LetGo {
     FrameHeader header;  // of the last
     std::deque<std::uint64_t> sequences;
   };
   [[nodiscard]] const LetGo& let_go() const noexcept { return let_go_; }
-  void forget_let_go() { let_go_.sequences.clear(); }
 
  private:
   static constexpr std::size_t kMostLetGo = std::size_t{1} << 16;

@@ -8,14 +8,14 @@
 
 namespace sparserow::rpc {
 
-std::uint64_t JobWorker::name_step(std::int64_t step) {
-  if (named_a_step) return 0;
+std::vector<JobWindow::Range> JobWorker::name_step(std::int64_t step) {
+  if (named_a_step) return {};
   named_a_step = true;
   return start_at(step);
 }
 
-std::uint64_t JobWorker::start_at(std::int64_t step) {
-  const std::uint64_t lost = is_restored ? window.missing_before(step) : 0;
+std::vector<JobWindow::Range> JobWorker::start_at(std::int64_t step) {
+  auto lost = is_restored ? window.missing_before(step) : std::vector<JobWindow::Range>{};
   window.start_at(step);
   return lost;
 }

@@ -33,16 +33,15 @@ struct JobWorker {
   std::int64_t until_step = kForever;  // else it has left
   bool fenced = false;                 // says nothing any more; the coordinator is deciding what becomes of it
   bool named_a_step = false;
-  bool is_restored = false;     // it had taken later steps than its window knows of, before this shard was restored
-  std::uint64_t told_lost = 0;  // writes by key up to this sequence are counted, as far as they are lost
+  bool is_restored = false;  // it had taken later steps than its window knows of, before this shard was restored
   JobWindow window;
 
   [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }
   [[nodiscard]] bool counts(std::int64_t step) const noexcept { return first_step <= step && step <= until_step; }
   // Its first step starts its clock there: what it never meant to commit holds nobody. Returns the steps that are
   // lost by that: of a restored worker, those before it that were neither saved nor sent again.
-  std::uint64_t name_step(std::int64_t step);
-  std::uint64_t start_at(std::int64_t step);
+  std::vector<JobWindow::Range> name_step(std::int64_t step);
+  std::vector<JobWindow::Range> start_at(std::int64_t step);
 };
 
 struct ParkedPull {

@@ -52,10 +52,26 @@ void JobWindow::start_at(std::int64_t step) {
 
 bool JobWindow::has_step(std::int64_t step) const { return step <= done_step_ || taken_steps_.contains(step); }
 
-std::uint64_t JobWindow::missing_before(std::int64_t step) const {
-  const std::int64_t behind = step - 1 - done_step_;
-  const auto done = std::distance(ahead_.begin(), ahead_.lower_bound(step));
-  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, behind - done));
+std::vector<JobWindow::Range> JobWindow::missing_before(std::int64_t step) const {
+  std::vector<Range> missing;
+  std::int64_t first = done_step_ + 1;
+  for (auto done = ahead_.begin(); done != ahead_.end() && *done < step; ++done) {
+    if (first < *done) missing.emplace_back(first, *done - 1);
+    first = *done + 1;
+  }
+  if (first < step) missing.emplace_back(first, step - 1);
+  return missing;
+}
+
+std::vector<JobWindow::Range> JobWindow::unknown_in(std::uint64_t first, std::uint64_t last) const {
+  std::vector<Range> unknown;
+  first = std::max(first, forgotten_below_);
+  for (auto known = answers_.lower_bound(first); known != answers_.end() && known->first <= last; ++known) {
+    if (first < known->first) unknown.emplace_back(first, known->first - 1);
+    first = known->first + 1;
+  }
+  if (first <= last) unknown.emplace_back(first, last);
+  return unknown;
 }
 
 std::uint64_t JobWindow::prepared_sequence() const noexcept { return prepared_ ? prepared_->commit.sequence : 0; }

@@ -14,6 +14,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "rpc/apply_commits.h"
 #include "rpc/commit_cut.h"
@@ -53,8 +55,11 @@ class JobWindow {
   // Steps before it are nobody's business: they count as done.
   void start_at(std::int64_t step);
   [[nodiscard]] bool has_step(std::int64_t step) const;
-  // How many steps before this one are not done.
-  [[nodiscard]] std::uint64_t missing_before(std::int64_t step) const;
+  using Range = std::pair<std::uint64_t, std::uint64_t>;  // first, last
+  // The steps before this one that are not done, ascending.
+  [[nodiscard]] std::vector<Range> missing_before(std::int64_t step) const;
+  // The sequences of [first, last] that are not known, ascending.
+  [[nodiscard]] std::vector<Range> unknown_in(std::uint64_t first, std::uint64_t last) const;
   // All steps up to here are done.
   [[nodiscard]] std::int64_t done_step() const noexcept { return done_step_; }
 

@@ -298,6 +298,7 @@ void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes(
 void Server::set_tls(std::shared_ptr<const TlsContext> tls) { impl_->core().set_tls(std::move(tls)); }
 AccessList& Server::access() noexcept { return impl_->core().access; }
 ServerStats Server::stats() const { return impl_->stats(); }
+std::vector<LostRange> Server::lost_commits() const { return impl_->core().commits.lost(); }
 RequestLog& Server::request_log() noexcept { return impl_->core().request_log; }
 HotKeys::Report Server::hot_keys(std::size_t most) const { return impl_->core().hot_keys.report(most); }
 ServedModels& Server::models() noexcept { return impl_->core().models; }

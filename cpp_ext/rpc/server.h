@@ -100,6 +100,7 @@ class Server {
   // Who may do what, from the next request on.
   [[nodiscard]] AccessList& access() noexcept;
   [[nodiscard]] ServerStats stats() const;
+  [[nodiscard]] std::vector<LostRange> lost_commits() const;
   // The keys that pulls and lookups ask for most, by falling count.
   [[nodiscard]] HotKeys::Report hot_keys(std::size_t most) const;
   [[nodiscard]] RequestLog& request_log() noexcept;

@@ -7,7 +7,9 @@ anew, so that nobody pays for the time in which there was no coordinator.
 from __future__ import annotations
 
 import base64
+import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,11 +20,14 @@ from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavai
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .data_leases import DataLeases, JobData
 from .faults import FaultBook
+from .lost_commits import LostCommits, Whose
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import Roster, Span
 from .shards import Shard, ShardBook
 from .slots import SlotMap
+
+log = logging.getLogger(__name__)
 
 FORMAT = 4
 
@@ -60,6 +65,7 @@ class Cluster:
     saved_at: float | None = None  # Unix seconds: when that was made
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
+    lost: LostCommits = field(default_factory=LostCommits)
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -85,6 +91,32 @@ class Cluster:
         """The checkpoint in the folder at ``url`` has all rows of now."""
         self.rows_source = (url, manifest.name)
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
+
+    def note_lost(self, shard: int, ranges: Iterable[pb.LostRange]) -> int:
+        """Counts the commits that a shard says are lost, and logs those that were not known.
+
+        Returns:
+            How many were not known.
+        """
+        new = 0
+        for told in ranges:
+            whose = Whose(shard, told.job_id, told.worker_id, told.epoch, told.is_steps)
+            added = self.lost.add(whose, told.first, told.last)
+            new += added
+            if added:
+                log.warning(
+                    "shard %d has lost %d commits of worker %d (epoch %d) of job %s: %s %d to %d were neither saved "
+                    "nor sent again",
+                    shard,
+                    added,
+                    told.worker_id,
+                    told.epoch,
+                    self.jobs.names.get(told.job_id, told.job_id),
+                    "steps" if told.is_steps else "sequences",
+                    told.first,
+                    told.last,
+                )
+        return new
 
     def to_document(self) -> dict[str, Any]:
         """The saved form: plain values for JSON."""
@@ -114,6 +146,7 @@ class Cluster:
             "data": [[job_id, data.to_document()] for job_id, data in self.data.jobs.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
             "faults": self.faults.to_document(),
+            "lost": self.lost.to_document(),
         }
 
     @staticmethod
@@ -163,6 +196,8 @@ class Cluster:
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
             if "faults" in document:  # not of the version before
                 cluster.faults = FaultBook.of_document(document["faults"])
+            if "lost" in document:  # nor this
+                cluster.lost = LostCommits.of_document(document["lost"])
         except FailedPrecondition:
             raise
         except (KeyError, TypeError, ValueError, SparserowError) as error:

@@ -114,7 +114,8 @@ class CoordinatorService:
         )
         if request.leaving:
             shards.leave(shard.index, request.instance)
-        if shards.place(request.shard) != known:
+        newly_lost = self._cluster.note_lost(shard.index, request.lost)
+        if newly_lost or shards.place(request.shard) != known:
             self._save()
         if request.leaving:
             log.info("shard %d has left", shard.index)

@@ -57,6 +57,7 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
         status.control.host, status.control.port = shard.control
     if shard.data is not None:
         status.data.host, status.data.port = shard.data
+    status.commits_lost = cluster.lost.count(shard.index)
     if not shard.is_live:
         return status
     try:
@@ -66,7 +67,8 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
         return status
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.requests, status.connections = stats.requests, stats.connections
-    status.commits_lost = stats.commits_lost
+    cluster.note_lost(shard.index, stats.lost)
+    status.commits_lost = max(cluster.lost.count(shard.index), stats.commits_lost)
     status.tables.extend(stats.tables)
     status.load.CopyFrom(stats.load)
     if stats.HasField("tier"):

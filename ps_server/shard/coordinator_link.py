@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +47,14 @@ class CoordinatorLink:
         coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
         shard: the index that this process wants.
         control: (host, port) of its own Shard service.
+
+    Attributes:
+        lost: says which commits this process lacks; each heartbeat after a change tells them.
     """
 
     def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
+        self.lost: Callable[[], list[pb.LostRange]] = list
+        self._told_lost: list[pb.LostRange] = []
         self._addresses = Addresses(coordinator, what="--coordinator")
         self._shard = shard
         self._instance = secrets.randbits(63) + 1
@@ -82,6 +88,7 @@ class CoordinatorLink:
             cluster_id=self._place.cluster_id if self._place is not None else 0,
             pid=os.getpid(),
         )
+        self._told_lost = []  # a coordinator that was started anew may not know them
         reply = await self._call("RegisterShard", request)
         place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
         # The lineage is raised by a restore, which tells it to this process itself.
@@ -111,6 +118,9 @@ class CoordinatorLink:
             draining=self._draining,
             leaving=leaving,
         )
+        lost = self.lost()
+        if lost != self._told_lost:
+            request.lost.extend(lost)
         try:
             reply = await self._call("ShardHeartbeat", request)
         except NotFound:
@@ -119,7 +129,7 @@ class CoordinatorLink:
             log.info("%s does not know this shard; it registers again", self._peer)
             await self.register()
             reply = await self._call("ShardHeartbeat", request)
-        self._lease_sec = reply.lease_sec
+        self._lease_sec, self._told_lost = reply.lease_sec, lost
 
     async def keep_beating(self) -> None:
         """Heartbeats until cancelled. An unreachable coordinator is waited for: rows are worth more than a lease.

@@ -26,6 +26,7 @@ from .sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
+_MOST_LOST_RANGES = 10_000  # in a heartbeat
 SWEEP_PAUSE_RATIO = 3.0  # a sweep takes at most a quarter of one core
 
 
@@ -247,6 +248,14 @@ class ShardEngine:
         """The data plane's counters (``ServerStats`` of rpc/server.h) by name."""
         return dict(self._server.stats())
 
+    def lost_commits(self) -> list[pb.LostRange]:
+        """Commits that this process lacks and that were not sent again; the first ``_MOST_LOST_RANGES`` ranges."""
+        ranges = self._server.lost_commits()[:_MOST_LOST_RANGES]
+        return [
+            pb.LostRange(job_id=job, worker_id=worker, epoch=epoch, is_steps=is_steps, first=first, last=last)
+            for job, worker, epoch, is_steps, first, last in ranges
+        ]
+
     def stats_message(self) -> pb.ShardStatsReply:
         """What ``sparserow status`` shows."""
         stats = self.stats()
@@ -278,6 +287,7 @@ class ShardEngine:
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
             tier=tier_message(self.tier_stats()),
             commits_lost=stats["commits_lost"],
+            lost=self.lost_commits(),
             load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
         )
 

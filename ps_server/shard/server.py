@@ -110,6 +110,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         engine = ShardEngine(options.engine, place)
         stack.callback(engine.stop)
         engines.append(engine)
+        link.lost = engine.lost_commits
         link.serve_at(told.host, told.port or engine.port)
         stack.callback(RequestReporter(engine.server, index, options.tracer).stop)
         stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))

@@ -8,6 +8,7 @@
 #include <map>
 #include <new>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -632,4 +633,53 @@ TEST_CASE("retired windows are kept for a time, and the oldest go first") {
   CHECK_FALSE(retired.rows_of(1, {1, 1}, 5, now).has_value());
   retired.add(1, {1, 2}, window, now + 2 * RetiredWindows::kKept);
   CHECK(retired.size() == 1);
+}
+
+TEST_CASE("what a dead worker took along is counted once, however often the shard is told of it") {
+  Fixture f(std::nullopt, 2);
+  WindowImage window;
+  window.committed_sequence = 10;
+  window.committed_step = window.done_step = 9;
+  f.log.install({{.job_id = 1, .generation = 7, .completed = -1, .lossy = true, .workers = {{1, 1, window}}}});
+  JobSpec spec = resolved(std::nullopt, 1, {{0, 1, 0}, {1, 1, 1}});
+  spec.generation = 7;
+  REQUIRE(f.log.set_job(spec).is_ok());
+  REQUIRE(f.log.prepare(f.make(1, 110, 109, {1}, 4.0f)).is_ok());
+  Member gone{.worker_id = 1, .epoch = 1, .rank = 1};
+  gone.until_step = 109;
+  gone.final_sequence = 110;
+  for (std::uint64_t operation = 2; operation < 12; ++operation) {
+    spec.members = {{0, 1, 0}, gone};
+    spec.operation = operation;
+    REQUIRE(f.log.hold(1, operation, {{1, 1}}).is_ok());
+    REQUIRE(f.log.set_job(spec).is_ok());
+    CHECK(f.log.stats().commits_lost == 99);  // 11 to 109: the last one is applied
+  }
+  CHECK(f.log.lost() == std::vector<LostRange>{{1, 1, 1, false, 11, 109}});
+  CHECK(f.row(1) == -2.0f);  // once, of two workers
+}
+
+TEST_CASE("ranges of lost commits are merged, and each counts once") {
+  LostCommits lost;
+  CHECK(lost.add({1, 2, 3, false, 10, 19}) == 10);
+  CHECK(lost.add({1, 2, 3, false, 15, 24}) == 5);
+  CHECK(lost.add({1, 2, 3, true, 10, 19}) == 10);   // steps are not sequences
+  CHECK(lost.add({1, 2, 4, false, 10, 19}) == 10);  // nor are epochs one
+  CHECK(lost.add({1, 2, 3, false, 30, 39}) == 10);
+  CHECK(lost.add({1, 2, 3, false, 25, 29}) == 5);
+  CHECK(lost.add({1, 2, 3, false, 0, 100}) == 71);
+  CHECK(lost.add({1, 2, 3, false, 40, 39}) == 0);
+  CHECK(lost.count() == 121);
+  CHECK(lost.ranges() ==
+        std::vector<LostRange>{{1, 2, 3, false, 0, 100}, {1, 2, 3, true, 10, 19}, {1, 2, 4, false, 10, 19}});
+  std::mt19937_64 random(11);
+  std::set<std::uint64_t> expected;
+  LostCommits merged;
+  for (int i = 0; i < 2000; ++i) {
+    const std::uint64_t first = random() % 3000;
+    const std::uint64_t last = first + random() % 7;
+    for (std::uint64_t at = first; at <= last; ++at) expected.insert(at);
+    merged.add({1, 1, 1, false, first, last});
+    REQUIRE(merged.count() == expected.size());
+  }
 }

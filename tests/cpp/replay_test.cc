@@ -224,6 +224,18 @@ TEST_CASE("writes by key that are not held are counted, each once") {
   CHECK(f.lost() == 0);  // of this process
 }
 
+TEST_CASE("a process that ends right after it was told what is lost leaves the next one to count it") {
+  Fixture f(1);
+  for (std::uint64_t sequence = 1; sequence <= 6; ++sequence) f.push(sequence);
+  for (int process = 0; process < 3; ++process) {
+    f.come_back(2);
+    f.let_in();
+    CHECK(f.row() == 3.0f);
+    CHECK(f.lost() == 3);
+    CHECK(f.cluster.servers[0]->lost_commits() == std::vector<LostRange>{{1, 0, 1, false, 3, 5}});
+  }
+}
+
 TEST_CASE("a commit in doubt is prepared again, and committed or not as is decided later") {
   Fixture f(1 << 20);
   f.commit(1, 2);

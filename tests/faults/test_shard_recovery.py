@@ -117,6 +117,35 @@ def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypa
         assert shards_of(cluster.address)[0].commits_lost == (0 if holds_all else 4)
 
 
+def test_a_shard_that_ends_again_at_once_counts_every_lost_push_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # the newest write alone
+    with (
+        sr.local_cluster(shards=2, slot_count=64) as cluster,
+        sr.connect(cluster.address, "counts", staleness=None) as session,
+    ):
+        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        keys = np.arange(16, dtype=np.uint64)
+        ones = np.ones((len(keys), DIM), np.float32)
+        table.push(keys, -ones)
+        sr.save(session, str(tmp_path))
+        for _ in range(100):
+            table.push(keys, -ones)
+        kill_shard(cluster, 1)
+        kill_shard(cluster, 1)  # before it had its rows again
+        table.push(keys, -ones)
+        kill_shard(cluster, 1)  # after it was told what is lost
+        table.push(keys, -ones)
+        present = table.pull(keys)[:, 0]
+        lost = 103 - int(present.min())
+        assert set(present.tolist()) == {103.0, 103.0 - lost}
+        assert lost >= 100
+        # Each worker that comes and goes has the shards told of the job once more.
+        for rank in range(3):
+            with sr.connect(cluster.address, "counts", staleness=None, rank=1 + rank, world_size=2 + rank):
+                pass
+        assert [shard.commits_lost for shard in shards_of(cluster.address)] == [0, lost]
+
+
 def test_the_next_save_has_what_came_back(tmp_path):
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,

@@ -11,6 +11,7 @@ from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.schema import Adam, TableSchema
 from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.faults import Process
+from sparserow.ps_server.coordinator.lost_commits import Whose
 from sparserow.ps_server.coordinator.membership import JobTerms
 from sparserow.ps_server.coordinator.roster import Roster, Span
 from sparserow.ps_server.coordinator.shards import Phase
@@ -40,6 +41,7 @@ def filled() -> Cluster:
     cluster.shards.shards[2].phase = Phase.LOST
     cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
+    cluster.lost.add(Whose(1, 7, 0, 1, is_steps=True), 10, 19)
     return cluster
 
 
@@ -103,7 +105,7 @@ def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None
         Cluster.from_document(filled().to_document(), options, now=0.0)
 
 
-@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults"}))
+@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost"}))
 def test_a_document_without_a_part_is_damaged(key: str) -> None:
     document = filled().to_document()
     del document[key]
