@@ -1,5 +1,6 @@
 #include "rpc/apply_commits.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <new>
@@ -36,9 +37,20 @@ Result<Kept> CommitApplier::reserve(Commit commit) const {
 
 void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, float scale,
                                 Store::Reservation& reservation, ApplyOutcome& outcome) const {
-  // A batch of a few rows is not worth another thread's wake-up.
+  // A batch of a few rows is not worth another thread's wake-up. A large one goes slice by slice, since who helps with
+  // a slice has others to serve.
   constexpr std::size_t kRowsWorthAThread = 2048;
-  const std::uint32_t parts = block.keys.size() >= kRowsWorthAThread && parallel_for_ ? parts_ : 1;
+  constexpr std::size_t kSlice = std::size_t{1} << 15;
+  for (std::size_t begin = 0; begin < block.keys.size() && outcome.status.is_ok(); begin += kSlice) {
+    const std::size_t rows = std::min(kSlice, block.keys.size() - begin);
+    const std::uint32_t parts = rows >= kRowsWorthAThread && parallel_for_ ? parts_ : 1;
+    apply_slice(block, begin, rows, parts, commit, scale, reservation, outcome);
+  }
+}
+
+void CommitApplier::apply_slice(const GradBlock& block, std::size_t begin, std::size_t rows, std::uint32_t parts,
+                                const Commit& commit, float scale, Store::Reservation& reservation,
+                                ApplyOutcome& outcome) const {
   const auto sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
   struct Part {
     Status status;
@@ -46,7 +58,7 @@ void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, fl
   };
   std::vector<Part> ended(parts);
   const auto work = [&](std::uint32_t part) {
-    ended[part].status = store_.apply(block.table_id, block.keys, block.grads,
+    ended[part].status = store_.apply(block.table_id, block.keys.subspan(begin, rows), block.grads + begin * block.dim,
                                       {.lr = block.lr,
                                        .grad_scale = scale,
                                        .part = part,

@@ -47,6 +47,8 @@ class CommitApplier {
   void reduce_and_apply(std::span<Kept> commits, std::uint32_t workers, ApplyOutcome& outcome) const;
   void apply_block(const GradBlock& block, const Commit& commit, float scale, Store::Reservation& reservation,
                    ApplyOutcome& outcome) const;
+  void apply_slice(const GradBlock& block, std::size_t begin, std::size_t rows, std::uint32_t parts,
+                   const Commit& commit, float scale, Store::Reservation& reservation, ApplyOutcome& outcome) const;
 
   Store& store_;
   const std::uint32_t parts_;

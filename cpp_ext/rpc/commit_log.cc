@@ -366,6 +366,18 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
   answered_.notify_all();
 }
 
+std::uint64_t CommitLog::pending_bytes(std::uint32_t job_id, const WorkerKey& worker) const {
+  const Lock lock(mutex_);
+  const auto job = jobs_.find(job_id);
+  if (job == jobs_.end()) return 0;
+  const auto found = job->second->workers.find(worker);
+  std::uint64_t bytes = found == job->second->workers.end() ? 0 : found->second.window.prepared_bytes();
+  for (const auto& [step, commits] : job->second->steps) {
+    for (const auto& [key, kept] : commits) bytes += kept.bytes;
+  }
+  return bytes;
+}
+
 Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::uint64_t sequence) {
   const Lock lock(mutex_);
   const auto job = find(job_id);

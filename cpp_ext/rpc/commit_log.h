@@ -150,6 +150,9 @@ class CommitLog {
   // the mutex, when the sequence is new; when it fails it has left no trace. Reports do not show it.
   Result<CommitResult> write_once(const WorkerKey& worker, std::uint32_t job_id, std::uint64_t sequence,
                                   const std::function<Result<std::uint64_t>()>& write);
+  // Bytes of keys and gradients that a COMMIT of this worker may have applied: what it has prepared, and what waits for
+  // its step.
+  [[nodiscard]] std::uint64_t pending_bytes(std::uint32_t job_id, const WorkerKey& worker) const;
   // Ok also when there is nothing to forget.
   // Finishes the sequence: PREPARE of it does nothing any more, COMMIT of it is refused.
   Status abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::uint64_t sequence);

@@ -109,8 +109,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Outcome plan_pull(const Body& body, PullRequest& request) const;
   void count_writes(PullRequest& request);
   [[nodiscard]] static FrameHeader rows_header(const PullRequest& request);
-  // Runs a request that may wait for the SSD where it holds up no other connection.
-  Task<Outcome> serve_on_disk_threads(const FrameHeader& header, Body& body);
+  // Runs a request that may wait for the SSD, or that is long, where it holds up no other connection.
+  Task<Outcome> serve_on(asio::thread_pool& threads, const FrameHeader& header, Body& body);
   Outcome serve_hint(const FrameHeader& header, const Body& body);
   Outcome serve_write_or_scan(const FrameHeader& header, Body& body);
   Task<Status> bring_rows(const PullRequest& request);

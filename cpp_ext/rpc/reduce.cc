@@ -9,6 +9,7 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::array<std::uint16_t, 2> kOneShard{0, 0};
+constexpr std::size_t kRowsAPiece = std::size_t{1} << 15;
 
 // Where each key occurs: occurrences of unique key u are row_of[begin[u] .. begin[u + 1]), in rank order.
 struct Occurrence {
@@ -71,13 +72,15 @@ void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInp
   out.keys = std::move(partition.keys);
   out.grads.resize(out.keys.size() * dim);
   const std::size_t uniques = out.keys.size();
-  const auto work = [&](std::uint32_t part) {
-    sum_rows(dim, index, uniques * part / parts, uniques * (part + 1) / parts, out.grads.data());
+  // Short pieces: who helps with one has others to serve.
+  const auto pieces = std::max(parts, static_cast<std::uint32_t>(uniques / kRowsAPiece));
+  const auto work = [&](std::uint32_t piece) {
+    sum_rows(dim, index, uniques * piece / pieces, uniques * (piece + 1) / pieces, out.grads.data());
   };
   if (parallel_for && parts > 1) {
-    parallel_for(parts, work);
+    parallel_for(pieces, work);
   } else {
-    for (std::uint32_t part = 0; part < parts; ++part) work(part);
+    for (std::uint32_t piece = 0; piece < pieces; ++piece) work(piece);
   }
 }
 

@@ -28,7 +28,7 @@ struct Reduced {
 };
 
 // inputs: blocks of one table in rank order; the result depends on their order only. Keys may repeat
-// within a block. Runs `parts` pieces through parallel_for (null: in turn).
+// within a block. Runs `parts` pieces or more through parallel_for (null: in turn).
 void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInput> inputs, std::uint32_t parts,
             const ParallelFor& parallel_for, Reduced& out);
 

@@ -12,6 +12,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kMaxScanBytes = 16u << 20;
+constexpr std::uint64_t kBulkBytes = 4u << 20;  // of keys and gradients, which take some ten milliseconds to apply
 
 }  // namespace
 
@@ -88,8 +89,12 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
   if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline, arrival);
   if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body);
   if (type == FrameType::kHint) co_return serve_hint(header, body);
+  const bool is_commit = type == FrameType::kCommit;
+  const std::uint64_t applied =
+      is_commit ? core_.commits.pending_bytes(header.job_id, {header.worker_id, header.worker_epoch}) : 0;
+  if (header.body_bytes + applied >= kBulkBytes) co_return co_await serve_on(core_.bulk, header, body);
   // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.
-  if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on_disk_threads(header, body);
+  if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on(*core_.disk, header, body);
   co_return serve_write_or_scan(header, body);
 }
 
@@ -122,9 +127,10 @@ Connection::Outcome Connection::serve_hint(const FrameHeader& header, const Body
   return {Status::ok(), false, ack_frame(header, taken, false)};
 }
 
-Connection::Task<Connection::Outcome> Connection::serve_on_disk_threads(const FrameHeader& header, Body& body) {
+Connection::Task<Connection::Outcome> Connection::serve_on(asio::thread_pool& threads, const FrameHeader& header,
+                                                           Body& body) {
   const auto serve = [this, &header, &body]() -> Task<Outcome> { co_return serve_write_or_scan(header, body); };
-  co_return co_await asio::co_spawn(core_.disk->get_executor(), serve, asio::use_awaitable);
+  co_return co_await asio::co_spawn(threads.get_executor(), serve, asio::use_awaitable);
 }
 
 Connection::Outcome Connection::parse_tables(const FrameHeader& header, std::span<const std::byte> body,

@@ -212,6 +212,7 @@ void Server::Impl::stop() {
   }
   core_.io.stop();
   for (std::thread& thread : threads_) thread.join();
+  core_.bulk.join();
   if (core_.hints != nullptr) core_.hints->stop();
   if (core_.disk != nullptr) core_.disk->join();
   if (!core_.options.unix_path.empty()) ::unlink(core_.options.unix_path.c_str());

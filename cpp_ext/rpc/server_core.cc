@@ -8,6 +8,7 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kKeptBufferBytes = 256u << 20;
+constexpr std::size_t kBulkThreads = 2;  // a third such write waits for one of them
 
 // One parallel_for under way. Helpers that come late find no part left and touch nothing of the caller's.
 struct ParallelWork {
@@ -19,20 +20,29 @@ struct ParallelWork {
   std::uint32_t done = 0;    // guarded by mutex
   std::exception_ptr error;  // guarded by mutex: the first that a part threw
 
-  void run() {
-    for (std::uint32_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
-      std::exception_ptr thrown;
-      try {
-        (*work)(part);
-      } catch (...) {
-        thrown = std::current_exception();
-      }
-      const std::lock_guard lock(mutex);
-      if (thrown && !error) error = thrown;
-      if (++done == parts) finished.notify_all();
+  // False when no part is left.
+  bool run_one() {
+    const std::uint32_t part = next.fetch_add(1);
+    if (part >= parts) return false;
+    std::exception_ptr thrown;
+    try {
+      (*work)(part);
+    } catch (...) {
+      thrown = std::current_exception();
     }
+    const std::lock_guard lock(mutex);
+    if (thrown && !error) error = thrown;
+    if (++done == parts) finished.notify_all();
+    return true;
   }
 };
+
+// One part at a time: requests that came meanwhile stand before the next one.
+void help(asio::io_context& io, std::shared_ptr<ParallelWork> shared) {
+  asio::post(io, [&io, shared = std::move(shared)] {
+    if (shared->run_one() && shared->next < shared->parts) help(io, shared);
+  });
+}
 
 }  // namespace
 
@@ -78,6 +88,7 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parts = options.io_threads,
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
+      bulk(kBulkThreads),
       route_(std::make_shared<const Route>()),
       tls_(options.tls) {
   access.set(options.grants);
@@ -91,8 +102,9 @@ void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std:
   shared->parts = parts;
   shared->work = &work;
   const std::uint32_t helpers = std::min(parts, options.io_threads) - 1;
-  for (std::uint32_t i = 0; i < helpers; ++i) asio::post(io, [shared] { shared->run(); });
-  shared->run();
+  for (std::uint32_t i = 0; i < helpers; ++i) help(io, shared);
+  while (shared->run_one()) {
+  }
   std::unique_lock lock(shared->mutex);
   shared->finished.wait(lock, [&] { return shared->done == parts; });
   if (shared->error) std::rethrow_exception(shared->error);

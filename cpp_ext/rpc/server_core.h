@@ -97,7 +97,7 @@ struct ServerCore {
   ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store);
 
   // Runs work(part) for every part on the I/O threads that are free and on this one; returns when all ended, and throws
-  // then what the first part threw.
+  // then what the first part threw. An I/O thread serves others between two parts, so a part should be short.
   void parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work);
   [[nodiscard]] std::shared_ptr<const Route> route() const;
   void set_route(std::shared_ptr<const Route> route);
@@ -121,6 +121,7 @@ struct ServerCore {
   BufferPool buffers;
   asio::io_context io;
   CommitLog commits;
+  asio::thread_pool bulk;                   // of writes that would keep an I/O thread for long
   std::unique_ptr<asio::thread_pool> disk;  // of requests that may wait for the SSD; null without one
   std::unique_ptr<HintQueue> hints;         // null without an SSD
 

@@ -337,6 +337,48 @@ TEST_CASE("erase counts, scan walks every shard") {
   CHECK(client->scan(5, table.id, 0, 64, false, {}).status().code() == Code::kInvalidArgument);
 }
 
+TEST_CASE("one large push, in one phase or two, leaves room for the small requests of others") {
+  const auto table = sgd_table("t/a", 8);
+  ServerOptions options;
+  options.io_threads = 1;
+  Cluster cluster(1, {table}, options);
+  cluster.set_job(std::nullopt, 2);
+  const auto large = take(Client::connect(cluster.client_options(0)));
+  const auto small = take(Client::connect(cluster.client_options(1)));
+  const Grouped few(*small, table.id, iota_keys(4));
+  const std::vector<float> ones(few.size() * 8, 1.0f);
+  std::uint64_t sequence = 0;
+  const auto ask = [&] {
+    std::vector<float> rows(few.size() * 8);
+    const auto pull = few.pull(table, rows.data());
+    REQUIRE_OK(small->pull(std::span(&pull, 1), {}));
+    const auto push = few.push(table, ones.data(), 1.0f);
+    REQUIRE_OK(small->commit(std::span(&push, 1), {.sequence = ++sequence}));
+  };
+  for (const bool two_phases : {false, true}) {
+    const Grouped many(*large, table.id, iota_keys(600'000, two_phases ? 10'000'000 : 1'000'000));
+    const std::vector<float> grads(many.size() * 8, 1.0f);
+    const auto push = many.push(table, grads.data(), 1.0f);
+    const CommitOptions commit{.deadline = 120s, .sequence = two_phases ? 2u : 1u};
+    if (two_phases) REQUIRE_OK(large->prepare(std::span(&push, 1), commit));
+    const std::uint64_t sent = cluster.servers[0]->stats().bytes_received + (two_phases ? 1 : grads.size() * 4);
+    std::atomic<bool> is_over{false};
+    std::thread pusher([&] {
+      REQUIRE_OK(two_phases ? large->commit_prepared(commit) : large->commit(std::span(&push, 1), commit));
+      is_over = true;
+    });
+    while (cluster.servers[0]->stats().bytes_received < sent) std::this_thread::sleep_for(1ms);
+    int answered = 0;  // while the shard works on it
+    while (!is_over) {
+      ask();
+      answered += is_over ? 0 : 1;
+    }
+    pusher.join();
+    CHECK(answered >= 3);
+  }
+  CHECK(cluster.stores[0]->stats()[0].rows == 1'200'004);
+}
+
 TEST_CASE("callers share a client; a shard that comes back is found again") {
   const auto table = sgd_table("t/a", 8);
   Cluster cluster(2, {table});
