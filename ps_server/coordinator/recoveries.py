@@ -55,10 +55,18 @@ class Recoveries:
         cluster = self._cluster
         if cluster.rows_source is None:
             return "no checkpoint has the rows of this cluster"
-        barrier = [job.full_name for job in cluster.jobs.jobs.values() if job.terms.staleness == 0]
-        if barrier:
-            return f"job {barrier[0]} is synchronous: its workers and all shards go back together"
+        if barrier := self._barrier():
+            return f"job {barrier} is synchronous: its workers and all shards go back together"
         return self.failure
+
+    def passes(self) -> bool:
+        """Whether :meth:`problem` goes away by itself: with the end of a job."""
+        return self._cluster.rows_source is not None and bool(self._barrier())
+
+    def _barrier(self) -> str:
+        """The name of a synchronous job; empty when there is none."""
+        jobs = self._cluster.jobs.jobs.values()
+        return next((job.full_name for job in jobs if job.terms.staleness == 0), "")
 
     def begin(self, shard: Shard) -> None:
         """Restores a shard that has registered, and lets it in; harmless when that is under way."""

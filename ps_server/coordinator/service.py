@@ -22,6 +22,7 @@ from .recoveries import Recoveries
 from .restores import Restores
 from .row_saves import RowSaves
 from .saves import Saves
+from .shards import PlaceNotFree
 from .status import fault_message, status_message
 
 log = logging.getLogger(__name__)
@@ -86,15 +87,23 @@ class CoordinatorService:
             )
         if not request.instance or not request.control.host or not request.control.port:
             raise InvalidArgument("RegisterShard: instance and control address must be set")
-        shard = cluster.shards.register(
-            request.shard,
-            instance=request.instance,
-            control=(request.control.host, request.control.port),
-            pid=request.pid,
-            tables=len(cluster.registry.tables()),
-            now=self._clock(),
-            problem=self.recoveries.problem(),
-        )
+        try:
+            shard = cluster.shards.register(
+                request.shard,
+                instance=request.instance,
+                control=(request.control.host, request.control.port),
+                pid=request.pid,
+                tables=len(cluster.registry.tables()),
+                now=self._clock(),
+                problem=self.recoveries.problem(),
+                passes=self.recoveries.passes(),
+            )
+        except PlaceNotFree as error:
+            if not request.can_wait:
+                raise
+            holder = cluster.shards.shards[request.shard]
+            pid, renewals = (holder.pid, holder.renewals) if holder.is_live else (0, 0)
+            return pb.RegisterShardReply(wait=pb.ShardWait(reason=str(error), holder_pid=pid, holder_renewals=renewals))
         self._save()
         log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
         return pb.RegisterShardReply(
@@ -277,10 +286,10 @@ class CoordinatorService:
         self._cluster.jobs.heartbeat(ticket, step, self._clock())
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
-        shards = self._cluster.shards.shards
+        shards, now = self._cluster.shards.shards, self._clock()
         return pb.WorkerHeartbeatReply(
             lease_sec=self._cluster.jobs.lease_sec,
-            restoring=any(not shard.is_live or shard.restoring for shard in shards) and not self.recoveries.problem(),
+            restoring=any(shard.is_coming_back(now) for shard in shards) and not self.recoveries.problem(),
             shard_restores=self.recoveries.done,
         )
 

@@ -13,6 +13,12 @@ from enum import Enum
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 
+_ASKED_SEC = 5.0  # a process that waits for a place asks for it more often
+
+
+class PlaceNotFree(FailedPrecondition):
+    """A place that may come free by itself: its holder's lease ends, or the job that is in the way does."""
+
 
 class Phase(Enum):
     """States of a shard; the values are those of ``ShardState`` in control.proto."""
@@ -35,6 +41,8 @@ class Shard:
         behind: it must be told route, tables and jobs before it serves (again).
         restoring: it replaces a process that ended with rows, and gets these from a checkpoint before it serves.
         restores: how often it came back so.
+        renewals: of the lease by the process that holds it.
+        asked_at: when another process asked last for a place that may come free; None: none has.
     """
 
     index: int
@@ -48,12 +56,20 @@ class Shard:
     behind: bool = True
     restoring: bool = False
     restores: int = 0
+    renewals: int = 0
+    asked_at: float | None = None
     draining: bool = field(default=False, repr=False)
 
     @property
     def is_live(self) -> bool:
         """Whether a process holds it and its lease runs."""
         return self.phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING)
+
+    def is_coming_back(self, now: float) -> bool:
+        """Whether a process gets the rows of one that ended, or waits until it may."""
+        if self.is_live:
+            return self.restoring
+        return self.asked_at is not None and now < self.asked_at + _ASKED_SEC
 
 
 class ShardBook:
@@ -79,6 +95,7 @@ class ShardBook:
         tables: int,
         now: float,
         problem: str = "",
+        passes: bool = False,
     ) -> Shard:
         """Gives a shard to a process; the same process may come again.
 
@@ -87,10 +104,12 @@ class ShardBook:
 
         Args:
             problem: why a shard cannot be restored alone; empty: it can be.
+            passes: whether that reason goes away without a change of the cluster.
 
         Raises:
             InvalidArgument: no such shard.
-            FailedPrecondition: another process holds it, or the rows of the former one are lost.
+            PlaceNotFree: another process holds it, or the reason passes.
+            FailedPrecondition: the rows of the former process are lost.
         """
         if not 0 <= index < len(self.shards):
             raise InvalidArgument(
@@ -100,17 +119,20 @@ class ShardBook:
         shard = self.shards[index]
         if shard.instance != instance:
             if shard.is_live:
-                raise FailedPrecondition(
+                shard.asked_at = now
+                raise PlaceNotFree(
                     f"shard {index} is held by process {shard.pid}; stop it first, or wait "
                     f"{max(0.0, shard.expires_at - now):.1f} s for its lease to end"
                 )
             if shard.instance != 0 and tables and problem:
-                raise FailedPrecondition(
-                    f"shard {index} ended with its rows of {tables} tables, and {problem}; "
-                    "start a new cluster and restore a checkpoint"
-                )
+                ended = f"shard {index} ended with its rows of {tables} tables, and {problem}"
+                if passes:
+                    shard.asked_at = now
+                    raise PlaceNotFree(f"{ended}; another process is let in when the job has ended")
+                raise FailedPrecondition(f"{ended}; start a new cluster and restore a checkpoint")
             if shard.instance != 0:
                 self.lineage += 1
+            shard.renewals, shard.asked_at = 0, None
             shard.lineage, shard.restoring = self.lineage, shard.instance != 0 and tables > 0
         shard.instance, shard.control, shard.pid = instance, control, pid
         shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
@@ -141,6 +163,7 @@ class ShardBook:
         if draining:
             shard.phase, shard.draining = Phase.DRAINING, True
         shard.expires_at = now + self.lease_sec
+        shard.renewals += 1
         return shard
 
     def place(self, index: int) -> tuple[object, ...]:

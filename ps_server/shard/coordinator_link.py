@@ -15,7 +15,7 @@ import grpc
 from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import ELECTION_SEC, Addresses
-from ...proto.errors import FailedPrecondition, NotFound, SparserowError
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status
 from ...proto.security import open_aio_channel
 
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 CALL_DEADLINE_SEC = 5.0
 _BEATS_PER_LEASE = 5
 _PAUSE_SEC = 0.1
+_ASK_SEC = 1.0  # between asks for a place that may come free
+_LONGEST_WAIT_SEC = 600.0  # for such a place; then the process ends with the reason, and its supervisor starts another
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,12 @@ class CoordinatorLink:
         return f"coordinator {self._addresses.now}"
 
     async def register(self) -> Place:
-        """Claims the shard, or claims it again from a restarted coordinator.
+        """Claims the shard, or claims it again from a restarted coordinator. Waits, for 10 minutes at most, while the
+        process that has the place is silent, or the job ends that is in the way.
 
         Raises:
             Unavailable: the coordinator cannot be reached.
-            FailedPrecondition, InvalidArgument: it refuses.
+            FailedPrecondition, InvalidArgument: it refuses, or the process that has the place has renewed its lease.
         """
         request = pb.RegisterShardRequest(
             shard=self._shard,
@@ -87,15 +90,44 @@ class CoordinatorLink:
             control=self._control,
             cluster_id=self._place.cluster_id if self._place is not None else 0,
             pid=os.getpid(),
+            can_wait=self._place is None,  # one that has rows and was replaced does not wait
         )
         self._told_lost = []  # a coordinator that was started anew may not know them
         reply = await self._call("RegisterShard", request)
+        if reply.HasField("wait"):
+            reply = await self._wait_for_place(request, reply.wait)
         place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
         # The lineage is raised by a restore, which tells it to this process itself.
         if self._place is not None and self._place.identity != place.identity:
             raise FailedPrecondition(f"{self._peer} gave {place} and before that {self._place}; restart this shard")
         self._place, self._lease_sec = place, reply.lease_sec
         return place
+
+    async def _wait_for_place(self, request: pb.RegisterShardRequest, wait: pb.ShardWait) -> pb.RegisterShardReply:
+        """Asks again until the place is given; a coordinator that cannot be reached meanwhile is asked again too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LONGEST_WAIT_SEC
+        said: set[bool] = set()
+        while True:
+            is_taken = wait.holder_pid != 0
+            if is_taken not in said:
+                log.warning("%s; this process waits for the place", wait.reason)
+            said.add(is_taken)
+            await asyncio.sleep(_ASK_SEC)
+            try:
+                reply = await self._call("RegisterShard", request)
+            except (Unavailable, DeadlineExceeded) as error:
+                if loop.time() > deadline:
+                    raise
+                log.info("%s; it is asked again", error)
+                continue
+            if not reply.HasField("wait"):
+                return reply
+            is_same = reply.wait.holder_pid == wait.holder_pid
+            is_renewed = is_same and reply.wait.holder_renewals > wait.holder_renewals
+            if is_renewed or loop.time() > deadline:
+                raise FailedPrecondition(reply.wait.reason)
+            wait = reply.wait
 
     def serve_at(self, host: str, port: int) -> None:
         """From the next heartbeat on the coordinator knows where the data plane listens."""

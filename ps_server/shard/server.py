@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import Addresses
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "sparserow.v1.Shard"
 CHANGES_SERVICE = "sparserow.v1.Changes"
+T = TypeVar("T")
 _STOP_GRACE_SEC = 2.0
 _IDLE_LOOK_SEC = 5.0
 
@@ -106,7 +108,9 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         link = CoordinatorLink(options.coordinator, index, (told.host, server.port))
         stack.push_async_callback(link.close)
-        place = await link.register()
+        place = await _until_stopped(link.register(), stop)
+        if place is None:
+            return
         engine = ShardEngine(options.engine, place)
         stack.callback(engine.stop)
         engines.append(engine)
@@ -119,7 +123,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         log.info("rows are served at %s", told.address(engine.port))
         closing = asyncio.get_running_loop().create_task(_close_idle_cursors(engine))
         try:
-            await _beat_until_stopped(link, stop)
+            await _until_stopped(link.keep_beating(), stop)
         finally:
             closing.cancel()
         await server.set_serving(False)
@@ -134,18 +138,20 @@ async def _close_idle_cursors(engine: ShardEngine) -> None:
         await asyncio.to_thread(engine.store.close_idle_cursors)
 
 
-async def _beat_until_stopped(link: CoordinatorLink, stop: StopRequest) -> None:
+async def _until_stopped(work: Coroutine[Any, Any, T], stop: StopRequest) -> T | None:
+    """The result of ``work``; None when the process is asked to stop before it is there, which cancels it."""
     loop = asyncio.get_running_loop()
-    beating = loop.create_task(link.keep_beating())
+    working = loop.create_task(work)
     stopping = loop.create_task(stop.wait())
-    done, rest = await asyncio.wait((beating, stopping), return_when=asyncio.FIRST_COMPLETED)
+    done, rest = await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    for task in done:
-        task.result()
+    if working in done:
+        return working.result()
     log.info("stopping on %s", stop.reason)
+    return None
 
 
 async def _drain(engine: ShardEngine, link: CoordinatorLink, drain_sec: float) -> None:

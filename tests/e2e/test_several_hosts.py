@@ -62,15 +62,12 @@ class Field:
             self.start_shard(shard)
 
     def start_shard(self, shard: int) -> Process:
-        """Again and again, as who supervises it does: until its former process's lease has ended it is refused."""
+        """It waits for its place while the lease of its former process runs."""
         arguments = ("ps", f"--coordinator={self.coordinator}", f"--shard={shard}", "--port=7001")
-        while True:
-            process = self.server(f"ps{shard}", *arguments)
-            begun = process.wait_for(r"rows are served at (\S+)|is held by process")
-            if begun[1]:
-                assert begun[1] == f"{self.hosts[f'ps{shard}'].address}:7001"
-                return process
-            process.end()
+        process = self.server(f"ps{shard}", *arguments)
+        begun = process.wait_for(r"rows are served at (\S+)")
+        assert begun[1] == f"{self.hosts[f'ps{shard}'].address}:7001"
+        return process
 
     def start_worker(self, rank: int, staleness: str) -> None:
         process = self.launcher.start_script(

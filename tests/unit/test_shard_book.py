@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from sparserow.ps_server.coordinator.shards import Phase, Shard, ShardBook
+from sparserow.ps_server.coordinator.shards import Phase, PlaceNotFree, Shard, ShardBook
 
 LEASE = 10.0
 DATA = ("127.0.0.1", 5000)
@@ -16,7 +16,14 @@ def book() -> ShardBook:
 
 
 def register(
-    book: ShardBook, index: int, instance: int, *, now: float = 0.0, tables: int = 0, problem: str = ""
+    book: ShardBook,
+    index: int,
+    instance: int,
+    *,
+    now: float = 0.0,
+    tables: int = 0,
+    problem: str = "",
+    passes: bool = False,
 ) -> Shard:
     return book.register(
         index,
@@ -26,6 +33,7 @@ def register(
         tables=tables,
         now=now,
         problem=problem,
+        passes=passes,
     )
 
 
@@ -123,3 +131,30 @@ def test_leases_are_longer_by_the_time_nobody_could_be_heard(book: ShardBook) ->
     book.extend(7.0)
     assert book.expire(16.9) == []
     assert [shard.index for shard in book.expire(17.0)] == [0]
+
+
+def test_a_place_that_may_come_free_is_told_from_one_that_is_lost(book: ShardBook) -> None:
+    serve(book, 0, 7)
+    with pytest.raises(PlaceNotFree):
+        register(book, 0, 8, now=1.0)
+    renewals = book.shards[0].renewals
+    book.heartbeat(0, instance=7, data=DATA, draining=False, now=2.0)
+    assert book.shards[0].renewals == renewals + 1, "the holder lives"
+    book.leave(0, 7)
+    words = "shard 0 ended with its rows of 3 tables, and why not; another process is let in when the job has ended"
+    with pytest.raises(PlaceNotFree, match=words):
+        register(book, 0, 8, tables=3, problem="why not", passes=True)
+    with pytest.raises(FailedPrecondition, match="start a new cluster") as caught:
+        register(book, 0, 8, tables=3, problem="why not")
+    assert not isinstance(caught.value, PlaceNotFree)
+
+
+def test_a_shard_comes_back_while_a_process_waits_for_it_or_gets_its_rows(book: ShardBook) -> None:
+    serve(book, 0, 7)
+    book.leave(0, 7)
+    assert not book.shards[0].is_coming_back(0.0), "no process has come"
+    with pytest.raises(PlaceNotFree):
+        register(book, 0, 8, now=1.0, tables=3, problem="why not", passes=True)
+    assert book.shards[0].is_coming_back(2.0)
+    assert not book.shards[0].is_coming_back(60.0), "it has not asked for long"
+    assert register(book, 0, 8, now=60.0, tables=3).is_coming_back(61.0)
