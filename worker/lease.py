@@ -30,7 +30,7 @@ class Lease:
         self._native: _client.NativeSession | None = None
         self._client: _client.Client | None = None
         self._deadline_sec = 0.0
-        self._restores = 0  # of shards, that the client knows of
+        self._processes = 0  # hash of the shards' processes that the client knows of; 0: of none
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
         self._thread.start()
@@ -54,27 +54,25 @@ class Lease:
             self._control.close()
 
     def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
+        """Raises SparserowError while a shard that came back cannot be asked."""
         client = self._client
         if client is None:
             return
-        if reply.restoring or reply.shard_restores != self._restores:
+        if reply.restoring:
             client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
-        if reply.shard_restores != self._restores:
-            # It may have come back on another machine. While others are away there is no answer: heartbeats go on.
+        if reply.shard_processes not in (0, self._processes):
+            # One may have come back on another machine. While others are away there is no answer: heartbeats go on.
             for shard in self._control.cluster(once_sec=self._identity.lease_sec / 3).shards:
                 client.move(shard.index, shard.host, shard.port)
             client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
-            self._restores = reply.shard_restores
+            self._processes = reply.shard_processes
 
     def _renew(self) -> None:
-        reached = True
+        reached, asked = True, True
         while not self._ended.wait(self._identity.lease_sec / 3):
             try:
                 step = None if self._native is None else self._native.step
-                self._attend(self._control.heartbeat_worker(self._identity, step=step))
-                if not reached:
-                    _log.warning("the coordinator is back")
-                reached = True
+                reply = self._control.heartbeat_worker(self._identity, step=step)
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":
                     _log.error("this worker has lost its place in the job: %s", error)
@@ -82,3 +80,14 @@ class Lease:
                 if reached:
                     _log.warning("heartbeat: %s; training goes on, and tries again until it is back", error)
                 reached = False
+                continue
+            if not reached:
+                _log.warning("the coordinator is back")
+            reached = True
+            try:
+                self._attend(reply)
+                asked = True
+            except SparserowError as error:
+                if asked:
+                    _log.warning("a shard cannot be asked at its place: %s; tried again until it can", error)
+                asked = False

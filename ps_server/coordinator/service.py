@@ -291,6 +291,7 @@ class CoordinatorService:
             lease_sec=self._cluster.jobs.lease_sec,
             restoring=any(shard.is_coming_back(now) for shard in shards) and not self.recoveries.problem(),
             shard_restores=self.recoveries.done,
+            shard_processes=self._cluster.shards.processes(),
         )
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:

@@ -8,6 +8,7 @@ Times are seconds of a monotonic clock that the caller passes in.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -225,6 +226,13 @@ class ShardBook:
         """Lengthens every lease: for a time in which nobody could have been heard."""
         for shard in self.shards:
             shard.expires_at += seconds
+
+    def processes(self) -> int:
+        """A hash of the processes that have the places, and where their data planes listen; 0 while one is away."""
+        if self.problem():
+            return 0
+        places = repr([(shard.instance, shard.data) for shard in self.shards])
+        return int.from_bytes(hashlib.blake2b(places.encode(), digest_size=8).digest(), "little") or 1
 
     def problem(self) -> str:
         """Why the cluster is not ready, for a user; empty when every shard serves."""

@@ -11,7 +11,7 @@ import sparserow as sr
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
-from sparserow_process import Launcher, wait_until
+from sparserow_process import Launcher, Process, wait_until
 
 KEYS = np.arange(400, dtype=np.uint64)
 ONES = np.ones((len(KEYS), 4), np.float32)
@@ -42,3 +42,26 @@ def test_a_session_follows_a_shard_to_its_new_address(launcher: Launcher, tmp_pa
             table.push(KEYS, ONES)
             np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
         assert [shard.restores for shard in control.status().shards] == [0, 1]
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_session_follows_a_shard_that_ended_before_the_first_table(launcher: Launcher, staleness: int | None) -> None:
+    options = ("--shards=2", "--port=0", "--slot-count=64", "--worker-lease=3s", "--shard-lease=1s")
+    address = launcher.start("coordinator", *options).wait_for(r"coordinator at (\S+:\d+)")[1]
+
+    def start_shard(index: int) -> Process:
+        process = launcher.start("ps", f"--coordinator={address}", f"--shard={index}")
+        process.wait_for(r"rows are served at")
+        return process
+
+    _, shard = start_shard(0), start_shard(1)
+    with ControlClient(address) as control:
+        wait_until(lambda: control.status().ready, "the cluster to be ready")
+        with sr.connect(address, "moves", staleness=staleness) as session:
+            shard.signal(signal.SIGKILL)
+            wait_until(lambda: not control.status().ready, "the shard's lease to end")
+            start_shard(1)
+            wait_until(lambda: control.status().ready, "the cluster to be ready again")
+            table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table.push(KEYS, ONES)
+            np.testing.assert_array_equal(table.pull(KEYS), -ONES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import pytest
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto import control_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient, WorkerIdentity
@@ -26,7 +28,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 
     def WorkerHeartbeat(self, *_: Any) -> pb.WorkerHeartbeatReply:
         self.heartbeats += 1
-        return pb.WorkerHeartbeatReply(lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_restores=1)
+        return pb.WorkerHeartbeatReply(lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_processes=7)
 
     def GetCluster(self, _: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
         if not self.is_ready:
@@ -78,3 +80,21 @@ def test_the_lease_is_renewed_while_one_shard_is_back_and_another_one_is_away() 
     assert client.moves == [(0, "127.0.0.1", 7)]
     lease.end()
     server.stop(None)
+
+
+def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
+    coordinator, client = Coordinator(), Client()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
+    with caplog.at_level(logging.WARNING, "sparserow.worker.lease"):
+        lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
+        wait_until(lambda: coordinator.heartbeats >= 4, "heartbeats")
+        coordinator.is_ready = True
+        wait_until(lambda: client.touches, "the shard to be asked at its address")
+        lease.end()
+    server.stop(None)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("a shard cannot be asked at its place: shard 1: no sign of life from its process")
