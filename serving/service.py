@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import Served, ServedModels
 from .peers import FoundRows
 from .place import Place
+
+_LOOKUP_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class ServingService:
         self._lookup = lookup
         self._place = place
         self._address = address
+        # Not the loop's own: aliases and certificates are looked at there, however many lookups wait for a peer.
+        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "sparserow-lookup")
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
         """Rows of keys."""
@@ -51,7 +58,7 @@ class ServingService:
             if entry.table in tables:
                 raise InvalidArgument(f"table {entry.table!r}: is named twice; put its keys together")
             tables[entry.table] = checked_keys(_keys(entry), entry.table)
-        answer = await asyncio.to_thread(
+        look_up = partial(
             self._lookup.lookup,
             request.model,
             tables,
@@ -59,6 +66,7 @@ class ServingService:
             token=bearer_token(context.invocation_metadata()),
             deadline_sec=_deadline_sec(request.deadline_ms, context.time_remaining()),
         )
+        answer = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         return pb.LookupReply(
             version=answer.version,
             dense_version=answer.dense_version,

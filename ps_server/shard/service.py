@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -10,10 +9,15 @@ from ...proto import control_pb2 as pb
 from ...proto.schema_message import schema_of_message
 from .checkpoints import ShardCheckpoints, in_thread
 from .engine import ShardEngine
+from .work_threads import OneAtATime, WorkThreads
+
+_CONTROL_THREADS = 8
+_CUT_THREADS = 2
 
 
 class ShardService:
-    """Answers one coordinator. Belongs to one event loop; what may take long runs in a thread.
+    """Answers one coordinator. Belongs to one event loop; what may take long runs in a thread. Each kind of work has
+    threads of its own, so that neither sweeps nor slow files nor followers hold up a change of a job's members.
 
     Args:
         engine: gives the engine; raises Unavailable until the coordinator has said how it must be made.
@@ -24,20 +28,26 @@ class ShardService:
         self._engine = engine
         self._drain = drain
         self._made_checkpoints: ShardCheckpoints | None = None
+        self._control = WorkThreads("sparserow-control", _CONTROL_THREADS)
+        self._cuts = WorkThreads("sparserow-cuts", _CUT_THREADS)
+        self._sweeps: OneAtATime | None = None
 
     async def CreateTable(self, request: pb.ShardCreateTableRequest, context: Any) -> pb.ShardCreateTableReply:
         """Creates a table."""
-        await asyncio.to_thread(self._engine().create_table, schema_of_message(request.schema))
+        await self._control.run(self._engine().create_table, schema_of_message(request.schema))
         return pb.ShardCreateTableReply()
 
     async def DropTable(self, request: pb.ShardDropTableRequest, context: Any) -> pb.ShardDropTableReply:
         """Drops a table; giving its memory back may take long."""
-        await asyncio.to_thread(self._engine().drop_table, request.table_id)
+        await self._control.run(self._engine().drop_table, request.table_id)
         return pb.ShardDropTableReply()
 
     async def Sweep(self, request: pb.ShardSweepRequest, context: Any) -> pb.SweepTableReply:
-        """Removes what a table's policy no longer wants, or counts it."""
-        report = await asyncio.to_thread(self._engine().sweep, request.table_id, dry_run=request.dry_run)
+        """Removes what a table's policy no longer wants, or counts it; refused while another one runs."""
+        engine = self._engine()
+        if self._sweeps is None:
+            self._sweeps = OneAtATime("sparserow-sweep", f"shard {engine.shard}: a sweep")
+        report = await self._sweeps.run(engine.sweep, request.table_id, dry_run=request.dry_run)
         return pb.SweepTableReply(
             rows_seen=report.rows_seen,
             freed=[pb.SweepFreed(rows=freed.rows, bytes=freed.bytes) for freed in report.freed],
@@ -52,25 +62,25 @@ class ShardService:
 
     async def HoldJob(self, request: pb.HoldJobRequest, context: Any) -> pb.HoldJobReply:
         """Takes no new commit of a job, fences whom it is told, and reports."""
-        return await asyncio.to_thread(self._engine().hold_job, request)
+        return await self._control.run(self._engine().hold_job, request)
 
     async def SetJob(self, request: pb.SetJobRequest, context: Any) -> pb.SetJobReply:
         """Takes a job's members over; steps that only waited for a member that left are applied meanwhile."""
-        await asyncio.to_thread(self._engine().set_job, request)
+        await self._control.run(self._engine().set_job, request)
         return pb.SetJobReply()
 
     async def DropJob(self, request: pb.DropJobRequest, context: Any) -> pb.DropJobReply:
         """Forgets a job."""
-        await asyncio.to_thread(self._engine().drop_job, request.job_id, request.operation)
+        await self._control.run(self._engine().drop_job, request.job_id, request.operation)
         return pb.DropJobReply()
 
     async def Stats(self, request: pb.ShardStatsRequest, context: Any) -> pb.ShardStatsReply:
         """Rows, bytes and requests."""
-        return await asyncio.to_thread(self._engine().stats_message)
+        return await self._control.run(self._engine().stats_message)
 
     async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
         """Keeps the rows of one instant for Dump."""
-        return await asyncio.to_thread(self._checkpoints().cut, request)
+        return await self._cuts.run(self._checkpoints().cut, request)
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpReply]:
         """Writes the rows of a cut, and says of each file that it is written."""
@@ -79,7 +89,7 @@ class ShardService:
 
     async def EndCut(self, request: pb.EndCutRequest, context: Any) -> pb.EndCutReply:
         """Forgets a cut."""
-        await asyncio.to_thread(self._checkpoints().end, request.save)
+        await self._cuts.run(self._checkpoints().end, request.save)
         return pb.EndCutReply()
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadReply]:

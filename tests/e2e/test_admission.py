@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import sparserow as sr
@@ -11,7 +14,7 @@ from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
 from sparserow.deploy.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import FailedPrecondition
+from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.shard.metrics import ShardMetrics
 from sparserow_process import wait_until
@@ -173,3 +176,31 @@ def test_counts_and_ages_go_on_after_a_restore(tmp_path) -> None:
         with ControlClient(cluster.address) as control:
             # 1 was pushed two steps before the save and not in the two after it; 2 was.
             assert list(control.status().shards[0].tables[0].swept_rows) == [1, 0, 0, 0]
+
+
+def test_a_worker_joins_while_many_sweeps_are_asked_for() -> None:
+    asked = 40
+    with local_cluster(shards=1, sweep_every=None) as cluster, sr.connect(cluster.address, namespace="n") as session:
+        policy = sr.RowPolicy(evict_after_steps=1000)
+        table = session.create_table("t", dim=1, optimizer=sr.SGD(), policy=policy)
+        for first in range(0, 3_000_000, 500_000):
+            keys = np.arange(first, first + 500_000, dtype=np.uint64)
+            table.push(keys, np.ones((len(keys), 1), np.float32))
+
+        def sweep(_: int) -> str:
+            with ControlClient(cluster.address) as control:
+                try:
+                    control.sweep_table("n", "t")
+                except ResourceExhausted as error:
+                    return str(error)
+            return "swept"
+
+        with ThreadPoolExecutor(asked) as threads:
+            ends = threads.map(sweep, range(asked))
+            sr.connect(cluster.address, namespace="n", job="other", staleness=None).close()
+            outcomes = Counter(ends)
+        with ControlClient(cluster.address) as control:
+            assert control.status().ready
+    refusal = "shard 0: a sweep is running, and one runs at a time; try again when it has ended"
+    assert set(outcomes) <= {"swept", refusal}
+    assert outcomes["swept"] >= 1
