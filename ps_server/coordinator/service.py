@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
-from ...proto.schema_message import message_of_schema, schema_of_message
+from ...proto.schema_message import message_of_schema
 from ..access import caller_reaches, check_caller
 from .cluster import Cluster
 from .data_leases import Ask
@@ -22,8 +22,9 @@ from .recoveries import Recoveries
 from .restores import Restores
 from .row_saves import RowSaves
 from .saves import Saves
-from .shards import PlaceNotFree
+from .shards import PlaceNotFree, Shard
 from .status import fault_message, status_message
+from .tables import Tables
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,14 @@ class CoordinatorService:
         self._save = save
         self._operations = Operations(cluster, fleet, save)
         self._clock = clock
-        self._tables_lock = asyncio.Lock()
+        self._tables = Tables(cluster, fleet, save)
         self._membership_changed = asyncio.Condition()
         self._saves = Saves(cluster, fleet, self._operations, save)
-        self._restores = Restores(cluster, fleet, self._operations, save, self._tables_lock)
-        self.recoveries = Recoveries(cluster, fleet, self._tables_lock, save)
+        self._restores = Restores(cluster, fleet, self._operations, save, self._tables.lock)
+        self.recoveries = Recoveries(cluster, fleet, self._tables.lock, save)
         self._row_saves = RowSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._telling: dict[int, asyncio.Task[None]] = {}  # shards that are told everything, by their instances
 
     def go_on(self) -> None:
         """Takes up what a former coordinator of this cluster did by itself; within the event loop."""
@@ -69,6 +71,7 @@ class CoordinatorService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tables.close()
         await self._row_saves.close()
         await self.recoveries.close()
         await self._saves.close()
@@ -131,11 +134,21 @@ class CoordinatorService:
         elif shard.restoring and shard.data is not None and not shard.draining:
             self.recoveries.begin(shard)
         elif shard.behind and shard.data is not None and not shard.draining:
-            await self._fleet.catch_up(shard)
-            log.info("shard %d serves at %s:%d", shard.index, *shard.data)
-            if not shards.problem():
-                log.info("the cluster is ready: all %d shards serve", len(shards.shards))
+            # A heartbeat's deadline may pass before all is told: the next one waits for the same words.
+            telling = self._telling.get(shard.instance)
+            if telling is None:
+                telling = self._telling[shard.instance] = self._begin(self._catch_up(shard, shard.instance))
+            await asyncio.shield(telling)
         return pb.ShardHeartbeatReply(lease_sec=shards.lease_sec)
+
+    async def _catch_up(self, shard: Shard, instance: int) -> None:
+        try:
+            await self._fleet.catch_up(shard)
+        finally:
+            del self._telling[instance]
+        log.info("shard %d serves at %s:%d", shard.index, *(shard.data or ("?", 0)))
+        if not self._cluster.shards.problem():
+            log.info("the cluster is ready: all %d shards serve", len(self._cluster.shards.shards))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
         """The route and where every shard's data plane listens."""
@@ -152,31 +165,8 @@ class CoordinatorService:
     # ---- tables
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableReply:
-        """Creates a table on all shards or on none; asking again is harmless."""
-        self._cluster.check_ready()
-        async with self._tables_lock:
-            schema, created = self._cluster.registry.admit(schema_of_message(request.schema))
-            message = message_of_schema(schema)
-            try:
-                if created:
-                    self._save()
-                await self._fleet.create_table(message)
-            except SparserowError:
-                if created:
-                    await self._take_back(schema.id)
-                raise
-        if created:
-            log.info("table %s created (id %d, dim %d)", schema.full_name, schema.id, schema.dim)
-        return pb.CreateTableReply(schema=message, created=created)
-
-    async def _take_back(self, table_id: int) -> None:
-        """Undoes a creation that a shard refused; a shard that cannot be told drops the table when it catches up."""
-        self._cluster.registry.remove(table_id)
-        try:
-            self._save()
-            await self._fleet.drop_table(table_id)
-        except SparserowError as error:
-            log.warning("table %d: %s", table_id, error)
+        """Creates a table on all shards or on none, also when the caller is gone by then; asking again is harmless."""
+        return await self._tables.create(request)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesReply:
         """The tables of one or all namespaces."""
@@ -184,14 +174,8 @@ class CoordinatorService:
         return pb.ListTablesReply(schemas=[message_of_schema(schema) for schema in tables])
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableReply:
-        """Removes a table and its rows."""
-        self._cluster.check_ready()
-        async with self._tables_lock:
-            schema = self._cluster.registry.find(request.namespace, request.name)
-            self._cluster.registry.remove(schema.id)
-            self._save()
-            await self._fleet.drop_table(schema.id)
-        log.info("table %s dropped", schema.full_name)
+        """Removes a table and its rows from all shards, also when the caller is gone by then."""
+        await self._tables.drop(request)
         return pb.DropTableReply()
 
     async def SweepTable(self, request: pb.SweepTableRequest, context: Any) -> pb.SweepTableReply:
@@ -263,7 +247,7 @@ class CoordinatorService:
         """A candidate goes; the rest happens behind the caller's back, which may be gone."""
         self._cluster.faults.left((ticket.job_id, ticket.worker_id), ticket.epoch)
         if self._cluster.jobs.withdraw(ticket) is not None:
-            self._in_background(self._after_leaving(ticket.job_id))
+            self._begin(self._after_leaving(ticket.job_id))
 
     async def _after_leaving(self, job_id: int) -> None:
         try:
@@ -392,13 +376,15 @@ class CoordinatorService:
             await self._notify()
         if not self._cluster.shards.problem():
             for job_id in self._operations.unsettled():
-                self._in_background(self._after_leaving(job_id))
+                self._begin(self._after_leaving(job_id))
 
     async def _notify(self) -> None:
         async with self._membership_changed:
             self._membership_changed.notify_all()
 
-    def _in_background(self, work: Any) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of the service's own, which ends with it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -27,6 +27,7 @@ class Engine:
         self.gate, self.sweeps = threading.Event(), 0
 
     def sweep(self, table_id: int, *, dry_run: bool) -> Any:
+        assert not dry_run
         self.sweeps += 1
         assert self.gate.wait(120)
         return SimpleNamespace(rows_seen=table_id, freed=[], is_complete=True, longest_hold_seconds=0.0)
