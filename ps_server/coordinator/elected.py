@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -24,12 +25,15 @@ from .etcd import EtcdSeat
 from .metrics import CoordinatorMetrics
 from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create
 from .service import CoordinatorService
+from .state_writer import StateWriter
 
 log = logging.getLogger(__name__)
 
 _STOP_GRACE_SEC = 2.0
 _SHORTEST_TTL_SEC = 2
 _LOOK_SEC = 1.0
+# Their answers hold for a moment alone, so they need not wait for what others have changed meanwhile.
+_PROMISE_NOTHING = frozenset(("WorkerHeartbeat", "GetStatus"))
 
 
 class _WhileItLeads(Collector):
@@ -40,6 +44,7 @@ class _WhileItLeads(Collector):
         self.term = 0
         self.service: CoordinatorService | None = None
         self.cluster: Cluster | None = None
+        self.writer: StateWriter | None = None
 
     def __getattr__(self, method: str) -> Any:
         if not method[0].isupper():
@@ -50,7 +55,12 @@ class _WhileItLeads(Collector):
                 self.seat.check(self.term)
             if self.service is None:
                 raise NotLeader("this coordinator is starting", "")
-            return await getattr(self.service, method)(request, context)
+            writer = self.writer
+            before = 0 if writer is None else writer.saves
+            reply = await getattr(self.service, method)(request, context)
+            if writer is not None and writer.saves != before and method not in _PROMISE_NOTHING:
+                await writer.written()
+            return reply
 
         return answer
 
@@ -121,7 +131,7 @@ async def _lead(options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat
         if term := seat.term:
             with contextlib.suppress(NotLeader):
                 await _serve_term(options, gate, seat, term, changed)
-            gate.term, gate.service, gate.cluster = 0, None, None
+            gate.term, gate.service, gate.cluster, gate.writer = 0, None, None, None
             log.warning("this coordinator does not lead any more")
 
 
@@ -129,12 +139,12 @@ async def _serve_term(
     options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat, term: int, changed: asyncio.Event
 ) -> None:
     cluster = load_or_create(options, await asyncio.to_thread(seat.load, term))
-
-    def save() -> None:
-        seat.save(term, cluster.to_document())
-
-    async with coordinating(cluster, save) as service:
-        gate.term, gate.service, gate.cluster = term, service, cluster
+    writer = StateWriter(cluster.to_document, partial(seat.save, term))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(writer.close)
+        service = await stack.enter_async_context(coordinating(cluster, writer.save, writer.written))
+        await writer.written()
+        gate.term, gate.service, gate.cluster, gate.writer = term, service, cluster, writer
         log.warning("this coordinator leads cluster %x", cluster.cluster_id)
         while seat.term == term:
             with contextlib.suppress(asyncio.TimeoutError):

@@ -61,15 +61,30 @@ class ShardLink:
 
 
 class Fleet:
-    """The shards of one cluster, as the coordinator reaches them. Belongs to one event loop."""
+    """The shards of one cluster, as the coordinator reaches them. Belongs to one event loop.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Args:
+        cluster: whose shards.
+        written: returns when the cluster is kept as it is now; what depends on it is told after that.
+    """
+
+    def __init__(self, cluster: Cluster, written: Callable[[], Awaitable[None]] | None = None) -> None:
         self._cluster = cluster
+        self._written = written
         self._links: dict[int, ShardLink] = {}
 
     async def close(self) -> None:
         """Ends all connections."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def state_is_written(self) -> None:
+        """Returns when the cluster is kept as it is now.
+
+        Raises:
+            SparserowError: it cannot be kept.
+        """
+        if self._written is not None:
+            await self._written()
 
     async def catch_up(self, shard: Shard) -> None:
         """Tells a shard everything, and removes what it has and should not; then it serves.
@@ -77,6 +92,7 @@ class Fleet:
         Raises:
             SparserowError: it could not be told; it stays behind.
         """
+        await self.state_is_written()
         link = await self._link(shard)
         async with link.lock:
             has = await link.call("Stats", pb.ShardStatsRequest())
@@ -200,6 +216,7 @@ class Fleet:
             SparserowError: as :meth:`create_table`.
         """
         self._check_all_reached()
+        await self.state_is_written()
         deadline_sec = request.deadline_ms / 1000 + CALL_DEADLINE_SEC
         links = [await self._link(shard) for shard in self._cluster.shards.shards]
         return await all_of(link.call("Cut", request, deadline_sec=deadline_sec) for link in links)
@@ -218,6 +235,7 @@ class Fleet:
             Unavailable: its lease has ended, or another process holds it now.
             SparserowError: what it answered.
         """
+        await self.state_is_written()
         link = await self._link(shard)
         replies = link.stream(method, request)
         while True:
@@ -245,6 +263,7 @@ class Fleet:
                 raise Unavailable(f"shard {shard.index} is {shard.phase.name}: members of a job change on all or none")
 
     async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
+        await self.state_is_written()
         serving = [shard for shard in self._cluster.shards.shards if shard.phase in (Phase.SERVING, Phase.DRAINING)]
         return await all_of(self._tell(shard, tell) for shard in serving)
 

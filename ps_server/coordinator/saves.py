@@ -16,6 +16,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable, error_of
+from ...proto.grpc_status import NotLeader
 from .cluster import Cluster
 from .fleet import Fleet, all_of
 from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
@@ -216,10 +217,13 @@ class Saves:
             await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
             self._cluster.has_rows_in(save.folder.url, manifest)
             self._note()
+            await self._fleet.state_is_written()
             save.phase = Phase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
             if save.keep:
                 await self._prune(save)
+        except NotLeader as error:  # the state that names this checkpoint may have been written: the next leader's rows
+            await self._fail(save, error, remove=False)
         except SparserowError as error:
             await self._fail(save, error)
         except asyncio.CancelledError:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,19 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
 
 
 @contextlib.asynccontextmanager
-async def coordinating(cluster: Cluster, save: Callable[[], None]) -> AsyncIterator[CoordinatorService]:
-    """The service of a cluster, with its leases watched, for the duration of the block; nobody is served yet."""
+async def coordinating(
+    cluster: Cluster, save: Callable[[], None], written: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[CoordinatorService]:
+    """The service of a cluster, with its leases watched, for the duration of the block; nobody is served yet.
+
+    Args:
+        cluster: which one.
+        save: keeps it; where it only begins to, ``written`` returns when it is kept.
+        written: None: ``save`` has kept it when it returns.
+    """
     async with contextlib.AsyncExitStack() as stack:
         save()
-        fleet = Fleet(cluster)
+        fleet = Fleet(cluster, written)
         stack.push_async_callback(fleet.close)
         service = CoordinatorService(cluster, fleet, save=save)
         stack.push_async_callback(service.close)
