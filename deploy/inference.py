@@ -72,6 +72,7 @@ class _Loaded:
     cache: _client.CachedLookups | None
     program: torch.export.ExportedProgram
     module: torch.nn.Module
+    generation: int  # of the client's connections
     dense: DenseVersion | None = None
 
 
@@ -133,8 +134,8 @@ class ServedModel(Closing):
         return {"pulls": int(self._loaded.session.stats()["pulls"])}
 
     def refresh(self) -> int:
-        """Takes over the version that the alias names now, or the newest dense weights of the one in use, and returns
-        the version; calls under way end as they began.
+        """Takes over the version that the alias names now, or the newest dense weights of the one in use, and goes to
+        another replica where processes came or went; returns the version. Calls under way end as they began.
 
         Raises:
             NotFound, DataLoss: what is new cannot be loaded; what is in use stays.
@@ -143,7 +144,7 @@ class ServedModel(Closing):
             if self._closed:
                 raise FailedPrecondition("ServedModel: it is closed")
             loaded = self._loaded
-            if self._client.version != loaded.version:
+            if self._client.version != loaded.version or self._client.generation != loaded.generation:
                 self._loaded = self._load(loaded)
             elif newest_number(self._folder(loaded.version)) > self.dense_version:
                 self._loaded = self._with_newest_dense(loaded)
@@ -191,12 +192,10 @@ class ServedModel(Closing):
 
     def _load(self, before: _Loaded | None) -> _Loaded:
         """The version that the alias names; the names of tables are taken over from the one before."""
+        generation = self._client.generation
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).manifest(self._client.model, version)
-        program = torch.export.load(io.BytesIO(load_program(self._root, self._client.model, version)))
-        for name, constant in program.constants.items():  # what makes autograd record a lookup has no use here
-            if isinstance(constant, torch.Tensor):
-                program.constants[name] = constant.detach()
+        program = before.program if before is not None and before.version == version else self._program(version)
         cached = None
         if self._cache is not None:
             tables = [(shape.id, shape.dim) for shape in shapes.values()]
@@ -210,7 +209,7 @@ class ServedModel(Closing):
             grad_sum=False,
             deadline_ms=self._deadline_ms,
         )
-        loaded = _Loaded(version, session, cached, program, program.module())
+        loaded = _Loaded(version, session, cached, program, program.module(), generation)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
         if before is not None:
@@ -225,6 +224,13 @@ class ServedModel(Closing):
                 lr=0.0,
             )
         return loaded
+
+    def _program(self, version: int) -> torch.export.ExportedProgram:
+        program = torch.export.load(io.BytesIO(load_program(self._root, self._client.model, version)))
+        for name, constant in program.constants.items():  # what makes autograd record a lookup has no use here
+            if isinstance(constant, torch.Tensor):
+                program.constants[name] = constant.detach()
+        return program
 
     def _with_newest_dense(self, loaded: _Loaded) -> _Loaded:
         folder = self._folder(loaded.version)

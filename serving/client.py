@@ -73,7 +73,8 @@ class ServingClient(Closing):
         model: ``NAME[@ALIAS|@VERSION]``; None: the only one that is served, at ``live``.
         connections: to each replica; a connection works on one request at a time.
         hedge_ms: after which a request that is not answered goes to the next replica as well, where there is one;
-            None: never.
+            None: it goes there when the first one has failed, or has not answered in half of the deadline. Replicas
+            take turns either way.
         local: use a Unix socket where a process has one; they must run on this machine.
         refresh_sec: between looks at what is served, by a thread.
         deadline_sec: within which the processes must say what they serve.
@@ -176,6 +177,11 @@ class ServingClient(Closing):
             name: LookupRows(rows, found, versions, answered, version, errors)
             for name, (rows, versions, found, answered) in zip(keys_of, parts, strict=True)
         }
+
+    @property
+    def generation(self) -> int:
+        """Rises when processes come or go; what :meth:`shards` gave before may be of one that is gone."""
+        return self._fleet.generation
 
     def shards(self, version: int | None = None) -> tuple[_client.LookupShards, int, dict[str, TableShape]]:
         """For a session whose ops read this model: its shards, the version, and its tables."""

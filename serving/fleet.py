@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import random
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _client
-from ..proto.errors import DeadlineExceeded, InvalidArgument, SparserowError
+from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ..proto.security import Security, loaded_security
 from .cluster_view import ServingView, fetch_view
 
 _HEDGE_THREADS = 32
+_ASIDE_SEC = 1.0  # for so long a replica that did not answer is asked after the others
+_LEAST_SHARE_SEC = 0.002  # of a deadline; below it one replica gets all that is left
+# What another replica would say as well: the request is at fault, or who asks.
+_SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number))
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class FleetOptions:
     Args:
         addresses: ``HOST:PORT`` of gRPC of the processes: all shards and replicas.
         connections: to each replica; a connection works on one request at a time.
-        hedge_ms: after which a request that is not answered goes to the next replica as well; None: never.
+        hedge_ms: after which a request that is not answered goes to the next replica as well; None: it goes there when
+            the first one has failed, or has not answered in half of the time.
         local: use a Unix socket where a process has one.
         refresh_sec: between looks at what is served.
         deadline_sec: within which the processes must say it.
@@ -83,11 +89,13 @@ class Fleet:
 
     def __init__(self, options: FleetOptions) -> None:
         self._options = options
-        self._turn = itertools.count()
+        self._turn = itertools.count(random.randrange(1 << 16))  # clients that start together begin with different ones
+        self._aside: dict[int, float] = {}  # by rank of replica: until when (monotonic)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._view = self._fetch()
         self._clients = self._connect(self._view)
+        self._generation = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(_HEDGE_THREADS, thread_name_prefix="sparserow-lookup")
         self._thread = threading.Thread(target=self._keep_fresh, name="sparserow-serving-view", daemon=True)
         self._thread.start()
@@ -104,10 +112,17 @@ class Fleet:
         with self._lock:
             return self._view
 
-    def shards(self, handle: int) -> _client.LookupShards:
-        """For a session whose ops read the version of this handle."""
+    @property
+    def generation(self) -> int:
+        """Rises when replicas come or go, and connections are made anew."""
         with self._lock:
-            return self._clients[0][0].shards(handle)
+            return self._generation
+
+    def shards(self, handle: int) -> _client.LookupShards:
+        """For a session whose ops read the version of this handle: of one replica, another one with each call."""
+        with self._lock:
+            clients = self._clients
+        return clients[self._order(len(clients))[0]][0].shards(handle)
 
     def refresh(self) -> None:
         """Looks at what is served now.
@@ -121,11 +136,13 @@ class Fleet:
         clients = self._connect(view) if moved else None
         with self._lock:
             self._view = view
-            self._clients = clients or self._clients
+            if clients is not None:
+                self._clients, self._aside = clients, {}
+                self._generation += 1
 
     def ask(self, asked: Asked) -> tuple[Any, Any]:
         """Parts (rows, versions, found, answered) by table, and what each shard said: the first whole answer of a
-        replica, or the best partial one at the deadline.
+        replica, or the best partial one at the deadline. Replicas take turns.
 
         Raises:
             DeadlineExceeded: nobody answered anything.
@@ -133,15 +150,54 @@ class Fleet:
         with self._lock:
             clients = self._clients
         turn = next(self._turn)
+        ranks = self._order(len(clients), turn)
+        in_order = [(rank, clients[rank][turn // len(clients) % len(clients[rank])]) for rank in ranks]
         if self._options.hedge_ms is None or len(clients) == 1:
-            return _call(clients[0][turn % len(clients[0])], asked)
-        hedge_sec = self._options.hedge_ms / 1000
+            return self._ask_in_turn(in_order, asked)
+        return self._ask_hedged(in_order, asked, self._options.hedge_ms / 1000)
+
+    def _order(self, count: int, turn: int | None = None) -> list[int]:
+        """Ranks of replicas: whose turn it is, those after it, and at last those that did not answer of late."""
+        first = (next(self._turn) if turn is None else turn) % count
+        ranks = [*range(first, count), *range(first)]
+        now = time.monotonic()
+        with self._lock:
+            aside = {rank for rank, until in self._aside.items() if now < until}
+        return sorted(ranks, key=lambda rank: rank in aside)
+
+    def _is_aside(self, rank: int) -> bool:
+        with self._lock:
+            return time.monotonic() < self._aside.get(rank, 0.0)
+
+    def _ask_in_turn(self, clients: list[tuple[int, _client.LookupClient]], asked: Asked) -> tuple[Any, Any]:
+        """One replica after the other. The first gets half of the time where another one is well, else all of it."""
+        best: tuple[Any, Any] | None = None
+        for place, (rank, client) in enumerate(clients):
+            left = asked.deadline - time.monotonic()
+            if best is not None and left < _LEAST_SHARE_SEC:
+                break
+            is_shared = left >= 2 * _LEAST_SHARE_SEC and any(
+                not self._is_aside(other) for other, _ in clients[place + 1 :]
+            )
+            answer = _call(client, replace(asked, deadline=asked.deadline - left / 2) if is_shared else asked)
+            best = _better(best, answer)
+            codes = {told[1] for told in answer[1] if told is not None} - {0}
+            if not codes or codes & _SAME_EVERYWHERE:
+                return answer
+            if codes != {NotFound.number}:  # which is well, and has not loaded the version yet
+                with self._lock:
+                    self._aside[rank] = time.monotonic() + _ASIDE_SEC
+        assert best is not None
+        return best
+
+    def _ask_hedged(
+        self, clients: list[tuple[int, _client.LookupClient]], asked: Asked, hedge_sec: float
+    ) -> tuple[Any, Any]:
         running: list[concurrent.futures.Future[Any]] = []
         best: tuple[Any, Any] | None = None
-        for rank, of_replica in enumerate(clients):
-            client = of_replica[turn % len(of_replica)]
+        for place, (_, client) in enumerate(clients):
             running.append(self._pool.submit(_call, client, asked))
-            is_last = rank == len(clients) - 1
+            is_last = place == len(clients) - 1
             wait_until = asked.deadline if is_last else min(asked.deadline, time.monotonic() + hedge_sec)
             while running and time.monotonic() < wait_until + (0.5 if is_last else 0.0):
                 done, _ = concurrent.futures.wait(
