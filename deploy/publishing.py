@@ -161,9 +161,8 @@ def publish_from(
     registry = ModelRegistry(publication.root)
     program = None if publication.program is None else _export(publication.program)
     view = control.cluster()
-    version = registry.next_version(publication.name)
+    version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)
-    folder.make()
     try:
         slots = _slot_versions(control, view, f"publish/{publication.name}@{version}")
         client = shard_client(view, control.security)
@@ -186,7 +185,7 @@ def publish_from(
         )
         folder.put(MANIFEST, manifest.to_json())
     except BaseException:
-        folder.remove()
+        registry.abandon(publication.name, version)
         raise
     if publication.alias is not None:
         registry.point(publication.name, publication.alias, version)

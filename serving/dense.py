@@ -18,8 +18,10 @@ from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss
 from .manifest import MANIFEST
 from .row_parts import read_file
+from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
+CLAIM = "claim.json"  # by the process that writes them
 _KEPT = 2  # whoever has just seen the one before the newest may still read it
 _NUMBER = re.compile(r"(\d{6,})")
 
@@ -72,9 +74,11 @@ def write_dense(version: Folder, pieces: Sequence[Piece], size: int, xxh3: str, 
         pieces, size, xxh3: of the file of weights.
         step: of training.
     """
-    number = newest_number(version) + 1
-    folder = _folder(version, number)
-    folder.make()
+    while True:
+        number = max((int(name) for name in (version / "dense").names() if _NUMBER.fullmatch(name)), default=0) + 1
+        folder = _folder(version, number)
+        if folder.create(CLAIM, signature()):
+            break
     folder.write(WEIGHTS, pieces)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))

@@ -4,6 +4,7 @@ ROOT/MODEL/v000001/                 one version; without manifest.json it is non
     rows.TABLE.SHARD.N.safetensors  rows (row_parts.py)
     slots.safetensors               the version of each slot that the rows have at least: where live sync begins
     program.pt2                     the model by torch.export, where there is one
+    claim.json                      which process took the number; stays when its publication is given up
     manifest.json                   written last: all of it, with sizes and checksums
 ROOT/MODEL/aliases.json             names that move (registry.py)
 """

@@ -1,20 +1,24 @@
 """The models in a folder by URL: their versions, and the aliases that name them.
 
-A version never changes. An alias is a small file that appears in one instant, so whoever reads it sees it before or
-after a move; ``history`` is what rollback goes back along.
+A version never changes, and belongs to the process that claimed its number. Aliases are a small file that appears in
+one instant, so a reader sees it before or after a move; processes change it one after the other (shared_file.py).
+``history`` is what rollback goes back along.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from ..proto.checkpoint.folder import Folder
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from .manifest import MANIFEST, Manifest
+from .shared_file import SharedFile, signature
 
 ALIASES = "aliases.json"
+CLAIM = "claim.json"  # of a version: by the process that publishes it
 DEFAULT_ALIAS = "live"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _VERSION = re.compile(r"v(\d{6,})")
@@ -97,10 +101,26 @@ class ModelRegistry:
             raise NotFound(f"model {model!r} at {self.root.url}: has no version {version}; it has: {known}")
         return Manifest.from_json(bytes(folder.read(MANIFEST)), f"{folder.url}/{MANIFEST}")
 
-    def next_version(self, model: str) -> int:
-        """One that has never been used, also by a publication that was not finished."""
+    def claim_version(self, model: str) -> int:
+        """One that has never been used, also by a publication that was not finished; it is the caller's alone."""
+        while True:
+            version = max(self._numbers(model), default=0) + 1
+            if not self.folder(model, version).create(CLAIM, signature()):
+                continue
+            later = (number for number in self._numbers(model) if number > version)
+            if not any(self.folder(model, number).exists(MANIFEST) for number in later):
+                return version  # else one of this number was published and pruned since the look
+
+    def abandon(self, model: str, version: int) -> None:
+        """Removes what a publication has written that is not finished. Its number stays used."""
+        folder = self.folder(model, version)
+        for name in sorted(folder.names(), key=lambda name: name != MANIFEST):
+            if name != CLAIM:
+                folder.delete(name)
+
+    def _numbers(self, model: str) -> list[int]:
         folder = self.root / check_name("model", model)
-        return max((int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name))), default=0) + 1
+        return [int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name))]
 
     def aliases(self, model: str) -> dict[str, Alias]:
         """Aliases by name; none when there is no such model.
@@ -108,16 +128,7 @@ class ModelRegistry:
         Raises:
             DataLoss: their file is damaged.
         """
-        folder = self.root / check_name("model", model)
-        if not folder.exists(ALIASES):
-            return {}
-        try:
-            document = json.loads(bytes(folder.read(ALIASES)))
-            return {
-                name: Alias(**{**entry, "history": tuple(entry.get("history", ()))}) for name, entry in document.items()
-            }
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataLoss(f"{folder.url}/{ALIASES}: is damaged: {error}") from None
+        return self._parsed(model, self._aliases_file(model).read())
 
     def resolve(self, model: str, which: str) -> Alias:
         """What ``NAME@which`` names: an alias, or a version by its number.
@@ -133,11 +144,7 @@ class ModelRegistry:
             if int(which) not in versions:
                 raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
             return Alias(int(which))
-        aliases = self.aliases(model)
-        if which not in aliases:
-            known = ", ".join(sorted(aliases)) or "none"
-            raise NotFound(f"model {model!r}: has no alias {which!r}; it has: {known}")
-        return aliases[which]
+        return self._known(model, which, self.aliases(model))
 
     def point(self, model: str, alias: str, version: int) -> Alias:
         """Has an alias name a version, and ends its canary.
@@ -146,12 +153,16 @@ class ModelRegistry:
             NotFound: there is no such version.
         """
         check_name("alias", alias)
-        self.manifest(model, version)
-        before = self.aliases(model).get(alias)
-        history = () if before is None else before.history
-        if before is not None and before.version != version:
-            history = (*history, before.version)
-        return self._put(model, alias, Alias(version, history=history))
+
+        def point(aliases: dict[str, Alias]) -> Alias:
+            self.manifest(model, version)
+            before = aliases.get(alias)
+            history = () if before is None else before.history
+            if before is not None and before.version != version:
+                history = (*history, before.version)
+            return Alias(version, history=history)
+
+        return self._move(model, alias, point)
 
     def canary(self, model: str, alias: str, version: int, share: float) -> Alias:
         """Has another version answer a share of an alias's routing keys.
@@ -162,9 +173,14 @@ class ModelRegistry:
         """
         if not 0 < share <= 1:
             raise InvalidArgument(f"canary share: {share!r} is not allowed; allowed: (0, 1]")
-        before = self.resolve(model, check_name("alias", alias))
-        self.manifest(model, version)
-        return self._put(model, alias, replace(before, canary=version, canary_share=share))
+        check_name("alias", alias)
+
+        def begin(aliases: dict[str, Alias]) -> Alias:
+            before = self._known(model, alias, aliases)
+            self.manifest(model, version)
+            return replace(before, canary=version, canary_share=share)
+
+        return self._move(model, alias, begin)
 
     def rollback(self, model: str, alias: str) -> Alias:
         """Has an alias name the version that it named before.
@@ -173,12 +189,17 @@ class ModelRegistry:
             NotFound: there is no such alias.
             FailedPrecondition: it has named no other version that is still there.
         """
-        before = self.resolve(model, check_name("alias", alias))
-        there = set(self.versions(model))
-        history = [version for version in before.history if version in there]
-        if not history:
-            raise FailedPrecondition(f"{model}@{alias}: has named no version before {before.version} that is there")
-        return self._put(model, alias, Alias(history[-1], history=tuple(history[:-1])))
+        check_name("alias", alias)
+
+        def go_back(aliases: dict[str, Alias]) -> Alias:
+            before = self._known(model, alias, aliases)
+            there = set(self.versions(model))
+            history = [version for version in before.history if version in there]
+            if not history:
+                raise FailedPrecondition(f"{model}@{alias}: has named no version before {before.version} that is there")
+            return Alias(history[-1], history=tuple(history[:-1]))
+
+        return self._move(model, alias, go_back)
 
     def prune(self, model: str, keep: int) -> list[int]:
         """Removes the oldest versions, but the newest ``keep``, those that an alias names, and the one before each of
@@ -189,17 +210,55 @@ class ModelRegistry:
         """
         if keep < 1:
             raise InvalidArgument(f"keep: {keep} is not allowed; allowed: >= 1")
-        versions = self.versions(model)
-        needed = set(versions[-keep:])
-        for alias in self.aliases(model).values():
-            needed.update(alias.versions)
-            needed.update(alias.history[-1:])
-        gone = [version for version in versions if version not in needed]
+        gone: list[int] = []
+
+        def choose(content: bytes | None) -> None:
+            versions = self.versions(model)
+            needed = set(versions[-keep:])
+            for alias in self._parsed(model, content).values():
+                needed.update(alias.versions)
+                needed.update(alias.history[-1:])
+            gone[:] = [version for version in versions if version not in needed]
+            for version in gone:  # from now on they are none, and no alias can move there
+                self.folder(model, version).delete(MANIFEST)
+
+        self._aliases_file(model).change(choose)
         for version in gone:
             self.folder(model, version).remove()
         return gone
 
-    def _put(self, model: str, alias: str, value: Alias) -> Alias:
-        document = {name: asdict(entry) for name, entry in {**self.aliases(model), alias: value}.items()}
-        (self.root / model).put(ALIASES, json.dumps(document, indent=2).encode() + b"\n")
-        return value
+    def _move(self, model: str, alias: str, move: Callable[[dict[str, Alias]], Alias]) -> Alias:
+        """Changes one alias, while no other process changes any of the model."""
+        moved: list[Alias] = []
+
+        def change(content: bytes | None) -> bytes:
+            aliases = self._parsed(model, content)
+            moved[:] = [move(aliases)]
+            document = {name: asdict(entry) for name, entry in {**aliases, alias: moved[0]}.items()}
+            return json.dumps(document, indent=2).encode() + b"\n"
+
+        self._aliases_file(model).change(change)
+        return moved[0]
+
+    def _aliases_file(self, model: str) -> SharedFile:
+        return SharedFile(self.root / check_name("model", model), ALIASES)
+
+    def _parsed(self, model: str, content: bytes | None) -> dict[str, Alias]:
+        if content is None:
+            return {}
+        try:
+            document = json.loads(content)
+            return {
+                name: Alias(**{**entry, "history": tuple(entry.get("history", ()))}) for name, entry in document.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataLoss(f"{(self.root / model).url}/{ALIASES}: is damaged: {error}") from None
+
+    def _known(self, model: str, alias: str, aliases: dict[str, Alias]) -> Alias:
+        if alias not in aliases:
+            if not self.versions(model):
+                known = ", ".join(self.models()) or "none"
+                raise NotFound(f"model {model!r}: there is none at {self.root.url}; there are: {known}")
+            known = ", ".join(sorted(aliases)) or "none"
+            raise NotFound(f"model {model!r}: has no alias {alias!r}; it has: {known}")
+        return aliases[alias]

@@ -78,9 +78,8 @@ def run_serving(size: Size) -> Iterator[Figure]:
 
 
 def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
-    version = registry.next_version("bench")
+    version = registry.claim_version("bench")
     folder = registry.folder("bench", version)
-    folder.make()
     keys = _in_slot_order(np.arange(len(rows), dtype=np.uint64))
     rows = rows[keys.astype(np.int64)]
     versions = np.full(len(rows), (1 << 48) + 1, np.uint64)

@@ -28,7 +28,14 @@ _TRIES = 4  # of a remote call
 _FIRST_PAUSE_SEC = 0.2
 _STORES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "pyarrow")
 _WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs"})
-_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError)
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotImplementedError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
 
 
 @contextmanager
@@ -149,6 +156,38 @@ class Folder:
                     os.fsync(held)
                 finally:
                     os.close(held)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes a small file unless there is one of that name, in one instant; whether it was written.
+
+        Args:
+            name: of the file.
+            data: unlike any other writer's, as a write whose answer was lost is known by it.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: naming the file.
+        """
+        path = f"{self._path}/{name}"
+        with typed(f"{self.url}/{name}"):
+            try:
+                if not self.is_local:
+                    self._again(lambda: self._file_system.pipe_file(path, data, mode="create"))
+                    return True
+                self._file_system.makedirs(self._path, exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(data)
+                return True
+            except FileExistsError:
+                return not self.is_local and bytes(self._again(lambda: self._file_system.cat_file(path))) == data
+
+    def delete(self, name: str) -> None:
+        """Removes a file; harmless when it is gone.
+
+        Raises:
+            FailedPrecondition: it cannot be removed.
+        """
+        with typed(f"{self.url}/{name}"), suppress(FileNotFoundError):
+            self._again(partial(self._file_system.rm, f"{self._path}/{name}", recursive=True))
 
     def read(self, name: str) -> memoryview:
         """A file's bytes; a local one is mapped, so that what is not looked at is not read.

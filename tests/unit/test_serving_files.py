@@ -23,9 +23,8 @@ DIM = 6
 
 def write_version(root: str, model: str, rows: np.ndarray, dtype: ServedDtype = "float32") -> Manifest:
     registry = ModelRegistry(root)
-    version = registry.next_version(model)
+    version = registry.claim_version(model)
     folder = registry.folder(model, version)
-    folder.make()
     keys = np.arange(len(rows), dtype=np.uint64) * np.uint64(7)
     versions = np.arange(1, len(rows) + 1, dtype=np.uint64) + np.uint64(1 << 48)
     half = len(rows) // 2
@@ -120,7 +119,7 @@ def test_aliases_move_and_go_back(tmp_path: Path, rows: np.ndarray) -> None:
     assert registry.rollback("ctr", "live").version == 1
     with pytest.raises(FailedPrecondition, match="has named no version before 1"):
         registry.rollback("ctr", "live")
-    assert registry.next_version("ctr") == 5
+    assert registry.claim_version("ctr") == 5
 
 
 def test_an_unfinished_version_is_none(tmp_path: Path, rows: np.ndarray) -> None:
@@ -128,7 +127,7 @@ def test_an_unfinished_version_is_none(tmp_path: Path, rows: np.ndarray) -> None
     write_version(str(tmp_path), "ctr", rows)
     Folder(f"{tmp_path}/ctr/v000002").make()
     assert registry.versions("ctr") == [1]
-    assert registry.next_version("ctr") == 3
+    assert registry.claim_version("ctr") == 3
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, rows: np.ndarray) -> None:
