@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
 from ..proto.checkpoint.folder import Folder, Piece
 from ..proto.checkpoint.manifest import FileFacts
-from ..proto.errors import DataLoss
+from ..proto.errors import DataLoss, NotFound
 from .manifest import MANIFEST
 from .row_parts import read_file
 from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
 CLAIM = "claim.json"  # by the process that writes them
+_GIVEN_UP_SEC = 3600.0  # after which a claim without a manifest is of a process that has ended
 _KEPT = 2  # whoever has just seen the one before the newest may still read it
 _NUMBER = re.compile(r"(\d{6,})")
 
@@ -84,9 +86,19 @@ def write_dense(version: Folder, pieces: Sequence[Piece], size: int, xxh3: str, 
     facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
     folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
     for name in (version / "dense").names():
-        if _NUMBER.fullmatch(name) and int(name) <= number - _KEPT:
+        if _NUMBER.fullmatch(name) and int(name) <= number - _KEPT and _is_over(_folder(version, int(name))):
             _folder(version, int(name)).remove()
     return facts
+
+
+def _is_over(folder: Folder) -> bool:
+    """Whether weights are whole, or were given up; not those that another process writes now."""
+    if folder.exists(MANIFEST):
+        return True
+    try:
+        return time.time() - float(json.loads(bytes(folder.read(CLAIM)))["time"]) > _GIVEN_UP_SEC
+    except NotFound:  # of a program that made no claims, or they were removed just now
+        return True
 
 
 def _folder(version: Folder, number: int) -> Folder:

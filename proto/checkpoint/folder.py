@@ -178,7 +178,12 @@ class Folder:
                     file.write(data)
                 return True
             except FileExistsError:
-                return not self.is_local and bytes(self._again(lambda: self._file_system.cat_file(path))) == data
+                if self.is_local:
+                    return False
+            try:
+                return bytes(self._again(lambda: self._file_system.cat_file(path))) == data
+            except FileNotFoundError:  # its maker has removed it meanwhile
+                return False
 
     def delete(self, name: str) -> None:
         """Removes a file; harmless when it is gone.

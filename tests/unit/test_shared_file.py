@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,16 @@ def test_versions_have_numbers_of_their_own(root: str) -> None:
         dense = list(threads.map(lambda step: write_dense(version, [b"abc"], 3, "0", step).number, range(AT_ONCE)))
     assert len(set(dense)) == AT_ONCE
     assert newest_number(version) == max(dense)
+
+
+def test_dense_weights_that_another_process_writes_stay_until_they_are_given_up(tmp_path: Path) -> None:
+    version = Folder(str(tmp_path))
+    for number, age_sec in ((1, 0.0), (2, 7200.0)):
+        claim = {"host": "h", "pid": 1, "time": time.time() - age_sec, "token": "t"}
+        assert (version / "dense" / f"{number:06d}").create("claim.json", json.dumps(claim).encode())
+    for step in range(4):
+        write_dense(version, [b"abc"], 3, "0", step)
+    assert (version / "dense").names() == ["000001", "000005", "000006"]
 
 
 def test_every_move_of_an_alias_counts(root: str) -> None:
