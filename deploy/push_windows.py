@@ -149,7 +149,7 @@ def _check(key: ClientKey, sequence: int) -> None:
 
 
 def _note_error(task: asyncio.Task[None]) -> None:
-    """Marks the error as seen: nobody may await the task any more."""
+    """Marks the error as seen, since the task may have no awaiting call any more."""
     if not task.cancelled():
         task.exception()
 

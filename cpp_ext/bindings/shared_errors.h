@@ -26,7 +26,7 @@ inline void raise_if_error(const Status& status) {
   raise_error(status);
 }
 
-// Of a write: `may_be_applied` becomes the attribute of that name. May be called without the GIL.
+// As raise_error(), for a write; the exception's attribute `may_be_applied` is set. May be called without the GIL.
 [[noreturn]] void raise_write_error(const Status& status, bool may_be_applied);
 
 template <class T>

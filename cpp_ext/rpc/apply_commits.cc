@@ -37,8 +37,8 @@ Result<Kept> CommitApplier::reserve(Commit commit) const {
 
 void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, float scale,
                                 Store::Reservation& reservation, ApplyOutcome& outcome) const {
-  // A batch of a few rows is not worth another thread's wake-up. A large one goes slice by slice, since who helps with
-  // a slice has others to serve.
+  // A batch of a few rows is not worth another thread's wake-up. A large one goes slice by slice, because an I/O thread
+  // that helps with a slice has other connections to serve.
   constexpr std::size_t kRowsWorthAThread = 2048;
   constexpr std::size_t kSlice = std::size_t{1} << 15;
   for (std::size_t begin = 0; begin < block.keys.size() && outcome.status.is_ok(); begin += kSlice) {

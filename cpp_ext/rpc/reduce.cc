@@ -72,7 +72,7 @@ void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInp
   out.keys = std::move(partition.keys);
   out.grads.resize(out.keys.size() * dim);
   const std::size_t uniques = out.keys.size();
-  // Short pieces: who helps with one has others to serve.
+  // Pieces are short, because an I/O thread that helps with one has other connections to serve.
   const auto pieces = std::max(parts, static_cast<std::uint32_t>(uniques / kRowsAPiece));
   const auto work = [&](std::uint32_t piece) {
     sum_rows(dim, index, uniques * piece / pieces, uniques * (piece + 1) / pieces, out.grads.data());

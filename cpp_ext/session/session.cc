@@ -263,7 +263,7 @@ PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::
   return {std::move(status), is_decided};
 }
 
-// With the turn comes the duty to end what is in doubt: nothing else leaves before.
+// Takes the turn and ends what is in doubt, so that nothing else leaves before.
 Status Session::take_turn(WriteTurns::Clock::time_point deadline) {
   SR_RETURN_IF_ERROR(turns_.take(deadline, [this] { return state_->shards().grace(); }));
   Status status = finish_in_doubt(deadline);
