@@ -51,7 +51,9 @@ class StaleRoute(SparserowError, RuntimeError):  # noqa: N818
 
 
 class Fenced(SparserowError, RuntimeError):  # noqa: N818
-    """The worker's lease ended and its place was given away; connect anew."""
+    """The worker's lease ended and its place was given away; connect anew. A step that ends so may have been
+    applied.
+    """
 
     code, number = "Fenced", 5
 

@@ -132,8 +132,7 @@ def _health(models: ServedModels, token: str) -> tuple[int, Any]:
         process_security().grant_of(token)
     except FailedPrecondition:  # a probe has none; who has none learns no names and paths
         return (200 if ready else 503), {"ready": ready}
-    problems = {f"{model}@{which}": problem for (model, which), problem in models.book().problems.items()}
-    return (200 if ready else 503), {"ready": ready, "problems": problems}
+    return (200 if ready else 503), {"ready": ready, "problems": models.problems()}
 
 
 def _models(models: ServedModels, token: str) -> Any:

@@ -86,6 +86,7 @@ class ServedModels:
         server: answers lookups.
         options: what and how.
         live: makes the version that has no files, when there is no registry.
+        peers_problem: why the other shards' processes are not known; empty: they are, or there is none.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class ServedModels:
         server: _server.Server,
         options: ModelsOptions,
         live: Callable[[str], LoadedVersion] | None = None,
+        peers_problem: Callable[[], str] = str,
     ) -> None:
         self._registry = registry
         self._server = server
         self._options = options
         self._live = live
+        self._peers_problem = peers_problem
         self._lock = threading.Lock()
         self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
         self._book = _Book()  # replaced whole, so that readers need no lock for long
@@ -140,13 +143,19 @@ class ServedModels:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that was asked for is served, and complete."""
+        """Whether all that was asked for is served, and complete; with peers, also the keys of other shards."""
         book = self.book()
-        return all(
+        return not self._peers_problem() and all(
             (model, which) in book.aliases
             and all(book.versions[model, version].is_ready for version in book.aliases[model, which].versions)
             for model, which in self._options.wanted
         )
+
+    def problems(self) -> dict[str, str]:
+        """Why something is not served, by ``MODEL@ALIAS``, and ``peers`` while they are not known."""
+        said = {f"{model}@{which}": problem for (model, which), problem in self.book().problems.items()}
+        peers = self._peers_problem()
+        return {**said, "peers": peers} if peers else said
 
     def close(self) -> None:
         """Ends live sync."""

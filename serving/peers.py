@@ -56,6 +56,12 @@ class Peers:
         if self._fleet is not None:
             self._fleet.close()
 
+    @property
+    def problem(self) -> str:
+        """Why they are not known yet; empty from the moment that they are."""
+        with self._lock:
+            return "" if self._fleet is not None else f"--peers: {self._problem}"
+
     def alias(self, model: str, which: str) -> Alias | None:
         """What ``model@which`` names as far as every process of the fleet has it; None when that is not known."""
         with self._lock:

@@ -127,7 +127,7 @@ async def serve(
         make_control: makes the gRPC server of a service's name; its argument registers the servicer.
         add_service: registers the servicer with a gRPC server.
         show_metrics: shows them for the duration of its block.
-        on_ready: called once, when every slot is complete.
+        on_ready: called once, when every slot is complete, and the peers are known where there are any.
 
     Raises:
         SparserowError: it cannot start: a port is taken, or what it shall serve is not there.
@@ -149,15 +149,19 @@ async def serve(
         await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(options.place.route_epoch, options.place.owners(slot_count))
         address = Address(options.told_host or options.host, options.told_port or server.port, options.unix_path or "")
-        models = ServedModels(
-            registry, server, _models_options(options, wanted, server.port), lambda name: _live(name, options)
-        )
-        stack.callback(models.close)
-        stack.enter_context(show_metrics(ServingMetrics(models, server)))
         peers = None
         if options.peers:
             peers = Peers(options.peers)
             stack.callback(peers.close)
+        models = ServedModels(
+            registry,
+            server,
+            _models_options(options, wanted, server.port),
+            lambda name: _live(name, options),
+            lambda: "" if peers is None else peers.problem,
+        )
+        stack.callback(models.close)
+        stack.enter_context(show_metrics(ServingMetrics(models, server)))
         lookup = LocalLookup(models, options.place, peers)
         service = ServingService(models, lookup, options.place, address)
         control = make_control(SERVICE, lambda grpc_server: add_service(service, grpc_server))
@@ -192,7 +196,7 @@ async def _until_stopped(stop: Stop, refreshing: asyncio.Task[None]) -> None:
 async def _keep_fresh(
     models: ServedModels, control: ControlPlane, poll_sec: float, on_first_ready: Callable[[], None]
 ) -> None:
-    """Looks at the aliases again and again; health says whether every slot is complete."""
+    """Looks at the aliases again and again; health says whether every slot is complete and the peers are known."""
     said = False
     while True:
         await asyncio.to_thread(models.refresh)

@@ -6,6 +6,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..cpp_ext import _client
+from .commit_doubt import fenced_in_doubt
 from .tracing import Trace
 
 
@@ -32,7 +33,7 @@ class BackgroundPush:
             self._finish(trace, step)
 
     def _finish(self, trace: Trace, step: int) -> None:
-        with trace.span("push", step=step):
+        with trace.span("push", step=step), fenced_in_doubt():
             self._native.finish_commit()
 
     def wait(self) -> None:

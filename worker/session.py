@@ -126,6 +126,7 @@ class Session(SessionTables, Closing, Joinable):
                 tensors are on the servers; within ``Join`` the session stands before the DDP model, or ``dense`` is
                 a ``ZeroRedundancyOptimizer``.
             ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
+            Fenced: this worker has lost its place in the job; its text says where the step may have been applied.
             DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
                 last phase of a commit is sent in the background, and its error raised by the next ``step``,
                 ``flush`` or ``close``.

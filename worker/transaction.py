@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, SparserowError
 from .background_push import BackgroundPush
+from .commit_doubt import fenced_in_doubt
 from .join import collective_device
 from .loss_scale import LossScale
 from .sparse_optimizer import SparseOptimizer
@@ -102,7 +103,7 @@ def _commit(native: _client.NativeSession, pushes: BackgroundPush | None, trace:
     if pushes is not None:
         pushes.send(trace)
         return
-    with trace.span("push", step=native.step):
+    with trace.span("push", step=native.step), fenced_in_doubt():
         if native.is_prepared:
             native.commit_prepared()
         else:

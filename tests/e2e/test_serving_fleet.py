@@ -98,10 +98,45 @@ def test_any_process_answers_for_every_key(root: str, launcher: Launcher) -> Non
     wait_until(lambda: parts(ask(addresses[0]))[1].all(), "the second shard")
 
 
+def test_a_process_is_not_ready_before_it_knows_its_peers(root: str, launcher: Launcher) -> None:
+    ports = [free_port(), free_port()]
+    http = f"http://127.0.0.1:{free_port()}/v1/health"
+    peers = f"--peers={','.join(f'127.0.0.1:{port}' for port in ports)}"
+    first = serve(launcher, root, ports[0], "--shard=0/2", peers, f"--http-port={http.split(':')[2].split('/')[0]}")
+
+    def health() -> tuple[int, dict]:
+        try:
+            with urllib.request.urlopen(http, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+        except OSError:
+            return 0, {}
+
+    # It has loaded its own slots, and answers for them alone.
+    wait_until(lambda: health()[0] and ask_or_none(ports[0]) is not None, "the rows of the first shard")
+    assert not parts(ask(f"127.0.0.1:{ports[0]}"))[1].all()
+    wait_until(lambda: "serving shard 1 of 2" in health()[1].get("problems", {}).get("peers", ""), "the reason")
+    code, told = health()
+    assert (code, told["ready"]) == (503, False)
+    assert "ready at" not in first.out
+    serve(launcher, root, ports[1], "--shard=1/2", peers)
+    first.wait_for("ready at")
+    assert health() == (200, {"ready": True, "problems": {}})
+    assert parts(ask(f"127.0.0.1:{ports[0]}"))[1].all(), "from its first moment as ready on"
+
+
+def ask_or_none(port: int) -> serving_pb2.LookupReply | None:
+    try:
+        return ask(f"127.0.0.1:{port}")
+    except grpc.RpcError:
+        return None
+
+
 def test_processes_on_this_machine_know_each_other(root: str) -> None:
     with sr.local_serving("ctr", root=root, shards=2, poll="50ms") as serving:
         for address in serving.addresses:
-            wait_until(lambda address=address: parts(ask(address))[1].all(), "the peers")
+            assert parts(ask(address))[1].all(), "ready, and does not know its peers"
             np.testing.assert_array_equal(parts(ask(address))[0], rows_of(1))
 
 
