@@ -38,6 +38,7 @@ _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
 _PAUSE_PER_BUSY = 20.0  # of CPU of a thread here, which does a quarter of a round's work
 _LONGEST_ROUND_SEC = 1.0  # with its pause: a row's change is no longer unseen
+_PAUSED_LOOK_SEC = 0.02
 _IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -143,6 +144,8 @@ class Follower:
         self._problems: dict[int, str] = {}
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
+        self._paused = False
+        self._turns = 0  # that are under way
         shards = _checked_shards(version, options.coordinator)
         self._threads = [
             threading.Thread(target=self._run, args=(shard,), name=f"sparserow-sync-{shard}", daemon=True)
@@ -161,6 +164,37 @@ class Follower:
         """What was done so far."""
         with self._lock:
             return SyncStats(**{**vars(self._stats), "freshness": list(self._stats.freshness)})
+
+    def pause(self) -> None:
+        """Applies nothing from the next page on; what changes meanwhile is kept for it."""
+        with self._lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Goes on after :meth:`pause`."""
+        with self._lock:
+            self._paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it applies nothing now, because it was told so."""
+        with self._lock:
+            return self._paused
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it is paused, and the last page is applied."""
+        with self._lock:
+            return self._paused and not self._turns
+
+    def _begin_turn(self) -> bool:
+        with self._lock:
+            self._turns += not self._paused
+            return not self._paused
+
+    def _end_turn(self) -> None:
+        with self._lock:
+            self._turns -= 1
 
     @property
     def problem(self) -> str:
@@ -216,7 +250,13 @@ class Follower:
             begun, busy_before = time.monotonic(), time.thread_time()
             is_last = False
             while not is_last and not self._stop.is_set():
-                applied, is_last = stream.turn()
+                if not self._begin_turn():
+                    self._stop.wait(_PAUSED_LOOK_SEC)
+                    continue
+                try:
+                    applied, is_last = stream.turn()
+                finally:
+                    self._end_turn()
                 if applied is not None:
                     self._count(applied)
             with self._lock:

@@ -74,7 +74,8 @@ class ServingMetrics(Collector):
             if served.follower is None:
                 continue
             sync = served.follower.stats()
-            behind.add_metric(named, served.follower.behind_sec)
+            if not served.follower.is_paused:
+                behind.add_metric(named, served.follower.behind_sec)
             synced.add_metric(named, sync.rows + sync.erased)
             bounds = [*map(str, FRESHNESS_SEC), "+Inf"]
             buckets = list(zip(bounds, itertools.accumulate(map(float, sync.freshness)), strict=True))

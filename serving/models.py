@@ -19,6 +19,8 @@ from .row_memory import RowMemory
 
 log = logging.getLogger(__name__)
 
+_CATCH_UP_SEC = 10.0
+
 
 def handle_of(model: str, which: str | int) -> int:
     """The handle of ``MODEL@VERSION`` or ``MODEL@ALIAS`` on the data plane."""
@@ -71,6 +73,21 @@ class ModelsOptions:
     grace_sec: float = 30.0
 
 
+@dataclass(frozen=True)
+class _Move:
+    """An alias that is about to name another version.
+
+    Attributes:
+        alias: as it shall be.
+        former: the version that it names; stands still.
+        until: monotonic seconds, after which it moves in any case.
+    """
+
+    alias: Alias
+    former: Served
+    until: float
+
+
 @dataclass
 class _Book:
     versions: dict[tuple[str, int], Served] = field(default_factory=dict)
@@ -103,6 +120,7 @@ class ServedModels:
         self._live = live
         self._peers_problem = peers_problem
         self._lock = threading.Lock()
+        self._moves: dict[tuple[str, str], _Move] = {}  # aliases whose new version has to catch up
         self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
         self._book = _Book()  # replaced whole, so that readers need no lock for long
 
@@ -173,7 +191,12 @@ class ServedModels:
             if self._registry is not None:
                 served.dense_version = newest_number(self._registry.folder(model, version))
         has_moved = self._registry is None and self._follow_new_cluster(model)
+        moving = self._moves.get((model, which))
+        if moving is not None and moving.alias != alias:
+            self._end_move(model, which)
         if self.book().aliases.get((model, which)) == alias and not has_moved:
+            return
+        if not self._may_move(model, which, alias):
             return
         versions = self.book().versions
         main = versions[model, alias.version]
@@ -187,7 +210,48 @@ class ServedModels:
             canary_share=alias.canary_share,
         )
         self._change(lambda book: book.aliases.update({(model, which): alias}))
+        self._end_move(model, which)
         log.info("%s@%s is version %d now", model, which, alias.version)
+
+    def _may_move(self, model: str, which: str, alias: Alias) -> bool:
+        """Whether an alias may name its new version now. Where both versions follow training, the former one stands
+        still from now on, and the alias waits until the new one has all that was seen of it, so that no row goes back;
+        for 10 seconds at most, as training may be away.
+        """
+        key, versions = (model, which), self.book().versions
+        before = self.book().aliases.get(key)
+        old = None if before is None else versions.get((model, before.version))
+        new = versions[model, alias.version]
+        if new.follower is not None:
+            new.follower.resume()
+        if old is None or old is new or old.follower is None or new.follower is None:
+            return True
+        if old.loaded.cluster_id != new.loaded.cluster_id:
+            return True
+        move = self._moves.get(key)
+        if move is None:
+            old.follower.pause()
+            move = self._moves[key] = _Move(alias, old, time.monotonic() + _CATCH_UP_SEC)
+        owned = self._options.place.owned(new.loaded.slot_count)
+        if old.follower.is_still and bool((new.loaded.slots >= old.loaded.slots)[owned].all()):
+            return True
+        if time.monotonic() < move.until:
+            return False
+        log.warning("%s@%s: version %d has not caught up; its rows may be older", model, which, alias.version)
+        return True
+
+    def _end_move(self, model: str, which: str) -> None:
+        """A version that no alias names any more stays as it is: clients that have not seen the move yet go on to the
+        new one, and find nothing older there.
+        """
+        move = self._moves.pop((model, which), None)
+        if move is None:
+            return
+        version = move.former.loaded.version
+        is_named = any(name == model and version in alias.versions for (name, _), alias in self.book().aliases.items())
+        is_left = any(other.former is move.former for other in self._moves.values())
+        if is_named and not is_left and move.former.follower is not None:
+            move.former.follower.resume()
 
     def _load(self, model: str, version: int) -> None:
         begun = time.monotonic()

@@ -148,7 +148,7 @@ def _described(served: Served) -> pb.ServedVersion:
             )
             for name, table in sorted(loaded.tables.items())
         ],
-        follows=follower is not None,
+        follows=follower is not None and not follower.is_paused,
         behind_sec=follower.behind_sec if follower is not None else 0.0,
         problem=served.problem or (follower.problem if follower is not None else ""),
         rows_synced=follower.stats().rows if follower is not None else 0,
