@@ -113,6 +113,9 @@ class Client:
         Harmless when it is where it was.
         """
 
+    def end(self, reason: str) -> None:
+        """No call can succeed any more: those that wait, and all later ones, raise Unavailable with this reason."""
+
     def pull(
         self,
         table_id: int,

@@ -37,7 +37,8 @@ class Lease:
 
     def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
         """Heartbeats carry this session's step from now on; while they say that a shard is being restored, calls have
-        their deadline anew, and a shard that is back gets what the client holds for it.
+        their deadline anew, and a shard that is back gets what the client holds for it. Where they say that the job
+        cannot go on, calls end at once.
         """
         self._deadline_sec, self._client = deadline_sec, client
         self._native = native
@@ -58,6 +59,8 @@ class Lease:
         client = self._client
         if client is None:
             return
+        if reply.over:
+            client.end(f"{reply.over}; connect anew when the job has ended, and restore a checkpoint")
         if reply.restoring:
             client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
         if reply.shard_processes not in (0, self._processes):

@@ -341,6 +341,13 @@ void bind_shards(py::module_& module) {
             raise_if_error(client.shards()->move(shard, {std::move(host), port}));
           },
           py::arg("shard"), py::arg("host"), py::arg("port"))
+      .def(
+          "end",
+          [](KeyedClient& client, std::string reason) {
+            const py::gil_scoped_release unlocked;
+            client.shards()->end(std::move(reason));
+          },
+          py::arg("reason"))
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dim"),
            py::arg("schema_version") = 1, py::arg("step") = rpc::kNoStep, py::arg("deadline_ms") = kDeadline,
            py::arg("versions") = false, py::arg("found") = false)

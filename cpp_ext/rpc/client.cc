@@ -47,6 +47,7 @@ Status Client::Impl::run(Call& call) {
     return Status(Code::kFailedPrecondition, "this client was made before fork; connect anew in this process");
   }
   Lock lock(mutex_);
+  if (!over_.is_ok()) return over_;
   bool wake = false;
   for (Outgoing& out : call.requests) {
     ++call.open;
@@ -70,7 +71,7 @@ Status Client::Impl::run(Call& call) {
   for (Outgoing& out : call.requests) {
     Channel& channel = channels_[out.request.shard];
     if (!out.request.done) {
-      out.request.status = channel.overdue(out.request, waited);
+      out.request.status = over_.is_ok() ? channel.overdue(out.request, waited) : over_;
       channel.cancel(out.request);
     }
     if (status.is_ok()) status = out.request.status;
@@ -86,6 +87,7 @@ Status Client::Impl::run(Call& call) {
 
 // Whether a call may go on waiting; its deadline moves while a shard is being restored.
 bool Client::Impl::is_in_time(Call& call) const {
+  if (!over_.is_ok()) return false;
   const auto now = Clock::now();
   if (now < call.deadline) return true;
   if (!call.is_patient || now >= grace()) return false;
@@ -127,6 +129,13 @@ Status Client::Impl::move(std::uint32_t shard, Endpoint endpoint) {
   return Status::ok();
 }
 
+void Client::Impl::end(std::string reason) {
+  const Lock lock(mutex_);
+  if (over_.is_ok()) over_ = Status(Code::kUnavailable, std::move(reason));
+  for (Call* call : calls_) call->wake.notify_one();
+  wake_leader();
+}
+
 void Client::Impl::wake_leader() {
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full means that it is awake already
@@ -141,7 +150,7 @@ void Client::Impl::notify_finished() {
 void Client::Impl::lead(Lock& lock, Call& call) {
   while (call.open > 0) {
     auto now = Clock::now();
-    if (now >= call.deadline) return;
+    if (now >= call.deadline || !over_.is_ok()) return;
     auto until = call.deadline;
     polled_.assign(1, pollfd{wake_.get(), POLLIN, 0});
     for (Channel& channel : channels_) {
@@ -243,6 +252,7 @@ void Client::extend(std::chrono::milliseconds grace) { impl_->extend(grace); }
 std::chrono::steady_clock::time_point Client::grace() const { return impl_->grace(); }
 Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }
 Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move(shard, std::move(endpoint)); }
+void Client::end(std::string reason) { impl_->end(std::move(reason)); }
 void Client::forget_held() {
   impl_->change_held([](HeldCommits& held) { held.clear(); });
 }

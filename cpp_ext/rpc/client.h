@@ -104,6 +104,8 @@ class Client final : public Shards {
   // A shard listens elsewhere now, as one that came back may; harmless when it does not. InvalidArgument: no such
   // shard.
   Status move(std::uint32_t shard, Endpoint endpoint);
+  // No call can succeed any more: those that wait, and all later ones, end as Unavailable with this reason.
+  void end(std::string reason);
   void forget_held() override;
 
  private:

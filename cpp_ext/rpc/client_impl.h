@@ -67,6 +67,7 @@ class Client::Impl {
   ClientStats stats() const;
   Status touch(std::chrono::milliseconds deadline);
   Status move(std::uint32_t shard, Endpoint endpoint);
+  void end(std::string reason);
   void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
   template <class Change>
@@ -113,6 +114,7 @@ class Client::Impl {
   std::vector<Channel> channels_;
   std::list<Call*> calls_;
   bool leading_ = false;
+  Status over_;  // why no call can succeed any more; Ok: calls may
   ClientStats stats_;
   std::vector<pollfd> polled_;  // the leader's
 };

@@ -271,11 +271,13 @@ class CoordinatorService:
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
         shards, now = self._cluster.shards.shards, self._clock()
+        is_synchronous = self._cluster.jobs.check(ticket).terms.staleness == 0
         return pb.WorkerHeartbeatReply(
             lease_sec=self._cluster.jobs.lease_sec,
             restoring=any(shard.is_coming_back(now) for shard in shards) and not self.recoveries.problem(),
             shard_restores=self.recoveries.done,
             shard_processes=self._cluster.shards.processes(),
+            over=self._cluster.shards.replaced(now) if is_synchronous else "",
         )
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:

@@ -44,6 +44,7 @@ class Shard:
         restores: how often it came back so.
         renewals: of the lease by the process that holds it.
         asked_at: when another process asked last for a place that may come free; None: none has.
+        refusal: what it was told, where the process before it ended with rows; empty: it has not asked, or was let in.
     """
 
     index: int
@@ -59,6 +60,7 @@ class Shard:
     restores: int = 0
     renewals: int = 0
     asked_at: float | None = None
+    refusal: str = ""
     draining: bool = field(default=False, repr=False)
 
     @property
@@ -68,8 +70,10 @@ class Shard:
 
     def is_coming_back(self, now: float) -> bool:
         """Whether a process gets the rows of one that ended, or waits until it may."""
-        if self.is_live:
-            return self.restoring
+        return self.restoring if self.is_live else self.is_asked_for(now)
+
+    def is_asked_for(self, now: float) -> bool:
+        """Whether a process that is not let in has asked of late."""
         return self.asked_at is not None and now < self.asked_at + _ASKED_SEC
 
 
@@ -127,13 +131,13 @@ class ShardBook:
                 )
             if shard.instance != 0 and tables and problem:
                 ended = f"shard {index} ended with its rows of {tables} tables, and {problem}"
+                shard.asked_at, shard.refusal = now, ended
                 if passes:
-                    shard.asked_at = now
                     raise PlaceNotFree(f"{ended}; another process is let in when the job has ended")
                 raise FailedPrecondition(f"{ended}; start a new cluster and restore a checkpoint")
             if shard.instance != 0:
                 self.lineage += 1
-            shard.renewals, shard.asked_at = 0, None
+            shard.renewals, shard.asked_at, shard.refusal = 0, None, ""
             shard.lineage, shard.restoring = self.lineage, shard.instance != 0 and tables > 0
         shard.instance, shard.control, shard.pid = instance, control, pid
         shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
@@ -226,6 +230,13 @@ class ShardBook:
         """Lengthens every lease: for a time in which nobody could have been heard."""
         for shard in self.shards:
             shard.expires_at += seconds
+
+    def replaced(self, now: float) -> str:
+        """Of a shard that ended with rows, and in whose place another process stands that is not let in: why. A job
+        whose workers and shards go back together ends then. Empty: there is none.
+        """
+        ended = (shard for shard in self.shards if not shard.is_live and shard.is_asked_for(now))
+        return next((shard.refusal for shard in ended if shard.refusal), "")
 
     def processes(self) -> int:
         """A hash of the processes that have the places, and where their data planes listen; 0 while one is away."""

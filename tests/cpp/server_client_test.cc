@@ -283,6 +283,33 @@ TEST_CASE("a pull whose step never comes says whom it waited for") {
   CHECK(client->pull(std::span(&pull, 1), {.deadline = 300ms}).is_ok());
 }
 
+TEST_CASE("a client whose job is over ends the calls that wait, and refuses later ones, with the reason") {
+  const auto table = sgd_table("t/a", 4);
+  Cluster cluster(1, {table});
+  cluster.set_job(0u, 2);
+  const auto client = take(Client::connect(cluster.client_options(0)));
+  const Grouped grouped(*client, table.id, {1});
+  REQUIRE_OK(client->commit({}, {.sequence = 1, .step = 0}));
+  std::vector<std::thread> waiting;
+  std::atomic<int> told{0};
+  for (int i = 0; i < 4; ++i) {
+    waiting.emplace_back([&] {
+      std::vector<float> rows(4);
+      const auto pull = grouped.pull(table, rows.data());
+      const Status status = client->pull(std::span(&pull, 1), {.deadline = 3600s, .step = 1});
+      if (status.code() == Code::kUnavailable && status.message().find("shard 1 is gone") != std::string::npos) ++told;
+    });
+  }
+  while (cluster.servers[0]->stats().commits.pulls_waiting < 4) std::this_thread::sleep_for(1ms);
+  client->end("shard 1 is gone");
+  client->end("for another reason");
+  for (auto& thread : waiting) thread.join();
+  CHECK(told == 4);
+  const Status later = client->commit({}, {.sequence = 2, .step = 1});
+  CHECK(later.code() == Code::kUnavailable);
+  CHECK(later.message().find("shard 1 is gone") != std::string::npos);
+}
+
 TEST_CASE("two phases over the network, and a retry is answered again") {
   const auto table = sgd_table("t/a", 2, 0.0f);
   Cluster cluster(3, {table});

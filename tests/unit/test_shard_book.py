@@ -137,6 +137,7 @@ def test_a_place_that_may_come_free_is_told_from_one_that_is_lost(book: ShardBoo
     serve(book, 0, 7)
     with pytest.raises(PlaceNotFree):
         register(book, 0, 8, now=1.0)
+    assert book.replaced(1.0) == "", "the process before it may live"
     renewals = book.shards[0].renewals
     book.heartbeat(0, instance=7, data=DATA, draining=False, now=2.0)
     assert book.shards[0].renewals == renewals + 1, "the holder lives"
@@ -156,5 +157,8 @@ def test_a_shard_comes_back_while_a_process_waits_for_it_or_gets_its_rows(book: 
     with pytest.raises(PlaceNotFree):
         register(book, 0, 8, now=1.0, tables=3, problem="why not", passes=True)
     assert book.shards[0].is_coming_back(2.0)
+    assert book.replaced(2.0) == "shard 0 ended with its rows of 3 tables, and why not"
     assert not book.shards[0].is_coming_back(60.0), "it has not asked for long"
+    assert book.replaced(60.0) == ""
     assert register(book, 0, 8, now=60.0, tables=3).is_coming_back(61.0)
+    assert book.replaced(61.0) == "", "it is let in"
