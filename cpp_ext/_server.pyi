@@ -581,6 +581,20 @@ class Server:
 
     @property
     def port(self) -> int: ...
+    def refuse_tables(self, code: int, message: str, table_ids: Sequence[int], *, deadline_ms: int) -> None:
+        """Requests for rows of these tables get an error from now on; an empty list ends that.
+
+        It returns when requests that came before have ended; pulls that wait for the clock end with the error.
+
+        Args:
+            code, message: of the error; the code is its number in the taxonomy.
+            table_ids: those refused; all others are served.
+            deadline_ms: for requests that came before.
+
+        Raises:
+            DeadlineExceeded: one of them goes on for longer; the tables are refused all the same.
+        """
+
     def set_route(self, route_epoch: int, slot_owner: NDArray[np.uint16]) -> None:
         """Takes a slot map (slot_count) over; requests with another epoch get StaleRoute.
 

@@ -164,7 +164,8 @@ async def _restart_shard(
                 f"shard {index} ended {how}; its rows are lost, so the cluster was stopped; start it anew, and restore "
                 "a checkpoint" + (f" ({problem})" if problem else "")
             )
-        log.warning("shard %d ended %s; it is started again, from the newest checkpoint", index, how)
+        source = "the newest checkpoint" if coordinator.cluster.damage is None else "what is being restored"
+        log.warning("shard %d ended %s; it is started again, from %s", index, how, source)
         coordinator.cluster.shards.leave(index, shard.instance)
         children[index] = await _start_shard(options, coordinator.address, index, shard.data[1])
 

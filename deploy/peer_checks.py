@@ -112,7 +112,9 @@ def check_cluster(address: str, security: Security) -> Iterator[Finding]:
             if shard.problem:
                 yield Finding("cluster", "wrong", f"shard {shard.shard}: {shard.problem}", "look at its log")
         if not reply.ready:
-            yield Finding("cluster", "wrong", reply.problem, "start what is missing: sparserow ps --shard=N")
+            missing = "start what is missing: sparserow ps --shard=N"
+            remedy = "sparserow checkpoint restore URL" if reply.problem == reply.damage else missing
+            yield Finding("cluster", "wrong", reply.problem, remedy)
             return
         try:
             view = client.cluster()

@@ -44,6 +44,17 @@ void set_route(rpc::Server& server, std::uint32_t route_epoch, const py::array& 
   raise_if_error(server.set_route(route_epoch, owners));
 }
 
+void refuse_tables(rpc::Server& server, std::uint32_t code, const std::string& message,
+                   const std::vector<std::uint32_t>& table_ids, std::uint32_t deadline_ms) {
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status =
+        server.refuse_tables({static_cast<Code>(code), message}, table_ids, std::chrono::milliseconds(deadline_ms));
+  }
+  raise_if_error(status);
+}
+
 // SHA-256 of a token (32 bytes), role, namespaces.
 using GrantTuple = std::tuple<py::bytes, std::string, std::vector<std::string>>;
 
@@ -292,6 +303,8 @@ void bind_shard(py::module_& module) {
           py::arg("grants"))
       .def_property_readonly("port", &rpc::Server::port)
       .def("set_route", &set_route, py::arg("route_epoch"), py::arg("slot_owner"))
+      .def("refuse_tables", &refuse_tables, py::arg("code"), py::arg("message"), py::arg("table_ids"), py::kw_only(),
+           py::arg("deadline_ms"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
            py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0)
       .def("hold_job", &hold_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"), py::arg("lease_ms") = 0)

@@ -17,18 +17,6 @@ constexpr std::size_t kGreetingBytes = 4u << 10;
 // What is read and thrown away so that a refused peer can still read its ERROR.
 constexpr std::size_t kLingerBytes = 4u << 20;
 
-// Counts a request as under way while it exists.
-class ActiveRequest {
- public:
-  explicit ActiveRequest(std::atomic<std::uint64_t>& count) : count_(count) { ++count_; }
-  ActiveRequest(const ActiveRequest&) = delete;
-  ActiveRequest& operator=(const ActiveRequest&) = delete;
-  ~ActiveRequest() { --count_; }
-
- private:
-  std::atomic<std::uint64_t>& count_;
-};
-
 }  // namespace
 
 Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::shared_ptr<Peer> peer)
@@ -203,7 +191,7 @@ Connection::Task<bool> Connection::serve_one() {
   FrameHeader header;
   std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
   ++core_.counters.frames_received;
-  const ActiveRequest active(core_.counters.requests_active);
+  const CountedRequest active(core_.counters.requests_active);
   if (Status status = check_header(header, core_.options.max_frame_bytes); !status.is_ok()) {
     ++core_.counters.frames_refused;
     const auto refusal = error_frame(reply_to(header, FrameType::kError), status);

@@ -96,6 +96,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Status check_access(const FrameHeader& header);
   Status check_request(const FrameHeader& header) const;
   Status check_table(const Store& store, const TableDescriptor& descriptor) const;
+  Status check_refusal(std::uint32_t table_id) const;
   Status check_owner(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
   Task<Outcome> dispatch(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,

@@ -30,7 +30,14 @@ Status Connection::check_request(const FrameHeader& header) const {
   return Status::ok();
 }
 
+Status Connection::check_refusal(std::uint32_t table_id) const {
+  const auto route = core_.route();
+  const auto& refused = route->refused_tables;
+  return std::binary_search(refused.begin(), refused.end(), table_id) ? route->refusal : Status::ok();
+}
+
 Status Connection::check_table(const Store& store, const TableDescriptor& descriptor) const {
+  SR_RETURN_IF_ERROR(check_refusal(descriptor.table_id));
   const auto schema = store.schema(descriptor.table_id);
   if (!schema) {
     return no_table(descriptor.table_id);
@@ -80,6 +87,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
                       true,
                       {}};
   }
+  const CountedRequest counted(core_.counters.requests_dispatched);
   if (Status status = check_access(header); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
   if (Status status = check_request(header); !status.is_ok()) co_return Outcome{std::move(status), false, {}};
   if (Clock::now() >= deadline) {
@@ -168,6 +176,7 @@ Connection::Outcome Connection::serve_scan(const FrameHeader& header, const Body
     scan = parsed.value();
   }
   if (!scan) return {Status(Code::kInvalidArgument, "SCAN: the section is missing"), true, {}};
+  if (Status status = check_refusal(scan->table_id); !status.is_ok()) return {std::move(status), false, {}};
   const auto schema = core_.store->schema(scan->table_id);
   if (!schema) return {no_table(scan->table_id), false, {}};
   if (Status status = grant_.allows_table(schema->name); !status.is_ok()) return {std::move(status), false, {}};

@@ -173,7 +173,11 @@ void Connection::resume_parked(const std::shared_ptr<Connection>& self, const st
 
 Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> request, Status status) {
   ++core_.counters.requests_active;
+  const CountedRequest counted(core_.counters.requests_dispatched);
   bool alive = !closed_;
+  for (const PullPart& part : request->parts) {
+    if (status.is_ok()) status = check_refusal(part.descriptor.table_id);
+  }
   if (alive && status.is_ok()) {
     alive = co_await send_rows(*request);
   } else if (alive) {

@@ -134,6 +134,7 @@ Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Bo
   }
   return write_rows(header, [&]() -> Result<std::uint64_t> {
     for (const TableView& view : views) {
+      SR_RETURN_IF_ERROR(check_refusal(view.descriptor.table_id));
       SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
       if (!view.known.empty()) return Status(Code::kInvalidArgument, "DELETE: takes no known versions");
       const auto schema = core_.store->schema(view.descriptor.table_id);

@@ -269,8 +269,24 @@ Status Server::set_route(std::uint32_t route_epoch, std::span<const std::uint16_
                                               " slots; this shard's store has " + std::to_string(slots));
   }
   SR_RETURN_IF_ERROR(check_slot_owner(slot_owner, 65536));
-  impl_->core().set_route(std::make_shared<const Route>(Route{route_epoch, {slot_owner.begin(), slot_owner.end()}}));
+  impl_->core().set_route(route_epoch, {slot_owner.begin(), slot_owner.end()});
   return Status::ok();
+}
+
+Status Server::refuse_tables(const Status& refusal, std::vector<std::uint32_t> tables,
+                             std::chrono::milliseconds deadline) {
+  ServerCore& core = impl_->core();
+  const bool refuses = !tables.empty();
+  core.set_refusal(refusal, std::move(tables));
+  if (!refuses) return Status::ok();
+  const auto until = Clock::now() + deadline;
+  do {
+    core.commits.fail_parked(refusal);
+    if (core.counters.requests_dispatched == 0) return Status::ok();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } while (Clock::now() < until);
+  return {Code::kDeadlineExceeded,
+          "requests for rows were still under way after " + std::to_string(deadline.count()) + " ms"};
 }
 
 Status Server::set_job(const JobSpec& spec) { return impl_->core().commits.set_job(spec); }

@@ -81,6 +81,10 @@ class Server {
   // slot_owner: (slot_count) shard index per slot. Requests with another route epoch, and writes of rows
   // that another shard owns, get kStaleRoute. Before the first call the epoch is 0 and ownership unchecked.
   Status set_route(std::uint32_t route_epoch, std::span<const std::uint16_t> slot_owner);
+  // Requests for rows of these tables get `refusal` from now on; an empty list ends that. Returns when the requests
+  // that came before have ended, so that none of them sees what happens to the tables next; parked pulls end with
+  // `refusal`. kDeadlineExceeded when one goes on for longer than `deadline`; the tables are refused all the same.
+  Status refuse_tables(const Status& refusal, std::vector<std::uint32_t> tables, std::chrono::milliseconds deadline);
   Status set_job(const JobSpec& spec);
   Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
                                              const std::vector<WorkerKey>& fence,

@@ -115,9 +115,15 @@ std::shared_ptr<const Route> ServerCore::route() const {
   return route_;
 }
 
-void ServerCore::set_route(std::shared_ptr<const Route> route) {
+void ServerCore::set_route(std::uint32_t epoch, std::vector<std::uint16_t> slot_owner) {
   const std::lock_guard lock(route_mutex_);
-  route_ = std::move(route);
+  route_ = std::make_shared<const Route>(Route{epoch, std::move(slot_owner), route_->refusal, route_->refused_tables});
+}
+
+void ServerCore::set_refusal(const Status& refusal, std::vector<std::uint32_t> tables) {
+  std::sort(tables.begin(), tables.end());
+  const std::lock_guard lock(route_mutex_);
+  route_ = std::make_shared<const Route>(Route{route_->epoch, route_->slot_owner, refusal, std::move(tables)});
 }
 
 std::shared_ptr<const TlsContext> ServerCore::tls() const {

@@ -76,7 +76,9 @@ struct Peer {
 
 struct Route {
   std::uint32_t epoch = 0;
-  std::vector<std::uint16_t> slot_owner;  // empty: ownership is not checked
+  std::vector<std::uint16_t> slot_owner;      // empty: ownership is not checked
+  Status refusal;                             // of requests for rows of these tables
+  std::vector<std::uint32_t> refused_tables;  // ids, rising
 };
 
 struct Counters {
@@ -90,6 +92,19 @@ struct Counters {
   std::atomic<std::uint64_t> rows_pulled{0};
   std::atomic<std::uint64_t> rows_written{0};
   std::atomic<std::uint64_t> requests_active{0};
+  std::atomic<std::uint64_t> requests_dispatched{0};  // of these, the ones that may touch rows
+};
+
+// Counts one request for as long as it lives.
+class CountedRequest {
+ public:
+  explicit CountedRequest(std::atomic<std::uint64_t>& counter) : counter_(counter) { ++counter_; }
+  CountedRequest(const CountedRequest&) = delete;
+  CountedRequest& operator=(const CountedRequest&) = delete;
+  ~CountedRequest() { --counter_; }
+
+ private:
+  std::atomic<std::uint64_t>& counter_;
 };
 
 // Declared in the order of need: the event loop goes first when a server ends, taking the connections along.
@@ -100,7 +115,9 @@ struct ServerCore {
   // then what the first part threw. An I/O thread serves others between two parts, so a part should be short.
   void parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work);
   [[nodiscard]] std::shared_ptr<const Route> route() const;
-  void set_route(std::shared_ptr<const Route> route);
+  // What is refused stays refused.
+  void set_route(std::uint32_t epoch, std::vector<std::uint16_t> slot_owner);
+  void set_refusal(const Status& refusal, std::vector<std::uint32_t> tables);
   // Of new connections; null: plain.
   [[nodiscard]] std::shared_ptr<const TlsContext> tls() const;
   void set_tls(std::shared_ptr<const TlsContext> tls);

@@ -136,12 +136,20 @@ def list_(url: Url) -> None:
 
 @app.command("verify")
 def verify_(url: Url, *, name: Name = None) -> None:
-    """Read every file of a checkpoint and compare sizes and checksums; the first that differs is named."""
+    """Read every file of a checkpoint and compare sizes and checksums; the first that differs is named.
+
+    The last one that was read whole is kept when others are removed.
+    """
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
+    from ...proto.errors import SparserowError
 
     chain = files.read_chain(Folder(url), name)
     size = files.verify(Folder(url), chain)
+    try:
+        files.note_read_whole(Folder(url), chain[-1].name)
+    except SparserowError as error:
+        typer.echo(f"{url}: it is not noted that {chain[-1].name} was read whole, so saves may remove it: {error}")
     count = sum(len(found.files()) for found in chain)
     typer.echo(f"{chain[-1].name}: {count} files, {size:,} bytes: all as they were written")
 

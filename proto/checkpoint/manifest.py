@@ -19,6 +19,7 @@ from .folder import Folder
 
 FORMAT = 1
 FILE = "manifest.json"
+READ_WHOLE_FILE = "read-whole.json"
 _NAME = re.compile(r"save-(\d{6,})")
 
 
@@ -317,8 +318,29 @@ def check_bytes(data: memoryview, facts: FileFacts, where: str, damage: str) -> 
         raise DataLoss(f"{where}: {damage}")
 
 
+def note_read_whole(folder: Folder, name: str) -> None:
+    """Notes in the folder that every row file of a checkpoint was read, and is as it was written.
+
+    Raises:
+        FailedPrecondition, ResourceExhausted: the note cannot be written.
+    """
+    folder.put(READ_WHOLE_FILE, json.dumps({"name": name}).encode())
+
+
+def last_read_whole(folder: Folder) -> str | None:
+    """Name of the checkpoint that was read whole last; None: none was, or the note is damaged."""
+    try:
+        name = json.loads(bytes(folder.read(READ_WHOLE_FILE)))["name"]
+    except (NotFound, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
 def prune(folder: Folder, keep: int) -> list[str]:
-    """Removes all but the newest ``keep`` checkpoints and those that they add to; returns the names of those removed.
+    """Removes all but the newest ``keep`` checkpoints, the one that was read whole last, and those that they add to.
+
+    Returns:
+        Names of those that were removed.
 
     Raises:
         InvalidArgument: ``keep`` below 1.
@@ -326,7 +348,8 @@ def prune(folder: Folder, keep: int) -> list[str]:
     if keep < 1:
         raise InvalidArgument(f"checkpoint.keep: {keep} is not allowed; allowed: >= 1")
     names = list_names(folder)
-    needed = {manifest.name for name in names[-keep:] for manifest in read_chain(folder, name)}
+    kept = {*names[-keep:], last_read_whole(folder)}.intersection(names)
+    needed = {manifest.name for name in kept for manifest in read_chain(folder, name)}
     gone = [name for name in names if name not in needed]
     for name in gone:
         (folder / name).remove()

@@ -18,6 +18,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.manifest import Manifest
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema, schema_of_message
+from .damage import Damage
 from .data_leases import DataLeases, JobData
 from .faults import FaultBook
 from .lost_commits import LostCommits, Whose
@@ -66,6 +67,8 @@ class Cluster:
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
     lost: LostCommits = field(default_factory=LostCommits)
+    damage: Damage | None = None  # tables without all of their rows
+    loads: int = 0  # restores that began to empty tables, since this process started
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
@@ -86,6 +89,20 @@ class Cluster:
         problem = self.shards.problem()
         if problem:
             raise Unavailable(problem)
+
+    def check_whole(self) -> None:
+        """Raises unless every table has all of its rows.
+
+        Raises:
+            Unavailable: a restore is under way.
+            FailedPrecondition: the last restore failed.
+        """
+        if self.damage is not None:
+            raise self.damage.error()
+
+    def refusal(self) -> pb.Refusal:
+        """The tables whose rows shards refuse; none while every table is whole."""
+        return pb.Refusal() if self.damage is None else self.damage.refusal()
 
     def has_rows_in(self, url: str, manifest: Manifest) -> None:
         """The checkpoint in the folder at ``url`` has all rows of now."""
@@ -147,6 +164,7 @@ class Cluster:
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
             "faults": self.faults.to_document(),
             "lost": self.lost.to_document(),
+            "damage": None if self.damage is None else self.damage.to_document(),
         }
 
     @staticmethod
@@ -198,6 +216,8 @@ class Cluster:
                 cluster.faults = FaultBook.of_document(document["faults"])
             if "lost" in document:  # nor this
                 cluster.lost = LostCommits.of_document(document["lost"])
+            if document.get("damage") is not None:
+                cluster.damage = Damage.of_document(document["damage"])
         except FailedPrecondition:
             raise
         except (KeyError, TypeError, ValueError, SparserowError) as error:

@@ -27,6 +27,7 @@ from .shards import Phase, Shard
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_SEC = 5.0
+REFUSAL_DEADLINE_SEC = 40.0  # requests for rows that came before end within it
 _LOOK_SEC = 0.5
 
 
@@ -111,8 +112,20 @@ class Fleet:
                 with contextlib.suppress(FailedPrecondition):
                     await link.call("SetJob", job_message(job_id, roster))
             # Before it has the route it refuses whoever calls as not ready yet: nobody meets a shard half told.
-            await link.call("SetRoute", pb.SetRouteRequest(route=self.route_message()))
+            await link.call("SetRoute", self._route_request())
             self._cluster.shards.mark_serving(shard.index, link.instance)
+
+    async def tell_refusal(self) -> None:
+        """Tells every serving shard which tables are refused; returns when no request sees their rows any more.
+
+        Raises:
+            SparserowError: as :meth:`create_table`.
+        """
+        request = self._route_request()
+        await self._tell_all(lambda link: link.call("SetRoute", request, REFUSAL_DEADLINE_SEC))
+
+    def _route_request(self) -> pb.SetRouteRequest:
+        return pb.SetRouteRequest(route=self.route_message(), refusal=self._cluster.refusal())
 
     async def create_table(self, message: pb.TableSchema) -> None:
         """Creates a table on every serving shard.

@@ -18,7 +18,7 @@ from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError
 from ...proto.schema_message import message_of_schema
 from .cluster import Cluster
 from .fleet import Fleet
-from .restores import chain_file, rows_differ
+from .restore_plan import chain_file, rows_differ
 from .shards import Shard
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class Recoveries:
     def problem(self) -> str:
         """Why a shard that has ended cannot come back alone now; empty when it can."""
         cluster = self._cluster
+        if cluster.damage is not None:
+            return ""  # it has no rows to lose: a restore gives it all of them
         if cluster.rows_source is None:
             return "no checkpoint has the rows of this cluster"
         if barrier := self._barrier():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
@@ -15,22 +15,21 @@ from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
-    InvalidArgument,
     NotFound,
     SparserowError,
 )
-from ...proto.schema import SGD, TableSchema
-from ...proto.schema_message import message_of_schema
 from .cluster import Cluster
+from .damage import Damage
 from .fleet import Fleet, all_of
 from .operations import Operations
-from .registry import first_difference
-from .shards import Shard
+from .restore_plan import chain_file, forget_tables, plan_restore
+from .shard_loads import ShardLoads
 
 log = logging.getLogger(__name__)
 
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
+_READY_DEADLINE_SEC = 120.0  # for the shards, when a coordinator that was started again goes on
 _MOST_LINEAGES = (1 << 16) - 1
 
 
@@ -43,6 +42,7 @@ class _Restore:
     next_step: int = 0  # of the session that is furthest
     done: asyncio.Future[pb.RestoreReply] | None = None
     is_loading: bool = False
+    is_begun_anew: bool = False  # by a coordinator that was started again
 
 
 class Restores:
@@ -78,6 +78,36 @@ class Restores:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def go_on(self) -> None:
+        """Takes up the restore that was under way when the coordinator ended; within the event loop.
+
+        One without a job begins anew, with the shards that come. The workers of a job have to ask again.
+        """
+        damage = self._cluster.damage
+        if damage is None or damage.failure:
+            return
+        if damage.request is None:
+            damage.failure = "the coordinator ended before all rows were there"
+            log.error("%s", damage.text)
+            self._save()
+        else:
+            log.warning("the restore of %s begins anew", damage.source)
+            self._begin(_Restore(damage.request, is_begun_anew=True))
+
+    def _begin(self, restore: _Restore) -> _Restore:
+        self._current = restore
+        restore.done = asyncio.get_running_loop().create_future()
+        task = asyncio.get_running_loop().create_task(self._run(restore))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return restore
+
+    async def _until_ready(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _READY_DEADLINE_SEC
+        while self._cluster.shards.problem() and loop.time() < deadline:
+            await asyncio.sleep(_GATHER_POLL_SEC)
+
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
         """Answers when all workers of the caller's job have called, and all shards have their rows.
 
@@ -91,12 +121,8 @@ class Restores:
             self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         current = self._current
         if current is None:
-            current = self._current = _Restore(request)
-            current.done = asyncio.get_running_loop().create_future()
-            task = asyncio.get_running_loop().create_task(self._run(current))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        elif current.is_loading or not _is_same(current.request, request):
+            current = self._begin(_Restore(request))
+        elif (current.is_loading and caller.job_id) or not _is_same(current.request, request):
             raise FailedPrecondition("another restore of this cluster is under way")
         current.entered.add((caller.worker_id, caller.epoch))
         current.next_step = max(current.next_step, request.next_step)
@@ -106,17 +132,19 @@ class Restores:
     async def _run(self, restore: _Restore) -> None:
         assert restore.done is not None
         try:
-            await self._gather(restore)
+            await (self._until_ready() if restore.is_begun_anew else self._gather(restore))
             restore.is_loading = True
             reply = await self._load(restore)
             restore.done.set_result(reply)
         except SparserowError as error:
+            await self._note_failure(str(error))
             restore.done.set_exception(error)
         except asyncio.CancelledError:
             restore.done.cancel()
             raise
         except Exception as error:
             log.exception("restore failed")
+            await self._note_failure(f"{type(error).__name__}: {error}")
             restore.done.set_exception(Internal(f"{type(error).__name__}: {error}"))
         finally:
             self._current = None
@@ -145,7 +173,6 @@ class Restores:
 
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
         cluster, request = self._cluster, restore.request
-        job_id = request.caller.job_id
         cluster.check_ready()
         folder = Folder(request.url)
         chain = await asyncio.to_thread(files.read_chain, folder, request.name or None)
@@ -157,137 +184,110 @@ class Restores:
             )
         await asyncio.to_thread(_check_sizes, folder, chain)
         async with self._tables_lock:
-            tables = self._plan(chain, request)
-            lineage = max(cluster.shards.lineage, manifest.lineage) + 1
-            if lineage > _MOST_LINEAGES:
-                raise FailedPrecondition("restore: this cluster has used up its 65,535 lineages; start a new one")
+            plan = plan_restore(chain, request, cluster.registry)
+            load = pb.LoadRequest(
+                url=folder.url,
+                tables=plan.tables,
+                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
+                cluster_id=manifest.cluster_id,
+            )
+            is_of_all = plan.table_ids.issuperset(schema.id for schema in cluster.registry.tables())
+            loads = ShardLoads(cluster, self._fleet, chain, load, may_begin_anew=is_of_all)
+            repeated = _request_to_repeat(request, manifest.name)
+            damage = Damage(f"{folder.url}/{manifest.name}", plan.table_ids, request=repeated)
+            try:
+                if cluster.damage is None and await self._has_rows(plan.table_ids):
+                    await loads.verify()
+                before = await self._begin_damage(damage, manifest)
+            except BaseException:
+                forget_tables(cluster.registry, plan.made)
+                raise
+            next_step = max(restore.next_step, manifest.step + 1)
+            job_id = request.caller.job_id
+            if job_id:
+                await self._operations.restart(job_id, next_step, loads.load)
+                saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
+                cluster.data.restore(job_id, cluster.jobs.jobs[job_id].generation, saved)
+            else:
+                await loads.load("[]")
+            loads.check_loaded()
+            cluster.damage = None if before is None else before.without(plan.table_ids)
+            if not (request.tables or request.renames or request.reset_optimizer):
+                cluster.has_rows_in(folder.url, manifest)
+            try:
+                self._save()
+            except SparserowError:
+                cluster.damage = damage
+                raise
+            await self._tell_refusal()
+        if not request.tables:
+            await self._note_read_whole(folder, manifest.name)
+        log.info("restored %s: %d rows, lineage %d", damage.source, loads.rows, cluster.shards.lineage)
+        return pb.RestoreReply(
+            name=manifest.name,
+            step=manifest.step,
+            rows=loads.rows,
+            bytes=sum(each.size for each in chain),
+            next_step=next_step,
+        )
+
+    async def _has_rows(self, table_ids: set[int]) -> bool:
+        """Whether a table that would be emptied has a row."""
+        replies = await all_of(self._fleet.stats(shard) for shard in self._cluster.shards.shards)
+        return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
+
+    async def _begin_damage(self, damage: Damage, manifest: files.Manifest) -> Damage | None:
+        """Has shards refuse the tables, then notes that their rows go; returns which tables lacked rows before.
+
+        When this raises, nothing has been emptied, and the shards serve what they served before.
+        """
+        cluster = self._cluster
+        lineage = max(cluster.shards.lineage, manifest.lineage) + 1
+        if lineage > _MOST_LINEAGES:
+            raise FailedPrecondition("restore: this cluster has used up its 65,535 lineages; start a new one")
+        before, source = cluster.damage, cluster.rows_source
+        if before is not None:
+            damage.table_ids |= before.table_ids
+        cluster.damage = damage
+        try:
+            await self._fleet.tell_refusal()
             cluster.shards.lineage = lineage
             for shard in cluster.shards.shards:
                 shard.lineage = lineage
             cluster.rows_source = None  # until all shards have these rows
             self._save()
-            load = pb.LoadRequest(
-                url=folder.url,
-                lineage=lineage,
-                tables=tables,
-                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
-                cluster_id=manifest.cluster_id,
-            )
-            next_step = max(restore.next_step, manifest.step + 1)
-            parts = {
-                f"{each.name}/{part.file}": part for each in chain for table in each.tables for part in table.parts
-            }
+        except BaseException:
+            cluster.damage, cluster.rows_source = before, source
+            await self._tell_refusal()
+            raise
+        cluster.loads += 1
+        return before
 
-            async def load_all(windows_json: str) -> list[pb.LoadReply]:
-                load.windows_json = windows_json
-                return await all_of(
-                    self._load_shard(shard, self._part_of(load, parts, shard.index)) for shard in cluster.shards.shards
-                )
-
-            loaded = await (self._operations.restart(job_id, next_step, load_all) if job_id else load_all("[]"))
-            if job_id:
-                saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
-                cluster.data.restore(job_id, cluster.jobs.jobs[job_id].generation, saved)
-            is_whole = not (request.tables or request.renames or request.reset_optimizer)
-            if is_whole:
-                cluster.has_rows_in(folder.url, manifest)
-            self._save()
-        rows = sum(reply.rows for reply in loaded)
-        log.info("restored %s/%s: %d rows, lineage %d", folder.url, manifest.name, rows, lineage)
-        return pb.RestoreReply(
-            name=manifest.name,
-            step=manifest.step,
-            rows=rows,
-            bytes=sum(each.size for each in chain),
-            next_step=next_step,
-        )
-
-    def _part_of(self, load: pb.LoadRequest, parts: dict[str, files.PartEntry], shard: int) -> pb.LoadRequest:
-        """Without the files that have no rows of a shard's slots; a renamed table's rows may be in any."""
-        mine = pb.LoadRequest.FromString(load.SerializeToString())
-        slots = self._cluster.slots
-        for table in mine.tables:
-            if table.schema.id == table.saved_table_id:
-                held = list(table.parts)
-                del table.parts[:]
-                table.parts.extend(
-                    file
-                    for file in held
-                    if slots.owns_any(shard, parts[file.file.file].first_slot, parts[file.file.file].end_slot)
-                )
-        return mine
-
-    async def _load_shard(self, shard: Shard, request: pb.LoadRequest) -> pb.LoadReply:
-        last = pb.LoadReply()
-        async for reply in self._fleet.stream(shard, "Load", request):
-            last = reply
-        return last
-
-    def _plan(self, chain: list[files.Manifest], request: pb.RestoreRequest) -> list[pb.LoadTable]:
-        """What each shard loads: the tables of the checkpoint, and the empty ones of the namespace."""
-        manifest = chain[-1]
-        saved = {table.schema.full_name: table for table in manifest.tables}
-        renames = {rename.saved: rename.name for rename in request.renames}
-        wanted = set(request.tables) or set(saved)
-        for name in (*renames, *sorted(wanted)):
-            if name not in saved:
-                known = ", ".join(sorted(saved)) or "none"
-                raise NotFound(f"restore: table {name!r} is not in {manifest.name}; there are: {known}")
-        planned: dict[int, pb.LoadTable] = {}
-        for name in sorted(wanted | renames.keys()):
-            entry = saved[name]
-            schema, without_state = self._target(entry.schema, renames.get(name, name), request.reset_optimizer)
-            if schema.id in planned:
-                raise InvalidArgument(f"restore: two tables would become {schema.full_name}; rename one of them")
-            planned[schema.id] = pb.LoadTable(
-                schema=message_of_schema(schema),
-                saved_table_id=entry.schema.id,
-                without_state=without_state,
-                parts=[
-                    chain_file(chain, index, part)
-                    for index, each in enumerate(chain)
-                    for table in each.tables
-                    if table.schema.id == entry.schema.id
-                    for part in table.parts
-                ],
-            )
-        if request.namespace and not request.tables:
-            for schema in self._cluster.registry.tables(request.namespace):
-                planned.setdefault(schema.id, pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id))
-        return list(planned.values())
-
-    def _target(self, saved: TableSchema, name: str, reset_optimizer: bool) -> tuple[TableSchema, bool]:
-        """The schema that a saved table is loaded into, and whether its optimizer's state begins anew."""
-        namespace, slash, short = name.partition("/")
-        if not slash:
-            raise InvalidArgument(f"restore: table {name!r} is not allowed; allowed: NAMESPACE/NAME")
-        registry = self._cluster.registry
+    async def _note_failure(self, failure: str) -> None:
+        """Rows that were being replaced are lost: the cluster says so until a restore has succeeded."""
+        damage = self._cluster.damage
+        if damage is None or damage.failure:
+            return
+        damage.failure, damage.request = failure, None
+        log.error("%s", damage.text)
         try:
-            present = registry.find(namespace, short)
-        except NotFound:
-            made, _ = registry.admit(replace(saved, namespace=namespace, name=short))
-            return made, False
-        difference = first_difference(present, saved)
-        if difference is None:
-            return present, False
-        field_name, now, then = difference
-        if field_name in ("dim", "dtype"):
-            raise FailedPrecondition(
-                f"restore: table {present.full_name} has {field_name} {now!r}, the checkpoint {then!r}; rows cannot be "
-                "carried over; leave the table out, or give it another name"
-            )
-        if _state_of(present) != _state_of(saved) and not reset_optimizer:
-            raise FailedPrecondition(
-                f"restore: table {present.full_name} has optimizer {_state_of(present)}, the checkpoint "
-                f"{_state_of(saved)}; its state begins anew only when asked (reset_optimizer)"
-            )
-        return present, _state_of(present) != _state_of(saved)
+            self._save()
+        except SparserowError as error:
+            log.error("the damage is not noted: %s", error)
+        await self._tell_refusal()
 
+    async def _tell_refusal(self) -> None:
+        try:
+            await self._fleet.tell_refusal()
+        except SparserowError as error:  # the shard is behind now, and is told when it is back
+            log.warning("%s", error)
 
-def chain_file(chain: list[files.Manifest], index: int, facts: files.FileFacts) -> pb.ChainFile:
-    """A file of one of the checkpoints of a chain, named from the folder that all of them are in."""
-    file = pb.WrittenFile(file=f"{chain[index].name}/{facts.file}", bytes=facts.bytes, xxh3=facts.xxh3)
-    return pb.ChainFile(file=file, index=index)
+    async def _note_read_whole(self, folder: Folder, name: str) -> None:
+        try:
+            await asyncio.to_thread(files.note_read_whole, folder, name)
+        # A store may be one that is only read. What was restored stands.
+        except (SparserowError, NotImplementedError) as error:
+            log.warning("saves may remove %s/%s, since it is not noted as read whole: %s", folder.url, name, error)
 
 
 def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:
@@ -301,16 +301,14 @@ def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:
             raise DataLoss(f"{held.url}/{facts.file}: has {size} bytes, its manifest says {facts.bytes}")
 
 
-def rows_differ(present: TableSchema, saved: TableSchema) -> bool:
-    """Whether rows of one schema cannot be rows of the other."""
-    return (present.dim, present.dtype, _state_of(present)) != (saved.dim, saved.dtype, _state_of(saved))
-
-
-def _state_of(schema: TableSchema) -> str:
-    """What decides the form of the optimizer's state."""
-    optimizer = schema.optimizer
-    has_momentum = isinstance(optimizer, SGD) and optimizer.momentum != 0
-    return type(optimizer).__name__ + (" with momentum" if has_momentum else "")
+def _request_to_repeat(request: pb.RestoreRequest, name: str) -> pb.RestoreRequest | None:
+    """What a coordinator that is started again asks itself; None: the workers of the job ask."""
+    if request.caller.job_id:
+        return None
+    copy = pb.RestoreRequest()
+    copy.CopyFrom(request)
+    copy.name = name
+    return copy
 
 
 def _is_same(one: pb.RestoreRequest, other: pb.RestoreRequest) -> bool:

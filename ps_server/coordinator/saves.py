@@ -113,6 +113,7 @@ class Saves:
 
     async def _open(self, folder: Folder, caller: Caller) -> pb.BeginSaveReply:
         self._cluster.check_ready()
+        self._cluster.check_whole()
         name = await asyncio.to_thread(files.begin_folder, folder)
         save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
         for old in list(self._saves)[:-16]:
@@ -207,20 +208,26 @@ class Saves:
         try:
             await self._gather(save)
             save.phase = Phase.CUTTING
+            self._cluster.check_whole()
+            loads = self._cluster.loads
             save.base = await asyncio.to_thread(self._base_of, save)
             points, cuts = await self._operations.cut(lambda points: self._cut(save, points))
+            if self._cluster.loads != loads:
+                raise Unavailable("rows were restored while the cut was taken; save again")
             save.step = next((point.step for point in points if point.job_id == save.job_id), -1)
             save.phase = Phase.WRITING
             save.is_cut.set()
             manifest = await self._write(save, points, cuts)
             data = manifest.to_bytes()
             await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
-            self._cluster.has_rows_in(save.folder.url, manifest)
-            self._note()
+            is_of_now = self._cluster.loads == loads
+            if is_of_now:
+                self._cluster.has_rows_in(save.folder.url, manifest)
+                self._note()
             await self._fleet.state_is_written()
             save.phase = Phase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
-            if save.keep:
+            if save.keep and is_of_now:
                 await self._prune(save)
         except NotLeader as error:  # the state that names this checkpoint may have been written: the next leader's rows
             await self._fail(save, error, remove=False)

@@ -65,6 +65,7 @@ class CoordinatorService:
     def go_on(self) -> None:
         """Takes up what a former coordinator of this cluster did by itself; within the event loop."""
         self._row_saves.go_on()
+        self._restores.go_on()
 
     async def close(self) -> None:
         """Ends the work that no request waits for."""
@@ -90,13 +91,14 @@ class CoordinatorService:
             )
         if not request.instance or not request.control.host or not request.control.port:
             raise InvalidArgument("RegisterShard: instance and control address must be set")
+        instances = [shard.instance for shard in cluster.shards.shards]
         try:
             shard = cluster.shards.register(
                 request.shard,
                 instance=request.instance,
                 control=(request.control.host, request.control.port),
                 pid=request.pid,
-                tables=len(cluster.registry.tables()),
+                tables=len(cluster.registry.tables()) if cluster.damage is None else 0,
                 now=self._clock(),
                 problem=self.recoveries.problem(),
                 passes=self.recoveries.passes(),
@@ -107,6 +109,10 @@ class CoordinatorService:
             holder = cluster.shards.shards[request.shard]
             pid, renewals = (holder.pid, holder.renewals) if holder.is_live else (0, 0)
             return pb.RegisterShardReply(wait=pb.ShardWait(reason=str(error), holder_pid=pid, holder_renewals=renewals))
+        if cluster.damage is not None and instances[shard.index] not in (0, shard.instance):
+            # Its tables are empty, whichever of them the restore was of.
+            cluster.damage.table_ids.update(schema.id for schema in cluster.registry.tables())
+            self._begin(self._tables.tell_refusal())
         self._save()
         log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
         return pb.RegisterShardReply(

@@ -20,7 +20,8 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
     """The whole status; a shard that does not answer is shown with its problem."""
     steps: dict[int, int] = {}  # by job id
     shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard, steps) for shard in cluster.shards.shards))
-    problem = cluster.shards.problem()
+    damage = cluster.damage.text if cluster.damage is not None else ""
+    problem = cluster.shards.problem() or damage
     source, saved_at = cluster.rows_source, cluster.saved_at
     return pb.GetStatusReply(
         cluster_id=cluster.cluster_id,
@@ -28,6 +29,7 @@ async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.Ge
         route_epoch=cluster.slots.epoch,
         ready=not problem,
         problem=problem,
+        damage=damage,
         shards=shards,
         tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
         jobs=[

@@ -95,7 +95,19 @@ class Tables:
         self._cluster.registry.remove(schema.id)
         self._save()
         await self._fleet.drop_table(schema.id)
+        damage = self._cluster.damage
+        if damage is not None and schema.id in damage.table_ids:
+            self._cluster.damage = damage.without([schema.id])
+            self._save()
+            await self.tell_refusal()
         log.info("table %s dropped", schema.full_name)
+
+    async def tell_refusal(self) -> None:
+        """Tells every shard which tables lack rows now; a shard that cannot be told is behind, and is told later."""
+        try:
+            await self._fleet.tell_refusal()
+        except SparserowError as error:
+            log.warning("%s", error)
 
     async def _to_the_end(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """A caller that is gone before its turn has changed nothing; after that the change goes on without it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -35,10 +36,12 @@ class ChangesService:
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
         """The version of each slot, and a cursor there when one is asked for."""
         engine = self._checked(request.cluster_id)
-        versions = await asyncio.to_thread(engine.store.change_versions)
+        versions = await asyncio.to_thread(_followed, engine, engine.store.change_versions)
         if request.cursor:
             await asyncio.to_thread(
-                engine.store.open_cursor, request.cursor, versions, idle_sec=_idle_sec(request.idle_sec)
+                _followed,
+                engine,
+                partial(engine.store.open_cursor, request.cursor, versions, idle_sec=_idle_sec(request.idle_sec)),
             )
         return pb.GetVersionsReply(versions=versions.tobytes())
 
@@ -46,7 +49,7 @@ class ChangesService:
         """Keeps changes for a follower from now on."""
         engine = self._checked(request.cluster_id)
         versions = _array(request.versions, np.uint64, "versions")
-        await asyncio.to_thread(
+        opened = partial(
             engine.store.open_cursor,
             request.cursor,
             versions,
@@ -56,12 +59,14 @@ class ChangesService:
             hold_move=request.hold_move,
             hold_ms=request.hold_ms,
         )
+        await asyncio.to_thread(_followed, engine, opened)
         return pb.OpenCursorReply()
 
     async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> bytes:
         """Takes acknowledgements and gives the next page, waiting for a change when there is none. Returns the bytes of
         a ReadChangesReply."""
-        store = self._engine().store
+        engine = self._engine()
+        store = engine.store
         if not 0 < request.max_bytes <= _MOST_PAGE_BYTES or request.wait_ms > _MOST_WAIT_MS:
             raise InvalidArgument(
                 f"ReadChanges: max_bytes {request.max_bytes}, wait_ms {request.wait_ms}; "
@@ -75,9 +80,8 @@ class ChangesService:
         deadline = loop.time() + request.wait_ms / 1000
         begin = request.begin
         while True:
-            page, count, begin, is_last = await asyncio.to_thread(
-                store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes
-            )
+            read = partial(store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes)
+            page, count, begin, is_last = await asyncio.to_thread(_followed, engine, read)
             if count or loop.time() >= deadline:
                 fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last)
                 return write_reply(fields, page if count else b"")
@@ -91,7 +95,8 @@ class ChangesService:
     async def GetRow(self, request: pb.GetRowRequest, context: Any) -> pb.GetRowReply:
         """What is known of one row."""
         engine = self._checked(request.cluster_id)
-        return pb.GetRowReply(**await asyncio.to_thread(engine.store.row_facts, request.table_id, request.key))
+        facts = partial(engine.store.row_facts, request.table_id, request.key)
+        return pb.GetRowReply(**await asyncio.to_thread(_followed, engine, facts))
 
     def _checked(self, cluster_id: int) -> ShardEngine:
         engine = self._engine()
@@ -126,6 +131,12 @@ class _PagesAsBytes:
 def add_changes(service: ChangesService, server: Any) -> None:
     """Registers the service with a gRPC server."""
     pb_grpc.add_ChangesServicer_to_server(service, _PagesAsBytes(server))
+
+
+def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
+    """What ``look`` gives, of rows that a follower may see: tables that are being loaded are invisible."""
+    with engine.followed():
+        return look()
 
 
 def _idle_sec(seconds: int) -> int:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +23,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import FileFacts, check_file
 from ...proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from ...proto.checkpoint.tensor_file import Encoded, Tensor, decode, encode
-from ...proto.errors import DataLoss, NotFound
+from ...proto.errors import DataLoss, NotFound, Unavailable
 from ...proto.schema import Dtype
 from ...proto.schema_message import schema_of_message
 from .engine import ShardEngine
@@ -55,6 +56,7 @@ class ShardCheckpoints:
         self._lock = threading.Lock()
         self._cuts: dict[str, tuple[_server.Snapshot, threading.Timer]] = {}  # by the save's name; guarded by _lock
         self._ended: dict[str, None] = {}  # the last saves that are over, oldest first; guarded by _lock
+        self._load_lock = threading.Lock()  # one load at a time
 
     def cut(self, request: pb.CutRequest) -> pb.CutReply:
         """Keeps rows of one instant for :meth:`dump`.
@@ -182,11 +184,50 @@ class ShardCheckpoints:
     def load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
         """Empties tables and fills them with this shard's rows of a checkpoint; says how far it is after each file.
 
+        Their rows are refused from before the first is emptied, also after a failure, until :meth:`ShardEngine.refuse`.
+
         Raises:
             DataLoss: a file is missing or damaged (names it).
             ResourceExhausted: the rows have no room here.
+            DeadlineExceeded: a request that came before goes on for too long.
         """
+        if request.verify_only:
+            yield from self._verify(request)
+            return
+        with self._load_lock:  # a load whose caller has gone ends first
+            yield from self._load(request)
+
+    def _verify(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
+        """Reads files, and compares them with what their manifests say."""
+        folder, size = Folder(request.url), 0
+        for slots in request.slots:
+            decode(_read(folder, slots.file), slots.file.file)
+            size += slots.file.bytes
+            yield pb.LoadReply(bytes=size)
+        parts = [(table, part) for table in request.tables for part in table.parts]
+        with ThreadPoolExecutor(_LOADERS) as readers:
+            reading = deque[Future[Any]]()
+            try:
+                for table, part in parts:
+                    reading.append(readers.submit(_read_part, folder, part, table, request.cluster_id))
+                    if len(reading) > _LOADERS:
+                        reading.popleft().result()
+                        yield pb.LoadReply(bytes=size)
+                for each in reading:
+                    each.result()
+            finally:
+                readers.shutdown(cancel_futures=True)
+        yield pb.LoadReply(bytes=size + sum(part.file.bytes for _, part in parts))
+
+    def _load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
         engine, folder = self._engine, Folder(request.url)
+        engine.refuse(
+            pb.Refusal(
+                code=Unavailable.number,
+                message=f"shard {engine.shard} is loading rows of a checkpoint",
+                table_ids=sorted({*engine.refused_tables, *(table.schema.id for table in request.tables)}),
+            )
+        )
         if request.HasField("route"):
             engine.note_owned(request.route)
         engine.store.set_lineage(request.lineage)
@@ -268,13 +309,7 @@ class ShardCheckpoints:
         engine, part = self._engine, parts[0]
         for each in parts:
             folder.read_ahead(each.file.file)
-        where = f"{folder.url}/{part.file.file}"
-        facts, rows = decode_rows(_read(folder, part.file), where, is_checked=True)
-        if (facts.cluster_id, facts.table_id) != (request.cluster_id, table.saved_table_id):
-            raise DataLoss(
-                f"{where}: has rows of {facts.table} of cluster {facts.cluster_id:x}; the manifest means a table of "
-                f"cluster {request.cluster_id:x}"
-            )
+        rows = _read_part(folder, part, table, request.cluster_id)
         slots = _server.slots_of(table.schema.id, rows.keys, engine.slot_count)
         saved_slots = slots
         if table.saved_table_id != table.schema.id:
@@ -337,6 +372,18 @@ def _write_part(folder: Folder, name: str, facts: PartFacts, rows: Rows) -> pb.D
 def _write(folder: Folder, name: str, encoded: Encoded) -> pb.WrittenFile:
     folder.write(name, encoded.pieces)
     return pb.WrittenFile(file=name, bytes=encoded.size, xxh3=encoded.xxh3)
+
+
+def _read_part(folder: Folder, part: pb.ChainFile, table: pb.LoadTable, cluster_id: int) -> Rows:
+    """The rows of a file, which is what its manifest says."""
+    where = f"{folder.url}/{part.file.file}"
+    facts, rows = decode_rows(_read(folder, part.file), where, is_checked=True)
+    if (facts.cluster_id, facts.table_id) != (cluster_id, table.saved_table_id):
+        raise DataLoss(
+            f"{where}: has rows of {facts.table} of cluster {facts.cluster_id:x}; the manifest means a table of "
+            f"cluster {cluster_id:x}"
+        )
+    return rows
 
 
 def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:

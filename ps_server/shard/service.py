@@ -56,8 +56,10 @@ class ShardService:
         )
 
     async def SetRoute(self, request: pb.SetRouteRequest, context: Any) -> pb.SetRouteReply:
-        """Takes a slot map over."""
-        self._engine().set_route(request.route)
+        """Takes a slot map over, and which tables are refused."""
+        engine = self._engine()
+        engine.set_route(request.route)
+        await asyncio.to_thread(engine.refuse, request.refusal)
         return pb.SetRouteReply()
 
     async def HoldJob(self, request: pb.HoldJobRequest, context: Any) -> pb.HoldJobReply:

@@ -453,6 +453,46 @@ TEST_CASE("callers share a client; a shard that comes back is found again") {
   REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
 }
 
+TEST_CASE("rows of a refused table are neither read nor written, and those of others are") {
+  const auto refused = sgd_table("t/refused", 4);
+  const auto served = sgd_table("t/served", 4);
+  Cluster cluster(1, {refused, served});
+  cluster.set_job(0u, 2);
+  const auto client = take(Client::connect(cluster.client_options()));
+  const Grouped grouped(*client, refused.id, {1, 2});
+  const Grouped other(*client, served.id, {1, 2});
+  std::vector<float> rows(8), grads(8, 1.0f);
+  const auto pull = grouped.pull(refused, rows.data());
+  const auto push = grouped.push(refused, grads.data(), 1.0f);
+  REQUIRE_OK(client->commit({}, {.sequence = 1, .step = 0}));
+  Status parked;
+  std::thread waiting([&] {
+    std::vector<float> mine(8);
+    const auto later = grouped.pull(refused, mine.data());
+    parked = client->pull(std::span(&later, 1), {.step = 1});
+  });
+  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  while (cluster.servers[0]->stats().commits.pulls_waiting == 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(1ms);
+  }
+  const Status reason(Code::kFailedPrecondition, "they are not whole");
+  REQUIRE_OK(cluster.servers[0]->refuse_tables(reason, {refused.id}, 10s));
+  waiting.join();
+  CHECK(parked.message().find("they are not whole") != std::string::npos);
+  REQUIRE_OK(cluster.servers[0]->set_route(1, cluster.slot_owner));  // which ends no refusal
+  const auto is_refused = [](const Status& status) {
+    return status.code() == Code::kFailedPrecondition && status.message().find("not whole") != std::string::npos;
+  };
+  CHECK(is_refused(client->pull(std::span(&pull, 1), {})));
+  CHECK(is_refused(client->commit(std::span(&push, 1), {.sequence = 2, .step = 1})));
+  CHECK(is_refused(client->assign(std::span(&push, 1), {.sequence = 3})));
+  CHECK(cluster.stores[0]->stats()[0].rows == 0);
+  const auto pull_other = other.pull(served, rows.data());
+  REQUIRE_OK(client->pull(std::span(&pull_other, 1), {}));
+  REQUIRE_OK(cluster.servers[0]->refuse_tables(Status::ok(), {}, 10s));
+  REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
+}
+
 TEST_CASE("a draining shard refuses new requests, and its parked pulls are told") {
   const auto table = sgd_table("t/a", 4);
   Cluster cluster(1, {table});

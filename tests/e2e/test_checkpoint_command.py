@@ -51,5 +51,10 @@ def test_the_command(launcher, tmp_path):
         assert "restored 100 rows of " in out
         with sr.connect(other.address, "ads", staleness=None) as session:
             np.testing.assert_array_equal(session.table("person").pull(keys), expected)
+    # It was read whole last, and the newest one is damaged.
+    assert "nothing to remove" in run(launcher, "prune", url, "--keep=1")
+    data[-3] ^= 1
+    part.write_bytes(data)
+    run(launcher, "verify", url)
     assert "removed save-000002" in run(launcher, "prune", url, "--keep=1")
     assert "nothing to remove" in run(launcher, "prune", url, "--keep=1")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,7 +89,7 @@ class TrainingSide:
         def engine() -> Any:
             if self._servers[shard] is None:
                 raise Unavailable(f"shard {shard} is starting")
-            return SimpleNamespace(store=self.stores[shard], cluster_id=self.cluster_id)
+            return SimpleNamespace(store=self.stores[shard], cluster_id=self.cluster_id, followed=nullcontext)
 
         def add(grpc_server: Any) -> None:
             add_changes(ChangesService(engine), grpc_server)

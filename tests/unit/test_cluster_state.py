@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.schema import Adam, TableSchema
 from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.damage import Damage
 from sparserow.ps_server.coordinator.faults import Process
 from sparserow.ps_server.coordinator.lost_commits import Whose
 from sparserow.ps_server.coordinator.membership import JobTerms
@@ -42,6 +44,7 @@ def filled() -> Cluster:
     cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     cluster.lost.add(Whose(1, 7, 0, 1, is_steps=True), 10, 19)
+    cluster.damage = Damage("/ckpt/save-000003", {7, 9}, request=pb.RestoreRequest(url="/ckpt", name="save-000003"))
     return cluster
 
 
@@ -70,6 +73,7 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.rosters == before.rosters
     assert after.faults.listed() == before.faults.listed()
     assert after.faults.processes == before.faults.processes
+    assert after.damage == before.damage
 
 
 def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() -> None:
@@ -81,10 +85,11 @@ def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() 
     assert after.shards.register(2, instance=100, now=51.0, **place).restoring
 
 
-def test_a_state_of_the_version_before_has_no_faults() -> None:
+def test_a_state_of_the_version_before_has_no_faults_and_no_damage() -> None:
     document = filled().to_document()
-    del document["faults"]
-    assert Cluster.from_document(document, OPTIONS, now=50.0).faults.listed() == []
+    del document["faults"], document["damage"]
+    after = Cluster.from_document(document, OPTIONS, now=50.0)
+    assert (after.faults.listed(), after.damage) == ([], None)
 
 
 def test_clusters_have_ids_of_their_own() -> None:
@@ -105,7 +110,7 @@ def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None
         Cluster.from_document(filled().to_document(), options, now=0.0)
 
 
-@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost"}))
+@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost", "damage"}))
 def test_a_document_without_a_part_is_damaged(key: str) -> None:
     document = filled().to_document()
     del document[key]

@@ -1,0 +1,161 @@
+"""Restores and saves of a coordinator whose disk is full, or whose shards refuse, at each stage; shards are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError, Unavailable
+from sparserow.proto.schema import SGD, TableSchema
+from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.operations import Operations
+from sparserow.ps_server.coordinator.restores import Restores
+from sparserow.ps_server.coordinator.saves import Saves
+from sparserow.ps_server.coordinator.shards import Shard
+
+DEADLINE_SEC = 60.0
+
+
+class FakeFleet:
+    """Notes what a shard is told, and fails at one stage."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.stages: list[str] = []
+        self.fails_at = ""
+        self.refused: list[int] = []
+        self.rows = 5
+
+    def at(self, stage: str) -> None:
+        self.stages.append(stage)
+        if stage == self.fails_at:
+            raise DataLoss(f"{stage} failed")
+
+    async def stats(self, *_: Any) -> pb.ShardStatsReply:
+        ids = [schema.id for schema in self.cluster.registry.tables()]
+        return pb.ShardStatsReply(tables=[pb.TableUsage(table_id=table_id, rows=self.rows) for table_id in ids])
+
+    async def tell_refusal(self) -> None:
+        self.refused = list(self.cluster.refusal().table_ids)
+        self.at("refuse" if self.refused else "open")
+
+    async def stream(self, _shard: Shard, _method: str, request: pb.LoadRequest) -> AsyncIterator[pb.LoadReply]:
+        self.at("verify" if request.verify_only else "load")
+        yield pb.LoadReply(rows=7)
+
+    async def cut(self, *_: Any) -> list[pb.CutReply]:
+        self.cluster.loads += 1  # a restore begins
+        return [pb.CutReply(windows_json="[]")]
+
+    async def end_cut(self, *_: Any) -> None:
+        self.at("end cut")
+
+
+class Disk:
+    """Where the cluster's state goes; full at the n-th write from now on."""
+
+    def __init__(self) -> None:
+        self.left = 1 << 30
+
+    def save(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ResourceExhausted("the disk is full")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """One shard that serves a table, of which there is a checkpoint."""
+    made = Cluster.create(ClusterOptions(shards=1, slot_count=64))
+    schema, _ = made.registry.admit(TableSchema("ads", "user", 8, SGD()))
+    folder = Folder(str(tmp_path))
+    name = files.begin_folder(folder)
+    manifest = files.Manifest(
+        name=name,
+        created=files.now_text(),
+        cluster_id=made.cluster_id,
+        slot_count=64,
+        shards=1,
+        lineage=1,
+        tables=(files.TableEntry(schema, ()),),
+    )
+    (folder / name).put(files.FILE, manifest.to_bytes())
+    made.shards.register(0, instance=1, control=("127.0.0.1", 1), pid=1, tables=0, now=0.0)
+    made.shards.heartbeat(0, instance=1, data=("127.0.0.1", 2), draining=False, now=0.0)
+    made.shards.mark_serving(0, 1)
+    made.has_rows_in("/before", manifest)
+    return made
+
+
+def restored(cluster: Cluster, fleet: FakeFleet, disk: Disk, url: Path) -> pb.RestoreReply:
+    async def scene() -> pb.RestoreReply:
+        operations = Operations(cluster, fleet, disk.save)  # type: ignore[arg-type]
+        restores = Restores(cluster, fleet, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
+        try:
+            return await restores.restore(pb.RestoreRequest(url=str(url)))
+        finally:
+            await restores.close()
+
+    return asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
+
+
+def test_rows_are_verified_and_refused_before_they_go(cluster: Cluster, tmp_path: Path) -> None:
+    fleet = FakeFleet(cluster)
+    assert restored(cluster, fleet, Disk(), tmp_path).rows == 7
+    assert fleet.stages == ["verify", "refuse", "load", "open"]
+    assert (cluster.damage, cluster.rows_source) == (None, (str(tmp_path), "save-000001"))
+    fleet.rows = 0
+    fleet.stages.clear()
+    restored(cluster, fleet, Disk(), tmp_path)
+    assert fleet.stages == ["refuse", "load", "open"], "an empty cluster has nothing to lose"
+
+
+@pytest.mark.parametrize("stage", ["verify", "refuse", "disk"])
+def test_what_fails_before_a_table_is_emptied_changes_nothing(cluster: Cluster, tmp_path: Path, stage: str) -> None:
+    fleet, disk = FakeFleet(cluster), Disk()
+    fleet.fails_at = stage
+    if stage == "disk":
+        disk.left = 0
+    with pytest.raises(SparserowError, match=f"{stage} (failed|is full)"):
+        restored(cluster, fleet, disk, tmp_path)
+    assert "load" not in fleet.stages
+    assert (cluster.damage, cluster.rows_source, fleet.refused) == (None, ("/before", "save-000001"), [])
+
+
+@pytest.mark.parametrize("stage", ["load", "disk"])
+def test_what_fails_afterwards_is_damage(cluster: Cluster, tmp_path: Path, stage: str) -> None:
+    fleet, disk = FakeFleet(cluster), Disk()
+    fleet.fails_at = stage
+    if stage == "disk":
+        disk.left = 1
+    with pytest.raises(SparserowError, match=f"{stage} (failed|is full)"):
+        restored(cluster, fleet, disk, tmp_path)
+    assert cluster.damage is not None
+    assert stage in cluster.damage.failure
+    assert fleet.refused == sorted(cluster.damage.table_ids) == [schema.id for schema in cluster.registry.tables()]
+    again = Cluster.from_document(cluster.to_document(), ClusterOptions(shards=1, slot_count=64), now=0.0)
+    assert again.damage == cluster.damage
+    with pytest.raises(FailedPrecondition, match=r"the cluster is damaged, since the restore of .*save-000001 failed"):
+        again.check_whole()
+    fleet.fails_at = ""
+    restored(cluster, fleet, Disk(), tmp_path)
+    assert (cluster.damage, fleet.refused) == (None, [])
+
+
+def test_a_cut_that_falls_into_a_restore_is_no_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    async def scene() -> None:
+        fleet = FakeFleet(cluster)
+        saves = Saves(cluster, fleet, Operations(cluster, fleet, lambda: None), lambda: None)  # type: ignore[arg-type]
+        name = (await saves.begin(pb.BeginSaveRequest(url=str(tmp_path)))).name
+        with pytest.raises(Unavailable, match="rows were restored while the cut was taken; save again"):
+            await saves.enter(pb.EnterSaveRequest(url=str(tmp_path), name=name, keep=1))
+        await saves.close()
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
+    assert files.list_names(Folder(str(tmp_path))) == ["save-000001"]
