@@ -164,6 +164,9 @@ class TableSchema:
     def init(self) -> InitSpec: ...
     @property
     def optimizer(self) -> OptimizerSpec: ...
+    @property
+    def has_filter(self) -> bool:
+        """Whether the table counts keys that have no row."""
 
 class TableStats:
     """Rows of a table, their bytes (weights and state alone; memory as allocated), and what is on the SSD alone."""

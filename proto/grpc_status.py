@@ -15,6 +15,8 @@ LEADER_KEY = "sparserow-leader"
 # silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets TCP_USER_TIMEOUT to
 # the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
 _SILENCE_MS = 10_000
+# What a cluster says of all its tables grows with them: gRPC's own bound of 4 MiB is reached at some thousands.
+_MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -22,8 +24,13 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 3_600_000),
     ("grpc.keepalive_timeout_ms", _SILENCE_MS),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
 )
-SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.keepalive_timeout_ms", _SILENCE_MS))
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_timeout_ms", _SILENCE_MS),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+)
 
 _STATUS: dict[str, grpc.StatusCode] = {
     "InvalidArgument": grpc.StatusCode.INVALID_ARGUMENT,

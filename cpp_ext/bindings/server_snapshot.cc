@@ -114,11 +114,9 @@ template <NextPage kNext>
 py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_bytes) {
   std::uint32_t dim = 0;
   Dtype dtype = Dtype::kFloat32;
-  for (const TableSchema& schema : box.snapshot->tables()) {
-    if (schema.id == table_id) {
-      dim = schema.dim;
-      dtype = schema.dtype;
-    }
+  if (const TableSchema* schema = box.snapshot->schema(table_id); schema != nullptr) {
+    dim = schema->dim;
+    dtype = schema->dtype;
   }
   std::optional<Result<SnapshotPage>> got;
   {

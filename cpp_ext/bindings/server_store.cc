@@ -96,7 +96,8 @@ void bind_schema(py::module_& module) {
       .def_property_readonly("dtype", [](const TableSchema& self) { return name_of(kDtypes, self.dtype); })
       .def_readonly("seed", &TableSchema::seed)
       .def_readonly("init", &TableSchema::init)
-      .def_readonly("optimizer", &TableSchema::optimizer);
+      .def_readonly("optimizer", &TableSchema::optimizer)
+      .def_property_readonly("has_filter", [](const TableSchema& self) { return self.policy.has_filter(); });
 }
 
 double wall_seconds(HoldTimes held) { return static_cast<double>(held.wall_nanoseconds) * 1e-9; }

@@ -16,6 +16,7 @@ constexpr std::uint64_t kSliceNanoseconds = 1'000'000;   // of dumping, between 
 constexpr std::uint64_t kPause = 3;                      // times the slice
 constexpr std::size_t kFetchedAhead = 4;                 // rows
 constexpr std::size_t kImageBytes = sizeof(SavedImage);  // of an image beside its data
+constexpr std::uint64_t kSmallTableBytes = 4u << 20;     // of rows: a 64th of them is copied under a stripe's lock
 
 }  // namespace
 
@@ -106,6 +107,11 @@ std::vector<TableSchema> Store::Snapshot::tables() const {
   std::sort(schemas.begin(), schemas.end(),
             [](const TableSchema& left, const TableSchema& right) { return left.name < right.name; });
   return schemas;
+}
+
+const TableSchema* Store::Snapshot::schema(std::uint32_t table_id) const noexcept {
+  const auto found = dumps_.find(table_id);
+  return found == dumps_.end() ? nullptr : &found->second->table->schema;
 }
 
 bool Store::Snapshot::is_whole(std::uint32_t slot) const noexcept {
@@ -228,6 +234,80 @@ void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, 
   }
 }
 
+bool Store::Snapshot::is_small(const Table& table, std::uint64_t max_bytes) const {
+  std::uint64_t rows = 0;
+  for (std::uint32_t stripe = 0; stripe < store_.slots.stripe_count(); ++stripe) {
+    const std::shared_lock lock(store_.stripes[stripe].mutex);
+    if (table.stripes[stripe] != nullptr) rows += table.stripes[stripe]->slab.rows();
+    rows += table.ssd_rows[stripe];
+  }
+  return rows * (table.layout.data_bytes + kHeadColumns) <= std::min(max_bytes, kSmallTableBytes);
+}
+
+// As collect(), of all slots of a stripe at once. False, and nothing is taken, when the SSD alone has some of its rows.
+bool Store::Snapshot::collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out) {
+  const Table& table = *dump.table;
+  const SlotOrder& slots = store_.slots;
+  const std::uint32_t stripes = slots.stripe_count();
+  const auto per_stripe = static_cast<std::uint32_t>(slot_versions_.size()) / stripes;
+  const std::shared_lock lock(store_.stripes[stripe].mutex);
+  if (table.ssd_rows[stripe] > 0) return false;
+  if (const TableStripe* rows = table.stripes[stripe].get(); rows != nullptr) {
+    for (std::uint64_t path = 0;;) {
+      out.entries.clear();
+      const std::uint64_t next =
+          rows->index.visit_range(path, [&](std::uint64_t at, std::uint32_t id) { out.entries.push_back({at, id}); });
+      for (const RowIndex::Entry& entry : out.entries) {
+        const RowRef row = rows->slab.at(entry.row);
+        const std::uint32_t slot = slots.slot_in_stripe(entry.path) * stripes + stripe;
+        if (is_wanted(slot, row.version()))
+          add(out, table, entry.path, row.version(), row.update_count(), row.weights());
+      }
+      if (next == 0) break;
+      path = next;
+    }
+  }
+  const bool has_images = !dump.sides[stripe].by_slot.empty();
+  for (std::uint32_t at = has_images ? 0 : per_stripe - 1; at < per_stripe; ++at) {
+    take_images(dump, at * stripes + stripe, 0, true, out);
+  }
+  return true;
+}
+
+Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used) {
+  SnapshotPage page = begin_page(dump, std::min(max_bytes, kSmallTableBytes), std::move(used));
+  const std::uint32_t stripes = store_.slots.stripe_count();
+  Slot rows;
+  HoldClock slice;
+  const auto put_rows = [&](std::uint32_t stripe) {
+    for (const Row& row : rows.rows) {
+      put(page, dump, stripe, row.path, row.version, row.update_count, rows.data.data() + row.at);
+    }
+    rows.rows.clear();
+    rows.data.clear();
+    rows.by_path.clear();
+    pace(slice);
+  };
+  for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
+    SR_RETURN_IF_ERROR(failure());
+    if (collect_stripe(dump, stripe, rows)) {
+      std::sort(rows.rows.begin(), rows.rows.end(),
+                [](const Row& left, const Row& right) { return left.path < right.path; });
+      put_rows(stripe);
+      continue;
+    }
+    for (std::uint32_t slot = stripe; slot < slot_versions_.size(); slot += stripes) {
+      SR_RETURN_IF_ERROR(collect(dump, slot, rows));
+      put_rows(stripe);
+    }
+  }
+  note_progress();
+  dump.slot = static_cast<std::uint32_t>(slot_versions_.size());
+  dump.images->clear();
+  page.end_slot = dump.slot;
+  return page;
+}
+
 // Images of paths before end_path (of the whole slot, at its end); these paths count as handed out from now on. The
 // stripe's lock is held, shared at least: only writers, who hold it exclusively, look at sides.
 void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out) {
@@ -341,6 +421,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   const auto found = dumps_.find(table_id);
   if (found == dumps_.end()) return unknown_table(table_id);
   Dump& dump = *found->second;
+  if (dump.slot == 0 && is_small(*dump.table, max_bytes)) return whole_table(dump, max_bytes, std::move(used));
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
   Slot slot;

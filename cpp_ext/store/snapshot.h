@@ -74,6 +74,8 @@ class Store::Snapshot {
   // ---- the dump
 
   [[nodiscard]] std::vector<TableSchema> tables() const;
+  // Null: there was no such table at the cut.
+  [[nodiscard]] const TableSchema* schema(std::uint32_t table_id) const noexcept;
   [[nodiscard]] std::uint16_t lineage() const noexcept { return lineage_; }
   // (slot_count) the last version given in each slot.
   [[nodiscard]] const std::vector<std::uint64_t>& slot_versions() const noexcept { return slot_versions_; }
@@ -82,7 +84,8 @@ class Store::Snapshot {
   // What a page should hold so that three have room beside the images: a sixteenth of the budget, at least
   // kLeastPageBytes, at most `most`.
   [[nodiscard]] std::uint64_t page_bytes(std::uint64_t most) const noexcept;
-  // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end.
+  // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end. A
+  // table of few rows comes in one page, by stripe and hash: its cost is that of its rows, not of the slots.
   // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound. used: its memory is used
   // again.
   Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used = {});
@@ -140,6 +143,9 @@ class Store::Snapshot {
            const std::byte* data) const;
   Status collect(Dump& dump, std::uint32_t slot, Slot& out);
   void collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd);
+  [[nodiscard]] bool is_small(const Table& table, std::uint64_t max_bytes) const;
+  [[nodiscard]] bool collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out);
+  Result<SnapshotPage> whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used);
   void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out);
   [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
     return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);

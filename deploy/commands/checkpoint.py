@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +39,7 @@ def save_(
     full_every: Annotated[
         int, typer.Option(help="Of so many saves one holds all rows, the others those that changed; 1: each holds all.")
     ] = 1,
+    verify: Annotated[bool, typer.Option("--verify", help="Then read it back whole and compare checksums.")] = False,
 ) -> None:
     """Save all tables as they are at one instant, after whole commits; jobs go on meanwhile."""
     from rich.console import Console
@@ -65,6 +67,8 @@ def save_(
                     raise error_of(reply.problem_code, f"save: {reply.problem}")
                 display.update(task, completed=reply.bytes)
     typer.echo(f"saved {reply.rows:,} rows to {folder}/{name}")
+    if verify:
+        _verify(folder, name)
 
 
 @app.command("restore")
@@ -140,16 +144,21 @@ def verify_(url: Url, *, name: Name = None) -> None:
 
     The last one that was read whole is kept when others are removed.
     """
+    _verify(url, name)
+
+
+def _verify(url: str, name: str | None) -> None:
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
     from ...proto.errors import SparserowError
 
-    chain = files.read_chain(Folder(url), name)
-    size = files.verify(Folder(url), chain)
+    folder = Folder(url)
+    chain = files.read_chain(folder, name)
+    size = files.verify(folder, chain)
     try:
-        files.note_read_whole(Folder(url), chain[-1].name)
-    except SparserowError as error:
-        typer.echo(f"{url}: it is not noted that {chain[-1].name} was read whole, so saves may remove it: {error}")
+        files.note_read_whole(folder, chain[-1].name)
+    except (SparserowError, NotImplementedError) as error:  # a store that is only read, say
+        typer.echo(f"saves may remove {chain[-1].name}, since it is not noted as read whole: {error}")
     count = sum(len(found.files()) for found in chain)
     typer.echo(f"{chain[-1].name}: {count} files, {size:,} bytes: all as they were written")
 
@@ -192,7 +201,11 @@ def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="How many of the 
 
 
 def _tables_of(found: Manifest) -> Table:
+    """Of a file that tables share, each has its rows' share of the bytes."""
     table = _table("table", "rows", "dim", "dtype", "optimizer", "files", "MiB")
+    rows_in = Counter[str]()
+    for entry in found.tables:
+        rows_in.update({part.file: part.rows for part in entry.parts})
     for entry in found.tables:
         schema = entry.schema
         table.add_row(
@@ -202,7 +215,7 @@ def _tables_of(found: Manifest) -> Table:
             schema.dtype,
             type(schema.optimizer).__name__,
             str(len(entry.parts)),
-            f"{sum(part.bytes for part in entry.parts) / 2**20:,.1f}",
+            f"{sum(part.bytes * part.rows / rows_in[part.file] for part in entry.parts) / 2**20:,.1f}",
         )
     return table
 

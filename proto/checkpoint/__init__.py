@@ -2,7 +2,7 @@
 
     URL/save-000001/                     one checkpoint; without manifest.json it is none
         manifest.json                    what belongs to it, with sizes and checksums (manifest.py)
-        rows.NAMESPACE.TABLE.SHARD.N.safetensors   rows of a run of slots (row_parts.py)
+        rows.SHARD.N.safetensors         rows of a table, or of several small ones (row_parts.py)
         slots.SHARD.safetensors          the last version given in each slot
         worker.RANK.safetensors          dense side, optimizers, reader, random numbers of a worker (state_tree.py)
 

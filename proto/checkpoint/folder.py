@@ -110,6 +110,18 @@ class Folder:
                 return []
         return sorted(name for name in (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found) if name)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file that lies in it, by name, as of one listing; none when it does not exist."""
+        with typed(self.url):
+            self._file_system.invalidate_cache()
+            try:
+                found = self._again(lambda: self._file_system.ls(self._path, detail=True))
+            except FileNotFoundError:
+                return {}
+        sizes = {str(it["name"]).rsplit("/", 1)[-1]: it["size"] for it in found if it["type"] == "file"}
+        # A listing over HTTP has no sizes.
+        return {name: self.size(name) if size is None else int(size) for name, size in sizes.items()}
+
     def exists(self, name: str) -> bool:
         """Whether a file of that name is there."""
         with typed(self.url):

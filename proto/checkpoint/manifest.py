@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -13,76 +14,20 @@ import xxhash
 
 from .. import control_pb2 as pb
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, SparserowError
-from ..schema import TableSchema
 from ..schema_message import message_of_schema, schema_of_message
+from .entries import FileFacts as FileFacts
+from .entries import JobEntry as JobEntry
+from .entries import PartEntry as PartEntry
+from .entries import SlotsEntry as SlotsEntry
+from .entries import TableEntry as TableEntry
+from .entries import WorkerEntry as WorkerEntry
 from .folder import Folder
 
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, 2)  # that this program reads
 FILE = "manifest.json"
 READ_WHOLE_FILE = "read-whole.json"
 _NAME = re.compile(r"save-(\d{6,})")
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """A file of a checkpoint or published model: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
-
-    file: str
-    bytes: int
-    xxh3: str
-
-
-@dataclass(frozen=True)
-class PartEntry(FileFacts):
-    """Rows of one table in slots [first_slot, end_slot) of one shard."""
-
-    shard: int
-    first_slot: int
-    end_slot: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """A table and its rows."""
-
-    schema: TableSchema
-    parts: tuple[PartEntry, ...]
-
-    @property
-    def rows(self) -> int:
-        """How many."""
-        return sum(part.rows for part in self.parts)
-
-
-@dataclass(frozen=True)
-class WorkerEntry(FileFacts):
-    """What a worker gave: dense side, optimizers, reader, random numbers."""
-
-    rank: int
-    worker_id: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class JobEntry:
-    """A job at the cut.
-
-    Attributes:
-        step: the last one in the cut, -1 before the first; without staleness 0 the highest of any worker.
-        sequences: (worker id, epoch, last sequence in the cut).
-        windows: by shard, what each knew of the workers' commits (``install_jobs`` of the native server).
-        data: how much of an epoch the rows have, where the coordinator leases data; else {}.
-    """
-
-    job_id: int
-    name: str
-    staleness: int | None
-    generation: int
-    step: int
-    sequences: tuple[tuple[int, int, int], ...]
-    windows: tuple[dict[str, Any], ...]
-    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +41,9 @@ class Manifest:
         slots: files with the last version given in each slot, and whether the slot is here with all its rows.
         base: name of the checkpoint in the same folder that this one adds what changed to; empty: it has all rows.
         chain: how many checkpoints it needs beside itself; ``chain_bytes`` of rows are in those that have not all.
+        needs: their names, the oldest first; empty also where a program wrote it that did not note them.
+        full_bytes: of the rows of the oldest of them, which has all; 0 likewise.
+        since_full: saves since one had all rows.
         job: id of the job whose workers gave their states; 0: rows alone.
         config: what the job was made of, as its author gave it.
     """
@@ -107,13 +55,16 @@ class Manifest:
     shards: int
     lineage: int
     tables: tuple[TableEntry, ...] = ()
-    slots: tuple[FileFacts, ...] = ()
+    slots: tuple[SlotsEntry, ...] = ()
     jobs: tuple[JobEntry, ...] = ()
     workers: tuple[WorkerEntry, ...] = ()
     job: int = 0
     base: str = ""
     chain: int = 0
     chain_bytes: int = 0
+    needs: tuple[str, ...] = ()
+    full_bytes: int = 0
+    since_full: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
 
@@ -130,7 +81,7 @@ class Manifest:
     @property
     def row_bytes(self) -> int:
         """Of the files of its rows."""
-        return sum(part.bytes for table in self.tables for part in table.parts)
+        return sum(facts.bytes for facts in _distinct(part for table in self.tables for part in table.parts))
 
     @property
     def size(self) -> int:
@@ -138,12 +89,22 @@ class Manifest:
         return sum(facts.bytes for facts in self.files())
 
     def files(self) -> list[FileFacts]:
-        """All files but the manifest."""
-        return [*(part for table in self.tables for part in table.parts), *self.slots, *self.workers]
+        """All files but the manifest, each once."""
+        return _distinct([*(part for table in self.tables for part in table.parts), *self.slots, *self.workers])
+
+    def check_names(self) -> None:
+        """Raises DataLoss when two different files have one name."""
+        known: dict[str, tuple[int, str]] = {}
+        for facts in (*(part for table in self.tables for part in table.parts), *self.slots, *self.workers):
+            if known.setdefault(facts.file, (facts.bytes, facts.xxh3)) != (facts.bytes, facts.xxh3):
+                raise DataLoss(f"{self.name}: two files are named {facts.file}")
 
     def to_bytes(self) -> bytes:
         """The file."""
-        document = asdict(self)
+        document = asdict(replace(self, tables=()))
+        parts = {part.file: part for table in self.tables for part in table.parts}
+        number = {file: index for index, file in enumerate(parts)}
+        document["parts"] = [[part.file, part.bytes, part.xxh3, part.shard] for part in parts.values()]
         document["tables"] = [
             {
                 "name": table.schema.full_name,
@@ -151,7 +112,7 @@ class Manifest:
                 "optimizer": type(table.schema.optimizer).__name__,
                 "dim": table.schema.dim,
                 "dtype": table.schema.dtype,
-                "parts": [asdict(part) for part in table.parts],
+                "parts": [[number[part.file], part.first_slot, part.end_slot, part.rows] for part in table.parts],
             }
             for table in self.tables
         ]
@@ -170,20 +131,24 @@ class Manifest:
         try:
             document = json.loads(data)
             body = document["checkpoint"]
-            if body["format"] != FORMAT:
-                raise FailedPrecondition(f"{where}: has format {body['format']}; this program reads format {FORMAT}")
+            if body["format"] not in FORMATS:
+                raise FailedPrecondition(f"{where}: has format {body['format']}; this program reads formats 1 and 2")
             if document["xxh3"] != _checksum(json.dumps(body, sort_keys=True)):
                 raise DataLoss(f"{where}: is damaged: its checksum does not hold")
-            del body["format"]
+            is_first = body.pop("format") == 1
+            written = body.pop("parts", ())
             body["cluster_id"] = int(body["cluster_id"], 16)
             body["tables"] = tuple(
                 TableEntry(
                     schema_of_message(pb.TableSchema.FromString(base64.b64decode(table["schema"]))),
-                    tuple(PartEntry(**part) for part in table["parts"]),
+                    tuple(PartEntry(**part) if is_first else _part_of(part, written) for part in table["parts"]),
                 )
                 for table in body["tables"]
             )
-            body["slots"] = tuple(FileFacts(**entry) for entry in body["slots"])
+            every_slot = {"first_slot": 0, "end_slot": body["slot_count"]}
+            body["slots"] = tuple(SlotsEntry(**{**every_slot, **entry}) for entry in body["slots"])
+            body["needs"] = tuple(body.get("needs", ()))
+            body.setdefault("since_full", body["chain"])
             body["workers"] = tuple(WorkerEntry(**entry) for entry in body["workers"])
             body["jobs"] = tuple(_job_of(entry) for entry in body["jobs"])
             return Manifest(**body)
@@ -195,6 +160,16 @@ class Manifest:
 
 def _checksum(text: str) -> str:
     return str(xxhash.xxh3_64_hexdigest(text.encode()))
+
+
+def _part_of(part: list[int], written: list[list[Any]]) -> PartEntry:
+    number, first_slot, end_slot, rows = part
+    file, size, xxh3, shard = written[number]
+    return PartEntry(file, size, xxh3, shard, first_slot, end_slot, rows)
+
+
+def _distinct(facts: Iterable[FileFacts]) -> list[FileFacts]:
+    return list({each.file: each for each in facts}.values())
 
 
 def _job_of(entry: dict[str, Any]) -> JobEntry:
@@ -213,10 +188,18 @@ def number_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def list_names(folder: Folder) -> list[str]:
-    """Checkpoints in a folder, the oldest first."""
-    found = [name for name in folder.names() if number_of(name) is not None and (folder / name).exists(FILE)]
-    return sorted(found, key=lambda name: number_of(name) or 0)
+def list_names(folder: Folder, known: set[str] | None = None) -> list[str]:
+    """Checkpoints in a folder, the oldest first.
+
+    Args:
+        folder: where they are.
+        known: names that have been seen with a manifest, which are not looked at again; it is brought up to date.
+    """
+    known = set() if known is None else known
+    there = [name for name in folder.names() if number_of(name) is not None]
+    known.intersection_update(there)
+    known.update(name for name in there if name not in known and (folder / name).exists(FILE))
+    return sorted(known, key=lambda name: number_of(name) or 0)
 
 
 def read_manifest(folder: Folder, name: str | None = None) -> Manifest:
@@ -226,15 +209,27 @@ def read_manifest(folder: Folder, name: str | None = None) -> Manifest:
         NotFound: there is no such checkpoint.
         DataLoss, FailedPrecondition: as :meth:`Manifest.of_bytes`.
     """
-    names = list_names(folder)
-    if name is None and not names:
-        raise NotFound(f"{folder.url}: there is no checkpoint")
-    name = names[-1] if name is None else name
-    if name not in names:
-        raise NotFound(f"{folder.url}: there is no checkpoint {name!r}; there are: {', '.join(names) or 'none'}")
-    held = folder / name
-    manifest = Manifest.of_bytes(bytes(held.read(FILE)), f"{held.url}/{FILE}")
-    return replace(manifest, name=name)
+    if name is None:
+        return _newest(folder)
+    try:
+        if number_of(name) is None:
+            raise NotFound(f"{name!r} is no name of a checkpoint")
+        data = (folder / name).read(FILE)
+    except NotFound:
+        there = ", ".join(list_names(folder)) or "none"
+        raise NotFound(f"{folder.url}: there is no checkpoint {name!r}; there are: {there}") from None
+    return replace(Manifest.of_bytes(bytes(data), f"{folder.url}/{name}/{FILE}"), name=name)
+
+
+def _newest(folder: Folder) -> Manifest:
+    there = [name for name in folder.names() if number_of(name) is not None]
+    for name in sorted(there, key=lambda name: number_of(name) or 0, reverse=True):
+        try:
+            data = (folder / name).read(FILE)
+        except NotFound:
+            continue  # being written, or left by a save that was killed
+        return replace(Manifest.of_bytes(bytes(data), f"{folder.url}/{name}/{FILE}"), name=name)
+    raise NotFound(f"{folder.url}: there is no checkpoint")
 
 
 def read_chain(folder: Folder, name: str | None = None) -> list[Manifest]:
@@ -256,10 +251,25 @@ def read_chain(folder: Folder, name: str | None = None) -> list[Manifest]:
     return chain
 
 
-def begin_folder(folder: Folder) -> str:
+def needs_of(folder: Folder, manifest: Manifest) -> tuple[str, ...]:
+    """Names of the checkpoints that one adds to, the oldest first.
+
+    Raises:
+        DataLoss: as :func:`read_chain`, where a program wrote it that did not note them.
+    """
+    if manifest.needs or not manifest.base:
+        return manifest.needs
+    return tuple(each.name for each in read_chain(folder, manifest.name)[:-1])
+
+
+def begin_folder(folder: Folder, known: set[str] | None = None) -> str:
     """Makes the folder of a new checkpoint, and removes what killed saves have left.
 
     One cluster at a time saves to a folder.
+
+    Args:
+        folder: where checkpoints are kept.
+        known: as in :func:`list_names`.
 
     Raises:
         FailedPrecondition, ResourceExhausted: it cannot be made.
@@ -267,12 +277,16 @@ def begin_folder(folder: Folder) -> str:
     folder.make()
     folder.abort_uploads("save-")
     last = 0
-    for name in folder.names():
+    known, names = set() if known is None else known, folder.names()
+    known.intersection_update(names)
+    for name in names:
         number = number_of(name)
         if number is None:
             continue
         last = max(last, number)
-        if not (folder / name).exists(FILE):
+        if name in known or (folder / name).exists(FILE):
+            known.add(name)
+        else:
             (folder / name).remove()
     made = f"save-{last + 1:06d}"
     (folder / made).make()
@@ -289,6 +303,20 @@ def verify(folder: Folder, chain: list[Manifest]) -> int:
         for facts in manifest.files():
             check_file(folder / manifest.name, facts)
     return sum(manifest.size for manifest in chain)
+
+
+def check_written(written: Folder, manifest: Manifest) -> None:
+    """Compares a checkpoint's folder with its manifest, which is not written yet: names and sizes, by one listing.
+
+    Raises:
+        DataLoss: two files have one name, or a file is missing or has another size.
+    """
+    manifest.check_names()
+    sizes = written.sizes()
+    for facts in manifest.files():
+        if sizes.get(facts.file) != facts.bytes:
+            found = f"has {sizes[facts.file]} bytes" if facts.file in sizes else "is missing"
+            raise DataLoss(f"{written.url}/{facts.file}: {found}; {facts.bytes} were written")
 
 
 def check_file(held: Folder, facts: FileFacts) -> memoryview:
@@ -336,7 +364,7 @@ def last_read_whole(folder: Folder) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def prune(folder: Folder, keep: int) -> list[str]:
+def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]:
     """Removes all but the newest ``keep`` checkpoints, the one that was read whole last, and those that they add to.
 
     Returns:
@@ -347,9 +375,11 @@ def prune(folder: Folder, keep: int) -> list[str]:
     """
     if keep < 1:
         raise InvalidArgument(f"checkpoint.keep: {keep} is not allowed; allowed: >= 1")
-    names = list_names(folder)
+    names = list_names(folder, known)
     kept = {*names[-keep:], last_read_whole(folder)}.intersection(names)
-    needed = {manifest.name for name in kept for manifest in read_chain(folder, name)}
+    needed = set(kept)
+    for name in kept:
+        needed.update(needs_of(folder, read_manifest(folder, name)))
     gone = [name for name in names if name not in needed]
     for name in gone:
         (folder / name).remove()

@@ -1,13 +1,18 @@
-"""Rows of a run of slots of one table as a safetensors file: what a shard writes, and any shard or program reads.
+"""Rows as a safetensors file: what a shard writes, and any shard or program reads.
 
 Tensors, n rows each: ``key`` uint64, ``weight`` (n, dim) as the table stores it, ``state`` (n, floats of the
 optimizer) float32, ``version`` uint64 (lineage << 48 | the slot's sequence), ``update_count`` uint32; and where the
 table's policy asks for it ``age_steps`` uint32, steps between the last push to the row and the cut, and
 ``push_seconds`` uint32, the unix time of that push.
+
+A file of one table says in its metadata of which (format 1). Small tables share a file (format 2): there the names of
+tensors begin with ``TABLE_ID.``, and ``sparserow.tables`` lists the tables as JSON.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +23,7 @@ from ..errors import DataLoss
 from ..schema import Dtype
 from .tensor_file import Encoded, Tensor, check_sum, decode, encode
 
-FORMAT = "1"
+FORMAT, SHARED_FORMAT = "1", "2"
 _PREFIX = "sparserow."
 _AGES = ("age_steps", "push_seconds")
 _DTYPES: dict[Dtype, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -33,8 +38,8 @@ class PartFacts:
         table: ``namespace/name``; ``table_id`` is its hash.
         dtype: of the stored weights.
         slot_count: of the cluster.
-        first_slot, end_slot: its rows are of slots [first_slot, end_slot). Those that changed while a checkpoint was
-            written may be in another file of it than their slots' other rows.
+        first_slot, end_slot: its rows are of slots [first_slot, end_slot), and are there at both ends. Those that
+            changed while a checkpoint was written may be in another file of it than their slots' other rows.
     """
 
     cluster_id: int
@@ -60,13 +65,35 @@ class Rows:
     age_steps: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     push_seconds: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
 
+    @property
+    def size(self) -> int:
+        """Bytes of all columns."""
+        return sum(column.nbytes for column in vars(self).values())
+
+    def copy(self) -> Rows:
+        """The same in memory of its own."""
+        return Rows(*(column.copy() for column in vars(self).values()))
+
     def take(self, chosen: NDArray[np.bool_]) -> Rows:
         """The rows for which ``chosen`` (n) is true."""
         return Rows(*(column[chosen] if len(column) else column for column in vars(self).values()))
 
 
-def encode_rows(facts: PartFacts, rows: Rows) -> Encoded:
-    """The file."""
+def encode_rows(parts: Sequence[tuple[PartFacts, Rows]]) -> Encoded:
+    """The file of one table's rows, or of several tables' rows, which are of one cluster."""
+    facts, rows = parts[0]
+    metadata = {"cluster": f"{facts.cluster_id:x}", "slot_count": str(facts.slot_count)}
+    if len(parts) == 1:
+        metadata |= {"format": FORMAT, **{name: str(value) for name, value in _said(facts).items()}}
+        return encode(_tensors(facts, rows, ""), _prefixed(metadata))
+    metadata |= {"format": SHARED_FORMAT, "tables": json.dumps([_said(facts) for facts, _ in parts])}
+    tensors: dict[str, Tensor] = {}
+    for facts, rows in parts:
+        tensors |= _tensors(facts, rows, f"{facts.table_id}.")
+    return encode(tensors, _prefixed(metadata))
+
+
+def _tensors(facts: PartFacts, rows: Rows, prefix: str) -> dict[str, Tensor]:
     tensors = {
         "key": Tensor("U64", rows.keys),
         "weight": Tensor(_DTYPES[facts.dtype], rows.weights),
@@ -77,21 +104,26 @@ def encode_rows(facts: PartFacts, rows: Rows) -> Encoded:
     for name in _AGES:
         if len(ages := vars(rows)[name]):
             tensors[name] = Tensor("U32", ages)
-    metadata = {
-        "format": FORMAT,
-        "cluster": f"{facts.cluster_id:x}",
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _said(facts: PartFacts) -> dict[str, str | int]:
+    """What a file says of one table's rows."""
+    return {
         "table": facts.table,
-        "table_id": str(facts.table_id),
+        "table_id": facts.table_id,
         "dtype": facts.dtype,
-        "slot_count": str(facts.slot_count),
-        "first_slot": str(facts.first_slot),
-        "end_slot": str(facts.end_slot),
+        "first_slot": facts.first_slot,
+        "end_slot": facts.end_slot,
     }
-    return encode(tensors, {_PREFIX + name: value for name, value in metadata.items()})
 
 
-def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> tuple[PartFacts, Rows]:
-    """The rows of a file, whose checksum holds.
+def _prefixed(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {_PREFIX + name: value for name, value in metadata.items()}
+
+
+def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> list[tuple[PartFacts, Rows]]:
+    """The rows of a file by table, whose checksum holds.
 
     Args:
         data: its bytes.
@@ -103,21 +135,35 @@ def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> tup
     """
     metadata, tensors = decode(data, name)
     said = {key.removeprefix(_PREFIX): value for key, value in metadata.items()}
-    if said.get("format") != FORMAT:
-        raise DataLoss(f"{name}: has format {said.get('format')!r}; this program reads {FORMAT}")
+    if said.get("format") not in (FORMAT, SHARED_FORMAT):
+        raise DataLoss(f"{name}: has format {said.get('format')!r}; this program reads {FORMAT} and {SHARED_FORMAT}")
     if not is_checked:
         check_sum(metadata, list(tensors.values()), name)
     try:
-        facts = PartFacts(
-            cluster_id=int(said["cluster"], 16),
-            table=said["table"],
-            table_id=int(said["table_id"]),
-            dtype=next(dtype for dtype in _DTYPES if dtype == said["dtype"]),
-            slot_count=int(said["slot_count"]),
-            first_slot=int(said["first_slot"]),
-            end_slot=int(said["end_slot"]),
-        )
-        columns = (tensors[name].values for name in ("key", "version", "update_count", "weight", "state"))
-        return facts, Rows(*columns, **{name: tensors[name].values for name in _AGES if name in tensors})
-    except (KeyError, ValueError, StopIteration) as error:
+        if said["format"] == FORMAT:
+            return [(_facts_of(said, said), _rows_of(tensors, ""))]
+        tables = json.loads(said["tables"])
+        return [(_facts_of(said, table), _rows_of(tensors, f"{table['table_id']}.")) for table in tables]
+    except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise DataLoss(f"{name}: its header lacks {error}") from None
+
+
+def _facts_of(said: Mapping[str, str], table: Mapping[str, Any]) -> PartFacts:
+    return PartFacts(
+        cluster_id=int(said["cluster"], 16),
+        table=table["table"],
+        table_id=int(table["table_id"]),
+        dtype=next(dtype for dtype in _DTYPES if dtype == table["dtype"]),
+        slot_count=int(said["slot_count"]),
+        first_slot=int(table["first_slot"]),
+        end_slot=int(table["end_slot"]),
+    )
+
+
+def _rows_of(tensors: Mapping[str, Tensor], prefix: str) -> Rows:
+    names = ("key", "version", "update_count", "weight", "state")
+    aligned = {name: np.require(tensors[prefix + name].values, requirements="A") for name in names}
+    ages = {
+        name: np.require(tensors[prefix + name].values, requirements="A") for name in _AGES if prefix + name in tensors
+    }
+    return Rows(*aligned.values(), **ages)

@@ -18,6 +18,7 @@ from ...proto import control_pb2 as pb
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status
+from ...proto.schema import TableSchema
 from ...proto.schema_message import message_of_schema
 from ...proto.security import open_aio_channel
 from .cluster import Cluster
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 CALL_DEADLINE_SEC = 5.0
 REFUSAL_DEADLINE_SEC = 40.0  # requests for rows that came before end within it
 _LOOK_SEC = 0.5
+_TABLES_A_CALL = 1000
 
 
 class ShardLink:
@@ -105,8 +107,8 @@ class Fleet:
             for job_id in has.job_ids:
                 if job_id not in rosters:
                     await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=self._cluster.operations))
-            for schema in self._cluster.registry.tables():
-                await link.call("CreateTable", pb.ShardCreateTableRequest(schema=message_of_schema(schema)))
+            for schemas in _batches(self._cluster.registry.tables()):
+                await link.call("CreateTable", pb.ShardCreateTableRequest(schemas=map(message_of_schema, schemas)))
             for job_id, roster in list(rosters.items()):
                 # Refused when a newer operation has begun there: its decision will be told in turn.
                 with contextlib.suppress(FailedPrecondition):
@@ -133,7 +135,7 @@ class Fleet:
         Raises:
             SparserowError: the first shard's refusal; every shard has been asked.
         """
-        await self._tell_all(lambda link: link.call("CreateTable", pb.ShardCreateTableRequest(schema=message)))
+        await self._tell_all(lambda link: link.call("CreateTable", pb.ShardCreateTableRequest(schemas=[message])))
 
     async def drop_table(self, table_id: int) -> None:
         """Drops a table on every serving shard, where it may be gone already."""
@@ -301,6 +303,10 @@ class Fleet:
         if link is not None:
             await link.close()
         return fresh
+
+
+def _batches(schemas: list[TableSchema]) -> Iterable[list[TableSchema]]:
+    return (schemas[begin : begin + _TABLES_A_CALL] for begin in range(0, len(schemas), _TABLES_A_CALL))
 
 
 async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -18,7 +18,7 @@ from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError
 from ...proto.schema_message import message_of_schema
 from .cluster import Cluster
 from .fleet import Fleet
-from .restore_plan import chain_file, rows_differ
+from .restore_plan import rows_differ
 from .shards import Shard
 
 log = logging.getLogger(__name__)
@@ -100,16 +100,14 @@ class Recoveries:
         began = asyncio.get_running_loop().time()
         async with self._tables_lock:
             _check_held(shard, instance)
-            chain = await asyncio.to_thread(files.read_chain, folder, name)
-            manifest = chain[-1]
+            manifest = await asyncio.to_thread(files.read_manifest, folder, name)
             if manifest.slot_count != cluster.slots.slot_count:
                 raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")
             request = pb.LoadRequest(
                 url=folder.url,
                 lineage=shard.lineage,
-                tables=self._tables(chain, shard),
-                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
-                cluster_id=manifest.cluster_id,
+                name=manifest.name,
+                tables=self._tables(manifest, shard),
                 windows_json=json.dumps(self._windows(manifest, shard)),
                 route=self._fleet.route_message(),
             )
@@ -133,26 +131,18 @@ class Recoveries:
             _age_of(manifest),
         )
 
-    def _tables(self, chain: list[files.Manifest], shard: Shard) -> list[pb.LoadTable]:
-        """What the shard owns of the present tables; one that the checkpoint does not have is empty."""
-        saved = {table.schema.id: table.schema for table in chain[-1].tables}
+    def _tables(self, manifest: files.Manifest, shard: Shard) -> list[pb.LoadTable]:
+        """The present tables; one that the checkpoint does not have is empty."""
+        saved = {table.schema.id: table.schema for table in manifest.tables}
         tables = []
         for schema in self._cluster.registry.tables():
-            parts = []
-            if schema.id not in saved or rows_differ(schema, saved[schema.id]):
+            is_empty = schema.id not in saved or rows_differ(schema, saved[schema.id])
+            if is_empty:
                 log.warning(
-                    "table %s is not in %s: it is empty on shard %d", schema.full_name, chain[-1].name, shard.index
+                    "table %s is not in %s: it is empty on shard %d", schema.full_name, manifest.name, shard.index
                 )
-            else:
-                parts = [
-                    chain_file(chain, index, part)
-                    for index, each in enumerate(chain)
-                    for table in each.tables
-                    if table.schema.id == schema.id
-                    for part in table.parts
-                    if self._cluster.slots.owns_any(shard.index, part.first_slot, part.end_slot)
-                ]
-            tables.append(pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id, parts=parts))
+            message = message_of_schema(schema)
+            tables.append(pb.LoadTable(schema=message, saved_table_id=schema.id, without_rows=is_empty))
         return tables
 
     def _windows(self, manifest: files.Manifest, shard: Shard) -> list[dict[str, Any]]:

@@ -63,16 +63,22 @@ class Registry:
             )
         return existing, False
 
+    def get(self, namespace: str, name: str) -> TableSchema | None:
+        """The schema of a table; None: there is none."""
+        full_name = f"{namespace}/{name}"
+        schema = self._tables.get(id_of_name(full_name))
+        return schema if schema is not None and schema.full_name == full_name else None
+
     def find(self, namespace: str, name: str) -> TableSchema:
         """The schema of a table.
 
         Raises:
             NotFound: suggests the nearest name.
         """
-        full_name = f"{namespace}/{name}"
-        schema = self._tables.get(id_of_name(full_name))
-        if schema is not None and schema.full_name == full_name:
+        schema = self.get(namespace, name)
+        if schema is not None:
             return schema
+        full_name = f"{namespace}/{name}"
         near = difflib.get_close_matches(full_name, [table.full_name for table in self._tables.values()], n=1)
         raise NotFound(f"there is no table {full_name}" + (f"; did you mean {near[0]}?" if near else ""))
 

@@ -30,11 +30,11 @@ class RestorePlan:
         return {table.schema.id for table in self.tables}
 
 
-def plan_restore(chain: list[files.Manifest], request: pb.RestoreRequest, registry: Registry) -> RestorePlan:
+def plan_restore(manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry) -> RestorePlan:
     """The tables of the checkpoint, and the empty ones of the namespace; new ones are in the registry afterwards.
 
     Args:
-        chain: the checkpoint after those that it adds to.
+        manifest: of the checkpoint.
         request: which tables, under which names.
         registry: of the cluster; it is as it was when this raises.
 
@@ -45,7 +45,7 @@ def plan_restore(chain: list[files.Manifest], request: pb.RestoreRequest, regist
     """
     made: list[int] = []
     try:
-        return RestorePlan(_planned(chain, request, registry, made), made)
+        return RestorePlan(_planned(manifest, request, registry, made), made)
     except SparserowError:
         forget_tables(registry, made)
         raise
@@ -58,9 +58,8 @@ def forget_tables(registry: Registry, made: list[int]) -> None:
 
 
 def _planned(
-    chain: list[files.Manifest], request: pb.RestoreRequest, registry: Registry, made: list[int]
+    manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry, made: list[int]
 ) -> list[pb.LoadTable]:
-    manifest = chain[-1]
     saved = {table.schema.full_name: table for table in manifest.tables}
     renames = {rename.saved: rename.name for rename in request.renames}
     wanted = set(request.tables) or set(saved)
@@ -68,7 +67,6 @@ def _planned(
         if name not in saved:
             known = ", ".join(sorted(saved)) or "none"
             raise NotFound(f"restore: table {name!r} is not in {manifest.name}; there are: {known}")
-    parts = _parts_by_table(chain)
     planned: dict[int, pb.LoadTable] = {}
     for name in sorted(wanted | renames.keys()):
         entry = saved[name]
@@ -79,21 +77,12 @@ def _planned(
             schema=message_of_schema(schema),
             saved_table_id=entry.schema.id,
             without_state=without_state,
-            parts=parts.get(entry.schema.id, ()),
         )
     if request.namespace and not request.tables:
         for schema in registry.tables(request.namespace):
-            planned.setdefault(schema.id, pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id))
+            empty = pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id, without_rows=True)
+            planned.setdefault(schema.id, empty)
     return list(planned.values())
-
-
-def _parts_by_table(chain: list[files.Manifest]) -> dict[int, list[pb.ChainFile]]:
-    """By table id, the oldest first."""
-    parts: dict[int, list[pb.ChainFile]] = {}
-    for index, manifest in enumerate(chain):
-        for table in manifest.tables:
-            parts.setdefault(table.schema.id, []).extend(chain_file(chain, index, part) for part in table.parts)
-    return parts
 
 
 def _target(
@@ -103,9 +92,8 @@ def _target(
     namespace, slash, short = name.partition("/")
     if not slash:
         raise InvalidArgument(f"restore: table {name!r} is not allowed; allowed: NAMESPACE/NAME")
-    try:
-        present = registry.find(namespace, short)
-    except NotFound:
+    present = registry.get(namespace, short)
+    if present is None:
         schema, _ = registry.admit(replace(saved, namespace=namespace, name=short))
         made.append(schema.id)
         return schema, False
@@ -124,12 +112,6 @@ def _target(
             f"{_state_of(saved)}; its state begins anew only when asked (reset_optimizer)"
         )
     return present, _state_of(present) != _state_of(saved)
-
-
-def chain_file(chain: list[files.Manifest], index: int, facts: files.FileFacts) -> pb.ChainFile:
-    """A file of one of the checkpoints of a chain, named from the folder that all of them are in."""
-    file = pb.WrittenFile(file=f"{chain[index].name}/{facts.file}", bytes=facts.bytes, xxh3=facts.xxh3)
-    return pb.ChainFile(file=file, index=index)
 
 
 def rows_differ(present: TableSchema, saved: TableSchema) -> bool:

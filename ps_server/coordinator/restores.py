@@ -15,14 +15,13 @@ from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
-    NotFound,
     SparserowError,
 )
 from .cluster import Cluster
 from .damage import Damage
 from .fleet import Fleet, all_of
 from .operations import Operations
-from .restore_plan import chain_file, forget_tables, plan_restore
+from .restore_plan import forget_tables, plan_restore
 from .shard_loads import ShardLoads
 
 log = logging.getLogger(__name__)
@@ -184,15 +183,10 @@ class Restores:
             )
         await asyncio.to_thread(_check_sizes, folder, chain)
         async with self._tables_lock:
-            plan = plan_restore(chain, request, cluster.registry)
-            load = pb.LoadRequest(
-                url=folder.url,
-                tables=plan.tables,
-                slots=[chain_file(chain, index, facts) for index, each in enumerate(chain) for facts in each.slots],
-                cluster_id=manifest.cluster_id,
-            )
+            plan = plan_restore(manifest, request, cluster.registry)
+            load = pb.LoadRequest(url=folder.url, name=manifest.name, tables=plan.tables)
             is_of_all = plan.table_ids.issuperset(schema.id for schema in cluster.registry.tables())
-            loads = ShardLoads(cluster, self._fleet, chain, load, may_begin_anew=is_of_all)
+            loads = ShardLoads(cluster, self._fleet, load, may_begin_anew=is_of_all)
             repeated = _request_to_repeat(request, manifest.name)
             damage = Damage(f"{folder.url}/{manifest.name}", plan.table_ids, request=repeated)
             try:
@@ -291,14 +285,15 @@ class Restores:
 
 
 def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:
-    """Before anything is emptied; checksums are compared when the files are read."""
-    for held, facts in ((folder / manifest.name, facts) for manifest in chain for facts in manifest.files()):
-        try:
-            size = held.size(facts.file)
-        except NotFound:
-            raise DataLoss(f"{held.url}/{facts.file}: is missing; the checkpoint is damaged") from None
-        if size != facts.bytes:
-            raise DataLoss(f"{held.url}/{facts.file}: has {size} bytes, its manifest says {facts.bytes}")
+    """By a listing of each checkpoint, before anything is emptied; checksums are compared when the files are read."""
+    for manifest in chain:
+        sizes = (folder / manifest.name).sizes()
+        for facts in manifest.files():
+            where = f"{folder.url}/{manifest.name}/{facts.file}"
+            if facts.file not in sizes:
+                raise DataLoss(f"{where}: is missing; the checkpoint is damaged")
+            if sizes[facts.file] != facts.bytes:
+                raise DataLoss(f"{where}: has {sizes[facts.file]} bytes, its manifest says {facts.bytes}")
 
 
 def _request_to_repeat(request: pb.RestoreRequest, name: str) -> pb.RestoreRequest | None:

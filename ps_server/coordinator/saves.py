@@ -15,7 +15,15 @@ from typing import Any
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable, error_of
+from ...proto.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    SparserowError,
+    Unavailable,
+    error_of,
+)
 from ...proto.grpc_status import NotLeader
 from .cluster import Cluster
 from .fleet import Fleet, all_of
@@ -25,6 +33,7 @@ from .shards import Shard
 log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
+MOST_LINKS = 32  # checkpoints that one may need
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
@@ -37,6 +46,23 @@ class Phase(Enum):
     WRITING = 2
     SAVED = 3
     FAILED = 4
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a save of changes adds to.
+
+    Attributes:
+        manifest: of the checkpoint since which rows count.
+        needs: names of all that the save needs, the oldest first and this one last.
+        full_bytes: of the rows of the oldest, which has all.
+        since_full: saves since that one, with this one.
+    """
+
+    manifest: files.Manifest
+    needs: tuple[str, ...]
+    full_bytes: int
+    since_full: int
 
 
 Caller = tuple[int, int, int]  # (job id, worker id, epoch)
@@ -54,7 +80,7 @@ class Save:
     config: dict[str, Any] = field(default_factory=dict)
     keep: int = 0
     full_every: int = 1
-    base: files.Manifest | None = None  # that it adds what changed to
+    base: Base | None = None  # that it adds what changed to
     data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: how far leased data is
     side_budget_bytes: int = 0
     phase: Phase = Phase.GATHERING
@@ -85,6 +111,7 @@ class Saves:
         self._current: Save | None = None
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._known: dict[str, set[str]] = {}  # names of checkpoints, by URL of their folder
 
     async def close(self) -> None:
         """Ends what is under way; its folder has no manifest."""
@@ -114,7 +141,7 @@ class Saves:
     async def _open(self, folder: Folder, caller: Caller) -> pb.BeginSaveReply:
         self._cluster.check_ready()
         self._cluster.check_whole()
-        name = await asyncio.to_thread(files.begin_folder, folder)
+        name = await asyncio.to_thread(files.begin_folder, folder, self._known_in(folder))
         save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
         for old in list(self._saves)[:-16]:
             del self._saves[old]
@@ -218,8 +245,7 @@ class Saves:
             save.phase = Phase.WRITING
             save.is_cut.set()
             manifest = await self._write(save, points, cuts)
-            data = manifest.to_bytes()
-            await asyncio.to_thread((save.folder / save.name).put, files.FILE, data)
+            await asyncio.to_thread(_put_manifest, save.folder / save.name, manifest)
             is_of_now = self._cluster.loads == loads
             if is_of_now:
                 self._cluster.has_rows_in(save.folder.url, manifest)
@@ -253,9 +279,13 @@ class Saves:
             with contextlib.suppress(SparserowError):
                 await asyncio.to_thread((save.folder / save.name).remove)
 
+    def _known_in(self, folder: Folder) -> set[str]:
+        """Names that were seen with a manifest: an object store is asked for the new ones alone."""
+        return self._known.setdefault(folder.url, set())
+
     async def _prune(self, save: Save) -> None:
         try:
-            for name in await asyncio.to_thread(files.prune, save.folder, save.keep):
+            for name in await asyncio.to_thread(files.prune, save.folder, save.keep, self._known_in(save.folder)):
                 log.info("%s/%s is removed: %d are kept", save.folder.url, name, save.keep)
         except SparserowError as error:  # what was saved stands
             log.warning("%s: older checkpoints are not removed: %s", save.folder.url, error)
@@ -289,22 +319,38 @@ class Saves:
                 )
             await asyncio.sleep(_GATHER_POLL_SEC)
 
-    def _base_of(self, save: Save) -> files.Manifest | None:
-        """The newest checkpoint where this one may hold what changed since; None: it holds all rows.
+    def _base_of(self, save: Save) -> Base | None:
+        """What this save may add what changed to; None: it holds all rows.
 
         All rows are due after so many saves as were asked for, and when what changed since weighs as much as they did.
+        A chain that is as long as it may be is cut short: the save holds what changed since all rows were saved.
         """
-        if save.full_every <= 1 or not files.list_names(save.folder):
+        if save.full_every <= 1:
             return None
+        folder, shards = save.folder, self._cluster.shards
         try:
-            chain = files.read_chain(save.folder)
-        except SparserowError as error:
-            log.warning("%s: all rows are saved: %s", save.folder.url, error)
+            newest = files.read_manifest(folder)
+            needs = files.needs_of(folder, newest)
+            missing = set(needs).difference(folder.names())
+            if missing:
+                raise DataLoss(f"{newest.name} adds to {', '.join(sorted(missing))}, which is missing")
+            is_ours = newest.cluster_id == self._cluster.cluster_id and newest.lineage == shards.lineage
+            if not is_ours or newest.shards != len(shards.shards) or newest.since_full + 1 >= save.full_every:
+                return None
+            full = newest if not needs else None
+            if full is None and (not newest.full_bytes or len(needs) == MOST_LINKS):
+                full = files.read_manifest(folder, needs[0])
+        except NotFound:
             return None
-        newest, shards = chain[-1], self._cluster.shards
-        is_ours = newest.cluster_id == self._cluster.cluster_id and newest.lineage == shards.lineage
-        is_short = newest.chain + 1 < save.full_every and newest.chain_bytes < chain[0].row_bytes
-        return newest if is_ours and is_short and newest.shards == len(shards.shards) else None
+        except SparserowError as error:
+            log.warning("%s: all rows are saved: %s", folder.url, error)
+            return None
+        full_bytes = newest.full_bytes if full is None else full.row_bytes
+        if newest.chain_bytes >= full_bytes:
+            return None
+        if full is not None and len(needs) == MOST_LINKS:
+            return Base(full, (full.name,), full_bytes, newest.since_full + 1)
+        return Base(newest, (*needs, newest.name), full_bytes, newest.since_full + 1)
 
     async def _cut(self, save: Save, points: list[CutPoint]) -> tuple[list[CutPoint], list[pb.CutReply]]:
         save.data = self._cluster.data.at_cut({point.job_id: point.steps for point in points})
@@ -312,10 +358,14 @@ class Saves:
             save=save.key,
             deadline_ms=round(CUT_DEADLINE_SEC * 1000),
             side_budget_bytes=save.side_budget_bytes,
-            base_url="" if save.base is None else (save.folder / save.base.name).url,
+            base_url="" if save.base is None else (save.folder / save.base.manifest.name).url,
             base_slots=[
-                pb.WrittenFile(file=facts.file, bytes=facts.bytes, xxh3=facts.xxh3)
-                for facts in (save.base.slots if save.base is not None else ())
+                pb.SlotsFile(
+                    file=pb.WrittenFile(file=facts.file, bytes=facts.bytes, xxh3=facts.xxh3),
+                    first_slot=facts.first_slot,
+                    end_slot=facts.end_slot,
+                )
+                for facts in (save.base.manifest.slots if save.base is not None else ())
             ],
             jobs=[
                 pb.CutJob(
@@ -335,7 +385,7 @@ class Saves:
     async def _write(self, save: Save, points: list[CutPoint], cuts: list[pb.CutReply]) -> files.Manifest:
         schemas = {schema.id: schema for schema in self._cluster.registry.tables()}
         parts: dict[int, list[files.PartEntry]] = {table_id: [] for table_id in schemas}
-        slots: list[files.FileFacts] = []
+        slots: list[files.SlotsEntry] = []
         stats: dict[str, int] = {}
         await all_of(self._dump(save, shard, parts, slots, stats) for shard in self._cluster.shards.shards)
         windows = [json.loads(cut.windows_json) for cut in cuts]
@@ -353,11 +403,14 @@ class Saves:
             )
             for index, point in enumerate(points)
         ]
-        base, written = save.base, sum(part.bytes for found in parts.values() for part in found)
+        base = save.base
         return files.Manifest(
-            base="" if base is None else base.name,
-            chain=0 if base is None else base.chain + 1,
-            chain_bytes=0 if base is None else base.chain_bytes + written,
+            base="" if base is None else base.manifest.name,
+            chain=0 if base is None else len(base.needs),
+            chain_bytes=0 if base is None else base.manifest.chain_bytes + save.bytes,
+            needs=() if base is None else base.needs,
+            full_bytes=0 if base is None else base.full_bytes,
+            since_full=0 if base is None else base.since_full,
             name=save.name,
             created=files.now_text(),
             cluster_id=self._cluster.cluster_id,
@@ -384,27 +437,36 @@ class Saves:
         save: Save,
         shard: Shard,
         parts: dict[int, list[files.PartEntry]],
-        slots: list[files.FileFacts],
+        slots: list[files.SlotsEntry],
         stats: dict[str, int],
     ) -> None:
         request = pb.DumpRequest(save=save.key, url=(save.folder / save.name).url, part_bytes=PART_BYTES)
         async for reply in self._fleet.stream(shard, "Dump", request):
-            if reply.HasField("part"):
-                part = reply.part
-                parts.setdefault(part.table_id, []).append(
-                    files.PartEntry(
-                        file=part.file.file,
-                        bytes=part.file.bytes,
-                        xxh3=part.file.xxh3,
+            if reply.HasField("rows"):
+                file = reply.rows.file
+                for part in reply.rows.parts:
+                    entry = files.PartEntry(
+                        file=file.file,
+                        bytes=file.bytes,
+                        xxh3=file.xxh3,
                         shard=shard.index,
                         first_slot=part.first_slot,
                         end_slot=part.end_slot,
                         rows=part.rows,
                     )
-                )
-                save.rows, save.bytes = save.rows + part.rows, save.bytes + part.file.bytes
+                    parts.setdefault(part.table_id, []).append(entry)
+                    save.rows += part.rows
+                save.bytes += file.bytes
             elif reply.HasField("slots"):
-                slots.append(files.FileFacts(reply.slots.file, reply.slots.bytes, reply.slots.xxh3))
+                first_slot, end_slot = self._cluster.slots.bounds_of(shard.index)
+                facts = reply.slots
+                slots.append(files.SlotsEntry(facts.file, facts.bytes, facts.xxh3, first_slot, end_slot))
             else:
                 for name in ("rows_saved", "side_bytes_most", "writes_stalled"):
                     stats[name] = stats.get(name, 0) + getattr(reply.stats, name)
+
+
+def _put_manifest(folder: Folder, manifest: files.Manifest) -> None:
+    """Makes a checkpoint of what was written, when all of it is there."""
+    files.check_written(folder, manifest)
+    folder.put(files.FILE, manifest.to_bytes())

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...proto import control_pb2 as pb
-from ...proto.checkpoint import manifest as files
 from ...proto.errors import DeadlineExceeded, Unavailable
 from .cluster import Cluster
 from .fleet import Fleet, all_of
@@ -36,8 +35,7 @@ class ShardLoads:
     Args:
         cluster: whose shards load.
         fleet: reaches them.
-        chain: the checkpoint after those that it adds to.
-        request: for every shard, but for its lineage and the files that have no rows of it.
+        request: for every shard, but for its lineage.
         may_begin_anew: a process without rows may take the place of one that ends; else its end is the restore's.
     """
 
@@ -45,7 +43,6 @@ class ShardLoads:
         self,
         cluster: Cluster,
         fleet: Fleet,
-        chain: list[files.Manifest],
         request: pb.LoadRequest,
         *,
         may_begin_anew: bool,
@@ -54,9 +51,6 @@ class ShardLoads:
         self._fleet = fleet
         self._request = request
         self._may_begin_anew = may_begin_anew
-        self._parts = {
-            f"{each.name}/{part.file}": part for each in chain for table in each.tables for part in table.parts
-        }
         self._loaded: dict[int, Loaded] = {}  # by shard
 
     async def verify(self) -> None:
@@ -67,22 +61,13 @@ class ShardLoads:
             SparserowError: a shard cannot be reached.
         """
         shards = self._cluster.shards.shards
-        requests = [
-            pb.LoadRequest(url=self._request.url, cluster_id=self._request.cluster_id, verify_only=True) for _ in shards
-        ]
-        turn = 0
-        for file in self._request.slots:
-            requests[turn % len(shards)].slots.append(file)
-            turn += 1
-        for table in self._request.tables:
-            dealt: dict[int, pb.LoadTable] = {}
-            for part in table.parts:
-                index = turn % len(shards)
-                if index not in dealt:
-                    dealt[index] = requests[index].tables.add(schema=table.schema, saved_table_id=table.saved_table_id)
-                dealt[index].parts.append(part)
-                turn += 1
-        await all_of(self._stream(shard, request) for shard, request in zip(shards, requests, strict=True))
+        await all_of(self._stream(shard, self._to_verify(shard.index, len(shards))) for shard in shards)
+
+    def _to_verify(self, turn: int, turns: int) -> pb.LoadRequest:
+        request = pb.LoadRequest()
+        request.CopyFrom(self._request)
+        request.verify_only, request.turn, request.turns = True, turn, turns
+        return request
 
     async def load(self, windows_json: str) -> None:
         """Every shard empties its tables and loads them; one whose process ends begins anew with the next process.
@@ -144,16 +129,7 @@ class ShardLoads:
         return last
 
     def _request_of(self, shard: Shard) -> pb.LoadRequest:
-        """Without the files that have no rows of a shard's slots; a renamed table's rows may be in any."""
-        mine = pb.LoadRequest.FromString(self._request.SerializeToString())
-        mine.lineage = shard.lineage
-        slots = self._cluster.slots
-        for table in mine.tables:
-            if table.schema.id == table.saved_table_id:
-                parts = list(table.parts)
-                del table.parts[:]
-                for file in parts:
-                    facts = self._parts[file.file.file]
-                    if slots.owns_any(shard.index, facts.first_slot, facts.end_slot):
-                        table.parts.append(file)
-        return mine
+        request = pb.LoadRequest()
+        request.CopyFrom(self._request)
+        request.lineage = shard.lineage
+        return request

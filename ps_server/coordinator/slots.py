@@ -60,6 +60,11 @@ class SlotMap:
         """Whether a shard owns one of the slots [first, end)."""
         return bool((self.owners[first:end] == shard).any())
 
+    def bounds_of(self, shard: int) -> tuple[int, int]:
+        """[first, end) that a shard's slots are in; (0, 0) when it has none."""
+        found = np.flatnonzero(self.owners == shard)
+        return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+
     def slots_of(self, shard: int) -> int:
         """How many slots a shard owns."""
         return int(np.count_nonzero(self.owners == shard))

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,15 +136,16 @@ class ShardEngine:
         """
         security.give_to(self._server)
 
-    def create_table(self, schema: TableSchema) -> None:
-        """Creates a table; harmless when it is there.
+    def create_tables(self, schemas: Iterable[TableSchema]) -> None:
+        """Creates tables; harmless where they are there.
 
         Raises:
-            FailedPrecondition: it is there with another schema.
+            FailedPrecondition: one is there with another schema.
         """
-        self._store.create_table(native_schema(schema))
-        if schema.policy.sweeps:
-            self._swept.add(schema.id)
+        for schema in schemas:
+            self._store.create_table(native_schema(schema))
+            if schema.policy.sweeps:
+                self._swept.add(schema.id)
         self._write_table_names()
 
     def drop_table(self, table_id: int) -> None:
@@ -410,12 +411,15 @@ class ShardEngine:
         """Windows of jobs (as :meth:`cut` gives them), for the next generation that they name."""
         self._server.install_jobs(windows)
 
-    def remake_table(self, schema: TableSchema) -> None:
-        """A table without rows, whatever was there; row caches of workers learn that all has changed."""
-        with contextlib.suppress(NotFound):
-            self._store.drop_table(schema.id)
-        self.create_table(schema)
-        self._server.count_write(schema.id)
+    def remake_tables(self, schemas: Sequence[TableSchema]) -> None:
+        """Tables without rows, whatever was there; row caches of workers learn that all has changed."""
+        for schema in schemas:
+            with contextlib.suppress(NotFound):
+                self._store.drop_table(schema.id)
+            self._swept.discard(schema.id)
+        self.create_tables(schemas)
+        for schema in schemas:
+            self._server.count_write(schema.id)
 
     def drain(self, deadline_ms: int) -> None:
         """Refuses new requests and blocks until those under way are done, at most ``deadline_ms``."""

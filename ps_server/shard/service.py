@@ -9,6 +9,7 @@ from ...proto import control_pb2 as pb
 from ...proto.schema_message import schema_of_message
 from .checkpoints import ShardCheckpoints, in_thread
 from .engine import ShardEngine
+from .loads import CheckpointLoads
 from .work_threads import OneAtATime, WorkThreads
 
 _CONTROL_THREADS = 8
@@ -31,10 +32,12 @@ class ShardService:
         self._control = WorkThreads("sparserow-control", _CONTROL_THREADS)
         self._cuts = WorkThreads("sparserow-cuts", _CUT_THREADS)
         self._sweeps: OneAtATime | None = None
+        self._made_loads: CheckpointLoads | None = None
 
     async def CreateTable(self, request: pb.ShardCreateTableRequest, context: Any) -> pb.ShardCreateTableReply:
-        """Creates a table."""
-        await self._control.run(self._engine().create_table, schema_of_message(request.schema))
+        """Creates tables."""
+        schemas = [schema_of_message(schema) for schema in request.schemas]
+        await self._control.run(self._engine().create_tables, schemas)
         return pb.ShardCreateTableReply()
 
     async def DropTable(self, request: pb.ShardDropTableRequest, context: Any) -> pb.ShardDropTableReply:
@@ -95,8 +98,11 @@ class ShardService:
         return pb.EndCutReply()
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadReply]:
-        """Fills tables from a checkpoint."""
-        async for reply in in_thread(lambda: self._checkpoints().load(request)):
+        """Fills tables from a checkpoint, or compares its files."""
+        if self._made_loads is None:
+            self._made_loads = CheckpointLoads(self._engine())
+        work = self._made_loads.verify if request.verify_only else self._made_loads.load
+        async for reply in in_thread(lambda: work(request)):
             yield reply
 
     def _checkpoints(self) -> ShardCheckpoints:

@@ -69,6 +69,9 @@ std::map<std::uint64_t, Seen> copy_of(const Store& store) {
 }  // namespace
 
 TEST_CASE("a snapshot under writers is the copy of its instant; a small side buffer makes them wait") {
+  std::uint64_t page_bytes = 0;
+  SUBCASE("slot by slot") { page_bytes = 16u << 10; }
+  SUBCASE("a table that fits a page, stripe by stripe") { page_bytes = 4u << 20; }
   const auto store = filled(kSchema);
   const auto before = copy_of(*store);
   auto snapshot = store->snapshot({.side_budget_bytes = 64u << 10});
@@ -93,7 +96,7 @@ TEST_CASE("a snapshot under writers is the copy of its instant; a small side buf
     });
   }
   while (snapshot.value()->stats().writes_stalled == 0) std::this_thread::yield();
-  const auto rows = dump(*snapshot.value(), 16u << 10);
+  const auto rows = dump(*snapshot.value(), page_bytes);
   is_over = true;
   snapshot.value()->end();
   for (std::thread& thread : writers) thread.join();

@@ -33,7 +33,7 @@ def test_the_command(launcher, tmp_path):
         assert "Adagrad" in inspected
         assert "job ads/ads: asynchronous" in inspected
         assert "all as they were written" in run(launcher, "verify", url)
-        part = next((tmp_path / "ckpt" / "save-000003").glob("rows.ads.user.1.*"))
+        part = next((tmp_path / "ckpt" / "save-000003").glob("rows.1.*"))
         data = bytearray(part.read_bytes())
         data[-3] ^= 1
         part.write_bytes(data)

@@ -43,7 +43,7 @@ def filled(session: sr.Session, keys: np.ndarray = KEYS):
 
 def flip_a_bit(url: Path, name: str, shard: int = 1) -> Path:
     """In rows of one shard; the file."""
-    part = next((url / name).glob(f"rows*.{shard}.*safetensors"))
+    part = next((url / name).glob(f"rows.{shard}.*safetensors"))
     data = bytearray(part.read_bytes())
     data[-3] ^= 1
     part.write_bytes(data)
@@ -260,7 +260,7 @@ def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
 
 
 @pytest.mark.parametrize("staleness", [None, 0])
-@pytest.mark.parametrize("held", [r"/rows\..*\.0\.\d+\.safetensors", r"/rows\..*\.1\.\d+\.safetensors"])
+@pytest.mark.parametrize("held", [r"/rows\.0\.", r"/rows\.1\."])
 def test_a_shard_that_is_killed_meanwhile_loads_again(tmp_path: Path, staleness: int | None, held: str) -> None:
     """The killed one is in the midst of its load, or has its rows already while the other one loads."""
     url = tmp_path / "ckpt"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.checkpoint.row_parts import decode_rows
+from sparserow.proto.checkpoint.row_parts import Rows, decode_rows
 
 
 def rows_of_checkpoint(url, name=None) -> dict[str, dict[int, tuple]]:
     """Every row of a checkpoint: table -> key -> (version, updates, weights, state)."""
     manifest = files.read_manifest(Folder(str(url)), name)
     found: dict[str, dict[int, tuple]] = {}
+    read: dict[str, dict[int, Rows]] = {}  # by file and table id
     for table in manifest.tables:
         rows = found.setdefault(table.schema.full_name, {})
         for part in table.parts:
-            _, columns = decode_rows((Folder(str(url)) / manifest.name).read(part.file), part.file)
+            if part.file not in read:
+                parts = decode_rows((Folder(str(url)) / manifest.name).read(part.file), part.file)
+                read[part.file] = {facts.table_id: columns for facts, columns in parts}
+            columns = read[part.file][table.schema.id]
             for i, key in enumerate(columns.keys.tolist()):
                 assert key not in rows
                 rows[key] = (

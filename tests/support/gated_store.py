@@ -20,9 +20,11 @@ class GatedStore:
 
     Attributes:
         url: of the folder.
+        paths: of the files that were asked for, in order.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.paths: list[str] = []
         self._lock = threading.Lock()
         self._pattern: re.Pattern[str] | None = None
         self._free = 0
@@ -61,6 +63,7 @@ class GatedStore:
     def pass_by(self, path: str) -> None:
         """Blocks as long as a file is held back."""
         with self._lock:
+            self.paths.append(path)
             if self._pattern is None or not self._pattern.search(path):
                 return
             self._free -= 1

@@ -45,11 +45,11 @@ def data_of(encoded) -> bytes:
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_a_part_is_what_it_was_and_the_library_reads_it(tmp_path, count):
-    encoded = encode_rows(FACTS, rows(count))
+    encoded = encode_rows([(FACTS, rows(count))])
     Folder(str(tmp_path)).write("part.safetensors", encoded.pieces)
     data = Folder(str(tmp_path)).read("part.safetensors")
     assert len(data) == encoded.size
-    facts, back = decode_rows(data, "part")
+    ((facts, back),) = decode_rows(data, "part")
     assert facts == FACTS
     for name, column in vars(rows(count)).items():
         np.testing.assert_array_equal(getattr(back, name), column)
@@ -63,14 +63,14 @@ def test_ages_are_in_a_part_whose_policy_asks_for_them():
     plain = rows(10)
     aged = Rows(*list(vars(plain).values())[:5], age_steps=np.arange(10, dtype=np.uint32))
     for given in (plain, aged):
-        _, back = decode_rows(memoryview(data_of(encode_rows(FACTS, given))), "part")
+        ((_, back),) = decode_rows(memoryview(data_of(encode_rows([(FACTS, given)]))), "part")
         np.testing.assert_array_equal(back.age_steps, given.age_steps)
         assert len(back.push_seconds) == 0
     np.testing.assert_array_equal(aged.take(np.arange(10) > 7).age_steps, [8, 9])
 
 
 def test_what_is_flipped_or_cut_is_named():
-    data = data_of(encode_rows(FACTS, rows(100)))
+    data = data_of(encode_rows([(FACTS, rows(100))]))
     for damaged in (data[:-1], data[:100], data[:5], data[:-40] + b"\x00" * 40):
         with pytest.raises(DataLoss, match=r"^the part: "):
             decode_rows(memoryview(damaged), "the part")
@@ -128,7 +128,7 @@ def test_values_of_a_live_tensor_are_those_of_the_call():
 
 
 def saved(folder: Folder, name: str, **other) -> files.Manifest:
-    part = encode_rows(FACTS, rows(10))
+    part = encode_rows([(FACTS, rows(10))])
     (folder / name).write("rows.0", part.pieces)
     schema = TableSchema("n", "t", 4, Adagrad(), dtype="bfloat16", id=7, version=1)
     entry = files.PartEntry("rows.0", part.size, part.xxh3, shard=0, first_slot=3, end_slot=9, rows=10)
@@ -216,7 +216,7 @@ def test_damage_is_named(tmp_path):
         files.read_manifest(folder)
     document["checkpoint"]["format"] = 99
     manifest.write_text(json.dumps(document))
-    with pytest.raises(FailedPrecondition, match="has format 99; this program reads format 1"):
+    with pytest.raises(FailedPrecondition, match="has format 99; this program reads formats 1 and 2"):
         files.read_manifest(folder)
     manifest.write_text("{")
     with pytest.raises(DataLoss, match="is damaged, or no manifest"):

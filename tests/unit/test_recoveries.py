@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ class FakeFleet:
         self.let_in: list[int] = []
         self.may_end = asyncio.Event()
         self.problem: Exception | None = None
+        self.request_bytes = 0
 
     def route_message(self) -> pb.Route:
         return self.of.route_message()
 
-    async def stream(self, shard: Shard, *_: Any) -> AsyncIterator[pb.LoadReply]:
+    async def stream(self, shard: Shard, _method: str, request: pb.LoadRequest) -> AsyncIterator[pb.LoadReply]:
         self.loads.append(shard.instance)
+        self.request_bytes = request.ByteSize()
         await self.may_end.wait()
         if self.problem is not None:
             raise self.problem
@@ -146,3 +149,23 @@ def test_a_long_call_ends_with_the_lease_of_its_shard(cluster: Cluster) -> None:
         await until(lambda: link.is_ended)
 
     asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
+
+
+def test_what_a_shard_is_asked_to_load_does_not_grow_with_the_files(cluster: Cluster, tmp_path: Path) -> None:
+    """gRPC bounds a message: with 50,000 files a shard could not come back."""
+    folder = Folder(str(tmp_path))
+    manifest = files.read_manifest(folder)
+    parts = tuple(files.PartEntry(f"rows.0.{n}.safetensors", 1, "ab", 0, 0, 64, 1) for n in range(50_000))
+    large = replace(manifest, tables=(files.TableEntry(manifest.tables[0].schema, parts),))
+    (folder / manifest.name).put(files.FILE, large.to_bytes())
+
+    async def scene() -> None:
+        fleet = FakeFleet(cluster)
+        fleet.may_end.set()
+        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        recoveries.begin(registered(cluster, 2, 0.0))
+        await until(lambda: fleet.let_in)
+        assert 0 < fleet.request_bytes < 4096
+        await recoveries.close()
+
+    asyncio.run(scene())

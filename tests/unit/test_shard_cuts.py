@@ -24,7 +24,7 @@ ROWS = 100
 def engine() -> Iterator[ShardEngine]:
     with lone_engine(slot_count=SLOTS) as engine:
         engine.note_owned(pb.Route(epoch=1, slot_count=SLOTS, runs=[pb.SlotRun(start=0, shard=0)]))
-        engine.create_table(TABLE)
+        engine.create_tables([TABLE])
         engine.store.assign(TABLE.id, np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 2), np.float32))
         yield engine
 
@@ -36,7 +36,7 @@ def cut(checkpoints: ShardCheckpoints, save: str) -> None:
 def dumped(checkpoints: ShardCheckpoints, folder: Path, save: str) -> int:
     (folder / save).mkdir()
     request = pb.DumpRequest(save=save, url=str(folder / save), part_bytes=1 << 20)
-    return sum(reply.part.rows for reply in checkpoints.dump(request))
+    return sum(part.rows for reply in checkpoints.dump(request) for part in reply.rows.parts)
 
 
 def test_a_cut_that_nobody_asked_for_does_not_stand_in_the_way_of_the_next_save(

@@ -22,7 +22,7 @@ TABLE = TableSchema("ads", "user", 2, SGD(lr=1.0), id=_server.id_of_name("ads/us
 @pytest.fixture
 def engine() -> Iterator[ShardEngine]:
     with lone_engine(slot_count=SLOTS) as engine:
-        engine.create_table(TABLE)
+        engine.create_tables([TABLE])
         yield engine
 
 

@@ -1,0 +1,258 @@
+"""A shard's load of a checkpoint: files to rows, of the slots that are this shard's."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cpp_ext import _server
+from ...proto import control_pb2 as pb
+from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.row_parts import Rows, decode_rows
+from ...proto.checkpoint.tensor_file import Tensor, decode
+from ...proto.errors import DataLoss, Unavailable
+from ...proto.schema_message import schema_of_message
+from .engine import ShardEngine
+
+FILTER_PARTS = ("slot", "end", "image")  # of the tensors filter.TABLE_ID.PART in a file of slots
+
+_SEQUENCE_MASK = np.uint64((1 << 48) - 1)
+_BATCH_BYTES = 8 << 20  # of rows that are installed at once, by each loader
+_LEAST_BATCH_BYTES = 1 << 20  # the same under a small memory budget, of which it is a 128th
+_LOADERS = max(1, min(4, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file with rows of one or several tables.
+
+    Attributes:
+        folder: of its checkpoint.
+        link: place of that in the chain.
+        tables: to be loaded from it, by saved table id.
+    """
+
+    folder: Folder
+    facts: files.FileFacts
+    link: int
+    tables: dict[int, pb.LoadTable] = field(default_factory=dict)
+
+    def read(self, cluster_id: int) -> Iterable[tuple[pb.LoadTable, Rows]]:
+        """The rows of its tables, which are what the manifest says.
+
+        Raises:
+            DataLoss: the file is missing or damaged (names it).
+        """
+        where = f"{self.folder.url}/{self.facts.file}"
+        parts = decode_rows(files.check_file(self.folder, self.facts), where, is_checked=True)
+        there = {facts.table_id: rows for facts, rows in parts if facts.cluster_id == cluster_id}
+        for saved_id, table in self.tables.items():
+            if saved_id not in there:
+                first = parts[0][0]
+                raise DataLoss(
+                    f"{where}: has rows of {first.table} of cluster {first.cluster_id:x}; the manifest means "
+                    f"table {saved_id} of cluster {cluster_id:x}"
+                )
+            yield table, there[saved_id]
+
+
+class _Chain:
+    """What a request asks for, of a checkpoint and those that it adds to."""
+
+    def __init__(self, request: pb.LoadRequest) -> None:
+        folder = Folder(request.url)
+        self.links = files.read_chain(folder, request.name)
+        self.folders = [folder / link.name for link in self.links]
+        self.cluster_id = self.links[-1].cluster_id
+        self._targets = {table.saved_table_id: table for table in request.tables if not table.without_rows}
+        self.has_renamed = any(table.schema.id != saved for saved, table in self._targets.items())
+
+    def row_files(self, link: int, is_wanted: Callable[[files.PartEntry, pb.LoadTable], bool]) -> list[RowFile]:
+        """Files of one checkpoint of the chain, each once, with the tables that are wanted from it."""
+        found: dict[str, RowFile] = {}
+        for table in self.links[link].tables:
+            target = self._targets.get(table.schema.id)
+            for part in table.parts if target is not None else ():
+                if target is not None and is_wanted(part, target):
+                    file = found.setdefault(part.file, RowFile(self.folders[link], part, link))
+                    file.tables[table.schema.id] = target
+        return list(found.values())
+
+
+class CheckpointLoads:
+    """Loads of one shard, one at a time.
+
+    Args:
+        engine: the rows.
+    """
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()  # held by a load
+
+    def verify(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
+        """Reads this shard's share of the files, and compares them with what their manifests say.
+
+        Raises:
+            DataLoss: a file is missing or damaged (names it).
+        """
+        chain, size = _Chain(request), 0
+        slots = [(held, facts) for held, link in zip(chain.folders, chain.links, strict=True) for facts in link.slots]
+        for held, facts in slots[request.turn :: request.turns]:
+            decode(files.check_file(held, facts), facts.file)
+            size += facts.bytes
+            yield pb.LoadReply(bytes=size)
+        rows = [file for link in range(len(chain.links)) for file in chain.row_files(link, lambda *_: True)]
+        for file in _each(rows[request.turn :: request.turns], lambda file: deque(file.read(chain.cluster_id), 0)):
+            size += file.facts.bytes
+            yield pb.LoadReply(bytes=size)
+
+    def load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
+        """Empties tables and fills them with this shard's rows of a checkpoint; says how far it is after each file.
+
+        Their rows are refused from before the first is emptied, also after a failure, until :meth:`ShardEngine.refuse`.
+
+        Raises:
+            DataLoss: a file is missing or damaged (names it).
+            ResourceExhausted: the rows have no room here.
+            DeadlineExceeded: a request that came before goes on for too long.
+        """
+        with self._lock:  # a load whose caller has gone ends first
+            yield from self._load(request)
+
+    def _load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
+        engine = self._engine
+        engine.refuse(
+            pb.Refusal(
+                code=Unavailable.number,
+                message=f"shard {engine.shard} is loading rows of a checkpoint",
+                table_ids=sorted({*engine.refused_tables, *(table.schema.id for table in request.tables)}),
+            )
+        )
+        if request.HasField("route"):
+            engine.note_owned(request.route)
+        engine.store.set_lineage(request.lineage)
+        chain = _Chain(request)
+        owned, size = engine.owned_slots, 0
+        newest: list[dict[str, Tensor]] = []  # slots' files of the checkpoint itself, not of those it adds to
+        versions = np.zeros(engine.slot_count, np.uint64)
+        whole_since = np.zeros(engine.slot_count, np.uint32)  # what checkpoints before this one say of a slot is over
+        for link, (folder, manifest) in enumerate(zip(chain.folders, chain.links, strict=True)):
+            for facts in manifest.slots:
+                # Renamed rows come from slots that may be another shard's.
+                if not chain.has_renamed and not owned[facts.first_slot : facts.end_slot].any():
+                    continue
+                _, tensors = decode(files.check_file(folder, facts), facts.file)
+                at = tensors["slot"].values
+                versions[at] = tensors["version"].values
+                whole_since[at[tensors["whole"].values]] = link
+                size += facts.bytes
+                if manifest is chain.links[-1]:
+                    newest.append(tensors)
+        engine.remake_tables([schema_of_message(table.schema) for table in request.tables])
+        self._load_filters(request, newest)
+
+        def is_wanted(part: files.PartEntry, table: pb.LoadTable) -> bool:
+            return table.schema.id != table.saved_table_id or bool(owned[part.first_slot : part.end_slot].any())
+
+        for link in range(len(chain.links)):
+            # Files of one checkpoint have different rows; those of the next one in the chain come after them.
+            row_files = chain.row_files(link, is_wanted)
+            for file in _each(row_files, lambda file: self._load_file(file, chain.cluster_id, request, whole_since)):
+                size += file.facts.bytes
+                yield pb.LoadReply(bytes=size)
+        mine = np.flatnonzero(owned).astype(np.uint32)
+        engine.store.set_sequences(mine, versions[mine] & _SEQUENCE_MASK)
+        loaded = {table.schema.id for table in request.tables}
+        rows = sum(table.rows for table in engine.table_stats() if table.table_id in loaded)
+        if request.windows_json:
+            engine.install_jobs(json.loads(request.windows_json))
+        yield pb.LoadReply(rows=rows, bytes=size)
+
+    def _load_filters(self, request: pb.LoadRequest, slots_files: list[dict[str, Tensor]]) -> None:
+        """Of tables that still have their id, which the filters' hashes are made with, and a policy that counts."""
+        engine = self._engine
+        for table in request.tables:
+            policy = schema_of_message(table.schema).policy
+            most = -(-policy.admit_capacity // engine.slot_count)  # keys of a slot
+            if table.saved_table_id != table.schema.id or policy.admit_after <= 1:
+                continue
+            for tensors in slots_files:
+                if f"filter.{table.schema.id}.slot" not in tensors:
+                    continue
+                which, ends, image = (tensors[f"filter.{table.schema.id}.{part}"].values for part in FILTER_PARTS)
+                for slot, cells in zip(which.tolist(), np.split(image, ends[:-1]), strict=True):
+                    if engine.owned_slots[slot] and len(cells) - 1 <= max(1, most):  # else it counts anew
+                        engine.store.load_filter(table.schema.id, slot, np.ascontiguousarray(cells))
+
+    def _load_file(
+        self, file: RowFile, cluster_id: int, request: pb.LoadRequest, whole_since: NDArray[np.uint32]
+    ) -> None:
+        for table, rows in file.read(cluster_id):
+            self._install(table, rows, file.link, request, whole_since)
+
+    def _install(
+        self, table: pb.LoadTable, rows: Rows, link: int, request: pb.LoadRequest, whole_since: NDArray[np.uint32]
+    ) -> None:
+        engine = self._engine
+        slots = _server.slots_of(table.schema.id, rows.keys, engine.slot_count)
+        saved_slots = slots
+        if table.saved_table_id != table.schema.id:
+            saved_slots = _server.slots_of(table.saved_table_id, rows.keys, engine.slot_count)
+        mine = engine.owned_slots[slots] & (whole_since[saved_slots] <= link)
+        if not mine.all():
+            rows = rows.take(mine)
+        versions = rows.versions
+        if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin anew
+            versions = np.full(len(rows.keys), request.lineage << 48, np.uint64)
+        count = len(rows.keys)
+        budget = engine.store.memory_budget_bytes or _BATCH_BYTES * 128
+        batch_bytes = min(_BATCH_BYTES, max(_LEAST_BATCH_BYTES, budget // 128))
+        per_batch = max(1, batch_bytes * count // max(1, rows.weights.nbytes + rows.state.nbytes))
+        for begin in range(0, count, per_batch):  # a batch must have room in memory at once
+            batch = slice(begin, begin + per_batch)
+            state = np.empty((0,), np.float32) if table.without_state else rows.state[batch]
+            engine.store.install(
+                table.schema.id,
+                rows.keys[batch],
+                versions[batch],
+                rows.update_counts[batch],
+                rows.weights[batch],
+                state,
+                rows.age_steps[batch],
+                rows.push_seconds[batch],
+            )
+
+
+def _each(row_files: Sequence[RowFile], work: Callable[[RowFile], Any]) -> Iterator[RowFile]:
+    """Does the work of each file, several at a time, and gives the files in their order; the first failure ends it."""
+    with ThreadPoolExecutor(_LOADERS) as workers:
+
+        def do(at: int) -> None:
+            for file in row_files[at : at + _LOADERS + 1 : _LOADERS]:  # the one that a worker takes next, too
+                file.folder.read_ahead(file.facts.file)
+            work(row_files[at])
+
+        waiting = deque[tuple[RowFile, Future[None]]]()
+        try:
+            for at, file in enumerate(row_files):
+                waiting.append((file, workers.submit(do, at)))
+                if len(waiting) > 2 * _LOADERS:
+                    done, future = waiting.popleft()
+                    future.result()
+                    yield done
+            for done, future in waiting:
+                future.result()
+                yield done
+        finally:
+            workers.shutdown(cancel_futures=True)
