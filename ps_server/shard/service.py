@@ -62,7 +62,7 @@ class ShardService:
         """Takes a slot map over, and which tables are refused."""
         engine = self._engine()
         engine.set_route(request.route)
-        await asyncio.to_thread(engine.refuse, request.refusal)
+        await self._control.run(engine.refuse, request.refusal)
         return pb.SetRouteReply()
 
     async def HoldJob(self, request: pb.HoldJobRequest, context: Any) -> pb.HoldJobReply:
