@@ -16,7 +16,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow_process import run_ranks
+from sparserow_process import DEADLINE_SEC, run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,11 +52,21 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(STEPS):
             time.sleep(self.delays.choice([0.0, 0.0, 0.004]))
-            generator = torch.Generator().manual_seed(100 * step + self.rank)
-            yield (
-                torch.randint(0, ROWS, (16,), generator=generator),
-                torch.randint(0, ROWS, (16, 3), generator=generator),
-            )
+            yield batch_of(step, self.rank)
+
+
+def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(0, ROWS, (16,), generator=generator), torch.randint(0, ROWS, (16, 3), generator=generator)
+
+
+def wait_for_the_next_rows(session: sr.Session, rank: int) -> None:
+    """Within step 1, until rows of a later batch are here: so this rank defers some, and the other one changes some."""
+    until = time.monotonic() + DEADLINE_SEC
+    of_step_1 = sum(len(ids.unique()) for ids in batch_of(1, rank))
+    while session.stats().rows_prefetched <= of_step_1:
+        assert time.monotonic() < until, session.stats()
+        time.sleep(0.001)
 
 
 def train_once(address: str, namespace: str, optimizer: str, run: str, seed: int) -> dict[str, Any]:
@@ -71,8 +81,10 @@ def train_once(address: str, namespace: str, optimizer: str, run: str, seed: int
         dense = torch.optim.SGD(ddp.parameters(), lr=0.05)
         loader: Any = Batches(rank, seed)
         batches = loader if exact is None else sr.prefetch(loader, session, depth=DEPTH, exact=exact)
-        for ids, bags in batches:
+        for number, (ids, bags) in enumerate(batches):
             (ddp(ids, bags) ** 2).mean().backward()
+            if exact is not None and number == 1:
+                wait_for_the_next_rows(session, rank)
             time.sleep(delays.choice([0.0, 0.0, 0.004]))
             assert session.step(dense)
         session.flush()

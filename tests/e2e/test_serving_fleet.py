@@ -7,7 +7,6 @@ import contextlib
 import json
 import signal
 import threading
-import time
 import urllib.error
 import urllib.request
 
@@ -226,7 +225,10 @@ def test_an_alias_moves_under_full_load_and_no_request_fails(root: str, launcher
             wanted = 2 - move % 2
             ModelRegistry(root).point("ctr", "live", wanted)
             wait_until(lambda wanted=wanted: client.version == wanted, f"version {wanted}")
-            time.sleep(0.2)  # some lookups in each
+            before = dict(counts)  # lookups of each kind in each version
+            wait_until(
+                lambda before=before: failures or all(counts[name] > before[name] + 1 for name in counts), "lookups"
+            )
         stop.set()
         for thread in threads:
             thread.join()

@@ -68,15 +68,23 @@ def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float =
     assert [rank.returncode for rank in ranks] == [0] * world, messages
 
 
+def interruptible(command: Sequence[str]) -> list[str]:
+    """The command, with SIGINT's default action: a run in the background of a script inherits that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        return [*command]
+    take = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-c", take, *command]
+
+
 class Process:
-    """One running command line; its output is kept in files."""
+    """One running command line, which signals reach; its output is kept in files."""
 
     def __init__(self, command: Sequence[str], name: str, folder: Path, environment: dict[str, str]) -> None:
         stem = folder / f"{uuid.uuid4().hex[:8]}-{name}"
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             self.popen = subprocess.Popen(
-                command,
+                interruptible(command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -71,9 +71,17 @@ def rows_of(session: sr.Session) -> list[np.ndarray[Any, Any]]:
     return [session.table(f"tables.{i}").pull(np.arange(ROWS)) for i in range(TABLES)]
 
 
-def train(session: sr.Session, model: nn.Module, batches: Any, look: Callable[[Any], Tensor], micro: int = 1) -> None:
+def train(
+    session: sr.Session,
+    model: nn.Module,
+    batches: Any,
+    look: Callable[[Any], Tensor],
+    micro: int = 1,
+    before_step: Callable[[int], None] = lambda _: None,
+) -> None:
     for number, batch in enumerate(batches):
         (model(look(batch)) ** 2).sum().backward()
+        before_step(number)
         if (number + 1) % micro == 0:
             session.step()
 
@@ -96,9 +104,20 @@ def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> No
     with connect() as plain:
         train(plain, distributed(plain), [make(seed) for seed in range(STEPS)], look, micro)
         expected = rows_of(plain)
+    last = max(1, micro - 1)  # a batch that ends a step, and is not the first one, whose rows the op pulls
+    up_to_it = sum(len(column.unique()) for seed in range(1, last + 1) for column in look(make(seed)).T)
+
+    def wait_for_later_rows(number: int) -> None:
+        """Rows of the batch after it are pulled while its step is open, so that those of both are deferred."""
+        until = time.monotonic() + DEADLINE_SEC
+        while number == last and session.stats().rows_prefetched <= up_to_it:
+            assert time.monotonic() < until, session.stats()
+            time.sleep(0.001)
+
     with connect() as session:
         model = distributed(session)
-        train(session, model, sr.prefetch((make(seed) for seed in range(STEPS)), session, depth=3), look, micro)
+        batches = sr.prefetch((make(seed) for seed in range(STEPS)), session, depth=3)
+        train(session, model, batches, look, micro, wait_for_later_rows)
         stats = session.stats()
         for rows, wanted in zip(rows_of(session), expected, strict=True):
             np.testing.assert_array_equal(rows, wanted)
