@@ -138,7 +138,11 @@ void Channel::finish(Request& request, Status status) {
 }
 
 void Channel::fail_all(const Status& status) {
-  while (!outstanding_.empty()) finish(*outstanding_.begin()->second, status);
+  while (!outstanding_.empty()) {
+    Request& request = *outstanding_.begin()->second;
+    request.may_be_taken |= request.sent;
+    finish(request, status);
+  }
   queue_.clear();
 }
 

@@ -211,7 +211,9 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   if (options.may_be_applied != nullptr) {
     *options.may_be_applied = false;
     for (const Outgoing& out : call.requests) {
-      if (!status.is_ok()) *options.may_be_applied |= out.request.status.is_ok() || out.request.may_be_taken;
+      const Request& request = out.request;
+      const bool is_taken = request.done && request.status.is_ok();
+      if (!status.is_ok()) *options.may_be_applied |= is_taken || request.may_be_taken;
     }
   }
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
@@ -225,7 +227,7 @@ void Client::Impl::drop_refused(const Call& call) {
   const Lock lock(mutex_);
   for (const Outgoing& out : call.requests) {
     const Request& request = out.request;
-    const bool is_refused = !request.status.is_ok() && !request.may_be_taken;
+    const bool is_refused = (!request.done || !request.status.is_ok()) && !request.may_be_taken;
     if (is_refused) channels_[request.shard].held().drop(request.header.sequence);
   }
 }

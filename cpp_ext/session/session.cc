@@ -10,6 +10,11 @@ namespace {
 // After these the shards may or may not have applied the commit.
 bool is_outcome_unknown(Code code) noexcept { return code == Code::kDeadlineExceeded || code == Code::kUnavailable; }
 
+// After these a shard may still have a push prepared, so that its COMMIT has to be sent again.
+bool is_in_doubt(Code code) noexcept {
+  return is_outcome_unknown(code) || code == Code::kDataLoss || code == Code::kInternal || code == Code::kStaleRoute;
+}
+
 // What is left until a deadline, for a call that takes a duration.
 std::chrono::milliseconds left_until(WriteTurns::Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - WriteTurns::Clock::now());
@@ -252,7 +257,7 @@ PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::
   const bool is_decided = status.is_ok();
   if (is_decided) {
     status = state_->shards().commit_prepared(options);
-    if (is_outcome_unknown(status.code())) {
+    if (is_in_doubt(status.code())) {
       in_doubt_ = std::move(numbered).value();
       has_in_doubt_.store(true);
     }
@@ -277,7 +282,7 @@ Status Session::finish_in_doubt(WriteTurns::Clock::time_point deadline) {
   rpc::CommitOptions options = in_doubt_->options;
   options.deadline = left_until(deadline);
   const Status status = state_->shards().commit_prepared(options);
-  if (is_outcome_unknown(status.code())) {
+  if (is_in_doubt(status.code())) {
     return {status.code(), "session: an earlier push by key is in doubt still, and nothing of this write was sent; " +
                                status.message()};
   }

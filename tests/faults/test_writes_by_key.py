@@ -10,7 +10,7 @@ import pytest
 import sparserow as sr
 from fault_proxy import COMMIT, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
-from sparserow.proto.errors import SparserowError, error_of
+from sparserow.proto.errors import DataLoss, SparserowError, error_of
 
 DIM = 4
 SLOTS = 1024
@@ -42,7 +42,7 @@ def test_steps_beside_threads_that_write_by_key_are_all_applied() -> None:
     stored = np.array([900, 901], np.uint64)
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=0) as session:
         table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
-        native = session._tables.native if hasattr(session, "_tables") else session.native
+        native = session.native
         is_over = threading.Event()
 
         def write() -> None:
@@ -66,6 +66,41 @@ def test_steps_beside_threads_that_write_by_key_are_all_applied() -> None:
                 writer.result()
         assert counts
         assert table.pull(KEYS).tolist() == (len(counts) * ONES).tolist()
+
+
+def test_a_push_whose_reply_is_garbage_may_be_applied() -> None:
+    table = _server.id_of_name(TABLE)
+    store = _server.Store(slot_count=SLOTS)
+    store.create_table(_server.TableSchema(id=table, name=TABLE, dim=DIM))
+    server = _server.Server(store)
+    server.set_route(1, np.zeros(SLOTS, np.uint16))
+    server.set_job(1, "job", None, [(0, 1, 0)])
+    proxy = FaultProxy(server.port, Faults(), seed=1)
+    try:
+        client = _client.Client(
+            shards=[("127.0.0.1", proxy.port)],
+            slot_owner=np.zeros(SLOTS, np.uint16),
+            route_epoch=1,
+            job_id=1,
+            worker_id=0,
+            worker_epoch=1,
+            replay_bytes=1 << 20,
+        )
+        session = _client.NativeSession(
+            client.shards, first_step=0, first_sequence=1, clocked=False, grad_sum=True, deadline_ms=30_000
+        )
+        rows = _client.TableAccess(session, table_id=table, schema_version=1, dim=DIM)
+        rows.push(KEYS, -ONES, 1.0)
+        proxy.faults = Faults(garble_reply=1.0)
+        with pytest.raises(DataLoss) as error:
+            rows.push(KEYS, -ONES, 1.0)
+        assert error.value.may_be_applied
+        proxy.faults = Faults()
+        assert rows.pull(KEYS).tolist() == (2 * ONES).tolist()
+        session.close()
+    finally:
+        proxy.stop()
+        server.stop()
 
 
 def test_a_push_that_one_shard_never_got_is_finished_before_the_next() -> None:

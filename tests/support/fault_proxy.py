@@ -28,6 +28,7 @@ class Faults:
         delay: hold a frame, and all behind it, for ``delay_sec``.
         reorder: let the next frame overtake; one that nothing overtakes goes on alone.
         swallow_reply: close both sides instead of passing a reply on (a lost acknowledgement).
+        garble_reply: pass an ACK on with a type that there is not.
         delay_sec: seconds.
         kinds: types of frames that are mistreated.
     """
@@ -40,6 +41,7 @@ class Faults:
     delay: float = 0.0
     reorder: float = 0.0
     swallow_reply: float = 0.0
+    garble_reply: float = 0.0
     delay_sec: float = 0.02
     kinds: frozenset[int] = frozenset({COMMIT})
 
@@ -177,6 +179,8 @@ class FaultProxy:
             seen.add(request_id)
             if request_id and self._draw("swallow_reply"):
                 return
+            if kind == ACK and self._draw("garble_reply"):
+                data = data[:4] + struct.pack("<H", 0x7FFF) + data[6:]
             writer.write(data)
             await writer.drain()
             self.replies[kind] += 1
