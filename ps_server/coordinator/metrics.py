@@ -34,8 +34,9 @@ class CoordinatorMetrics(Collector):
         for shard in cluster.shards.shards:
             restores.add_metric([str(shard.index)], shard.restores)
         yield restores
-        ready = 0 if cluster.shards.problem() else 1
-        yield GaugeMetricFamily("sparserow_cluster_ready", "Whether every shard serves (0 or 1).", ready)
+        ready = 0 if cluster.shards.problem() or cluster.damage is not None else 1
+        words = "Whether every shard serves, and every table has its rows (0 or 1)."
+        yield GaugeMetricFamily("sparserow_cluster_ready", words, ready)
         yield GaugeMetricFamily("sparserow_tables", "Tables on record (count).", len(cluster.registry.tables()))
         yield GaugeMetricFamily("sparserow_route_epoch", "Epoch of the slot map (number).", cluster.slots.epoch)
         yield CounterMetricFamily(

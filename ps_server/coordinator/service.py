@@ -357,7 +357,8 @@ class CoordinatorService:
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Everything for ``sparserow status``."""
-        return await status_message(self._cluster, self._fleet, now=self._clock())
+        failure = self.recoveries.failure
+        return await status_message(self._cluster, self._fleet, now=self._clock(), failure=failure)
 
     # ---- leases
 

@@ -16,12 +16,19 @@ from .membership import Job
 from .shards import Shard
 
 
-async def status_message(cluster: Cluster, fleet: Fleet, *, now: float) -> pb.GetStatusReply:
-    """The whole status; a shard that does not answer is shown with its problem."""
+async def status_message(cluster: Cluster, fleet: Fleet, *, now: float, failure: str = "") -> pb.GetStatusReply:
+    """The whole status; a shard that does not answer is shown with its problem.
+
+    Args:
+        cluster, fleet: what is shown.
+        now: of the clock of leases.
+        failure: why a shard cannot come back alone; empty: none failed to.
+    """
     steps: dict[int, int] = {}  # by job id
     shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard, steps) for shard in cluster.shards.shards))
     damage = cluster.damage.text if cluster.damage is not None else ""
-    problem = cluster.shards.problem() or damage
+    away = cluster.shards.problem()
+    problem = "; ".join(filter(None, (away, failure))) if away else damage
     source, saved_at = cluster.rows_source, cluster.saved_at
     return pb.GetStatusReply(
         cluster_id=cluster.cluster_id,

@@ -21,6 +21,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
 from ...proto.checkpoint.tensor_file import Tensor, decode
 from ...proto.errors import DataLoss, Unavailable
+from ...proto.schema import TableSchema
 from ...proto.schema_message import schema_of_message
 from .engine import ShardEngine
 
@@ -159,8 +160,9 @@ class CheckpointLoads:
                 size += facts.bytes
                 if manifest is chain.links[-1]:
                     newest.append(tensors)
-        engine.remake_tables([schema_of_message(table.schema) for table in request.tables])
-        self._load_filters(request, newest)
+        schemas = [schema_of_message(table.schema) for table in request.tables]
+        engine.remake_tables(schemas)
+        self._load_filters(zip(request.tables, schemas, strict=True), newest)
 
         def is_wanted(part: files.PartEntry, table: pb.LoadTable) -> bool:
             return table.schema.id != table.saved_table_id or bool(owned[part.first_slot : part.end_slot].any())
@@ -179,11 +181,13 @@ class CheckpointLoads:
             engine.install_jobs(json.loads(request.windows_json))
         yield pb.LoadReply(rows=rows, bytes=size)
 
-    def _load_filters(self, request: pb.LoadRequest, slots_files: list[dict[str, Tensor]]) -> None:
+    def _load_filters(
+        self, tables: Iterable[tuple[pb.LoadTable, TableSchema]], slots_files: list[dict[str, Tensor]]
+    ) -> None:
         """Of tables that still have their id, which the filters' hashes are made with, and a policy that counts."""
         engine = self._engine
-        for table in request.tables:
-            policy = schema_of_message(table.schema).policy
+        for table, schema in tables:
+            policy = schema.policy
             most = -(-policy.admit_capacity // engine.slot_count)  # keys of a slot
             if table.saved_table_id != table.schema.id or policy.admit_after <= 1:
                 continue

@@ -132,7 +132,7 @@ def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
 def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
     schema = TableSchema("n", "t", DIM, sr.SGD(lr=1.0), policy=sr.RowPolicy(admit_after=2, max_rows=10), id=5)
     with lone_engine(slot_count=64) as engine:
-        engine.create_table(schema)
+        engine.create_tables([schema])
         client = _client.Client(
             shards=[("127.0.0.1", engine.port)], slot_owner=np.zeros(64, np.uint16), cluster_id=1, route_epoch=0
         )

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
+from restart_scene import Scene, status_of
+from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
@@ -183,7 +185,7 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
         with sr.connect(cluster.address, "gone", staleness=None) as session:
             session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
             sr.save(session, str(url))
-        next((url / "save-000001").glob("slots.*")).unlink()
+        (url / "save-000001" / "slots.0.safetensors").unlink()
         os.kill(cluster.shard_pids[0], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
     assert "shard 0 cannot be restored: " in reasons[0]
@@ -199,6 +201,21 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
         os.kill(cluster.shard_pids[1], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
     assert "(job sync/sync is synchronous: its workers and all shards go back together)" in reasons[1]
+
+
+def test_status_says_why_a_shard_does_not_come_back(launcher, tmp_path):
+    scene = Scene(launcher, tmp_path)
+    with sr.connect(scene.address, staleness=None) as session:
+        session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        sr.save(session, str(tmp_path / "ckpt"))
+    (tmp_path / "ckpt" / "save-000001" / "slots.0.safetensors").unlink()
+    scene.shards[0].popen.kill()
+    scene.shards[0].end()
+    wait_until(lambda: status_of(scene.address).shards[0].state == pb.LOST, "the end of its lease")
+    scene.shard(0)
+    wait_until(lambda: "slots.0.safetensors: is missing" in status_of(scene.address).problem, "the reason")
+    assert "shard 0: its process is not serving yet; shard 0 cannot be restored: " in status_of(scene.address).problem
+    assert not status_of(scene.address).ready
 
 
 def test_bad_input(tmp_path):
