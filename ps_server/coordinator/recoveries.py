@@ -59,7 +59,7 @@ class Recoveries:
             return "no checkpoint has the rows of this cluster"
         if barrier := self._barrier():
             return f"job {barrier} is synchronous: its workers and all shards go back together"
-        return self.failure
+        return self.failure if any(shard.restoring for shard in cluster.shards.shards) else ""
 
     def passes(self) -> bool:
         """Whether :meth:`problem` goes away by itself: with the end of a job."""
@@ -100,6 +100,8 @@ class Recoveries:
         began = asyncio.get_running_loop().time()
         async with self._tables_lock:
             _check_held(shard, instance)
+            if not shard.restoring:
+                return  # a restore of all tables has given it its rows
             manifest = await asyncio.to_thread(files.read_manifest, folder, name)
             if manifest.slot_count != cluster.slots.slot_count:
                 raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")

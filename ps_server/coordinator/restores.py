@@ -23,6 +23,7 @@ from .fleet import Fleet, all_of
 from .operations import Operations
 from .restore_plan import forget_tables, plan_restore
 from .shard_loads import ShardLoads
+from .shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Restores:
 
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
         cluster, request = self._cluster, restore.request
-        cluster.check_ready()
+        self._check_shards()
         folder = Folder(request.url)
         chain = await asyncio.to_thread(files.read_chain, folder, request.name or None)
         manifest = chain[-1]
@@ -192,10 +193,13 @@ class Restores:
             try:
                 if cluster.damage is None and await self._has_rows(plan.table_ids):
                     await loads.verify()
+                if not is_of_all:
+                    cluster.check_ready()  # what waits for all of its rows needs a restore of all
                 before = await self._begin_damage(damage, manifest)
             except BaseException:
                 forget_tables(cluster.registry, plan.made)
                 raise
+            await self._let_in(loads)
             next_step = max(restore.next_step, manifest.step + 1)
             job_id = request.caller.job_id
             if job_id:
@@ -224,6 +228,18 @@ class Restores:
             bytes=sum(each.size for each in chain),
             next_step=next_step,
         )
+
+    def _check_shards(self) -> None:
+        """Raises Unavailable unless every shard serves, or waits for rows, which a restore of all tables gives it."""
+        shards = self._cluster.shards.shards
+        if not all(shard.phase is Phase.SERVING or _waits_for_rows(shard) for shard in shards):
+            self._cluster.check_ready()
+
+    async def _let_in(self, loads: ShardLoads) -> None:
+        """Shards that wait for rows serve, as far as the tables are not refused; a recovery leaves them alone."""
+        for shard in filter(_waits_for_rows, self._cluster.shards.shards):
+            shard.restoring = False
+            await loads.until_serving(shard)
 
     async def _has_rows(self, table_ids: set[int]) -> bool:
         """Whether a table that would be emptied has a row."""
@@ -282,6 +298,11 @@ class Restores:
         # A store may be one that is only read. What was restored stands.
         except (SparserowError, NotImplementedError) as error:
             log.warning("saves may remove %s/%s, since it is not noted as read whole: %s", folder.url, name, error)
+
+
+def _waits_for_rows(shard: Shard) -> bool:
+    """Whether its process has registered, and could not be restored alone, or is about to be."""
+    return shard.phase is Phase.STARTING and shard.restoring and shard.data is not None
 
 
 def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:

@@ -112,9 +112,14 @@ class ShardLoads:
                     raise
                 log.warning("shard %d begins its load anew when it serves again: %s", shard.index, error)
             await asyncio.sleep(_PAUSE_SEC)
-            await self._until_serving(shard)
+            await self.until_serving(shard)
 
-    async def _until_serving(self, shard: Shard) -> None:
+    async def until_serving(self, shard: Shard) -> None:
+        """Returns when a shard has been told everything.
+
+        Raises:
+            Unavailable: it was not, in time.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.shards.lease_sec + _SHARD_DEADLINE_SEC
         while shard.phase is not Phase.SERVING:

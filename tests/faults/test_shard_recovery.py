@@ -203,12 +203,15 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
     assert "(job sync/sync is synchronous: its workers and all shards go back together)" in reasons[1]
 
 
-def test_status_says_why_a_shard_does_not_come_back(launcher, tmp_path):
-    scene = Scene(launcher, tmp_path)
+def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(launcher, tmp_path):
+    scene, keys = Scene(launcher, tmp_path), np.arange(ROWS, dtype=np.uint64)
     with sr.connect(scene.address, staleness=None) as session:
-        session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table.assign(keys, np.ones((ROWS, DIM), np.float32))
         sr.save(session, str(tmp_path / "ckpt"))
-    (tmp_path / "ckpt" / "save-000001" / "slots.0.safetensors").unlink()
+        table.assign(keys, np.zeros((ROWS, DIM), np.float32))
+        sr.save(session, str(tmp_path / "ckpt"))
+    (tmp_path / "ckpt" / "save-000002" / "slots.0.safetensors").unlink()
     scene.shards[0].popen.kill()
     scene.shards[0].end()
     wait_until(lambda: status_of(scene.address).shards[0].state == pb.LOST, "the end of its lease")
@@ -216,6 +219,13 @@ def test_status_says_why_a_shard_does_not_come_back(launcher, tmp_path):
     wait_until(lambda: "slots.0.safetensors: is missing" in status_of(scene.address).problem, "the reason")
     assert "shard 0: its process is not serving yet; shard 0 cannot be restored: " in status_of(scene.address).problem
     assert not status_of(scene.address).ready
+    with ControlClient(scene.address) as control:
+        request = pb.RestoreRequest(url=str(tmp_path / "ckpt"), name="save-000001")
+        assert control.restore(request, None, deadline_sec=120).rows == ROWS
+    status = status_of(scene.address)
+    assert (status.ready, status.problem) == (True, "")
+    with sr.connect(scene.address, staleness=None) as session:
+        np.testing.assert_array_equal(session.table("rows").pull(keys), np.ones((ROWS, DIM), np.float32))
 
 
 def test_bad_input(tmp_path):
