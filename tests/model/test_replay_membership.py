@@ -39,6 +39,8 @@ class Worker:
     commits: dict[int, np.ndarray] = field(default_factory=dict)
     in_doubt: tuple[int, np.ndarray] | None = None  # prepared everywhere
     taken_by_shard_0: bool = False
+    sequence: int = 0  # of the last commit that was prepared
+    committed: list[tuple[int, int]] = field(default_factory=list)  # (sequence, step), in doubt no more
     program: Iterator[None] | None = None
     until_step: int | None = None
 
@@ -103,6 +105,7 @@ class Replay:
     def depart(self, worker: Worker) -> None:
         """What the rules say becomes of a worker that is gone."""
         if worker.in_doubt is not None and worker.taken_by_shard_0:
+            worker.committed.append((worker.sequence, worker.in_doubt[0]))
             self.take(worker, *worker.in_doubt)
         own = max(worker.commits, default=-1)
         top = max((max(other.commits, default=-1) for other in self.workers), default=-1)
@@ -183,12 +186,14 @@ class Replay:
                 sequence += 1
             worker.client.prepare(TABLE, ALL_KEYS, grads, dim=DIM, lr=1.0, sequence=sequence, step=step)
             worker.in_doubt, worker.taken_by_shard_0 = (step, grads.astype(np.float64)), False
+            worker.sequence = sequence
             yield
             if self.rng.random() < 0.5 and self.staleness == 0:  # at k its rows would be seen on shard 0 alone
                 worker.only_shard_0.commit_prepared(sequence=sequence, step=step)
                 worker.taken_by_shard_0 = True
                 yield
             worker.client.commit_prepared(sequence=sequence, step=step)
+            worker.committed.append((sequence, step))
             self.take(worker, *worker.in_doubt)
             worker.in_doubt = None
             if self.rng.random() < 0.3:
@@ -196,15 +201,17 @@ class Replay:
             yield
 
     def die(self) -> None:
-        """Two die wherever they are; none of their frames counts any more."""
+        """Two die wherever they are: what they repeat is answered as before, and nothing new counts any more."""
         gone = self.rng.sample(self.live(), 2)
         self.counts["died"] += 2
         self.counts["in doubt"] += sum(worker.in_doubt is not None for worker in gone)
         self.counts["half taken"] += sum(worker.in_doubt is not None and worker.taken_by_shard_0 for worker in gone)
         self.change(gone, 0)
         for worker in gone:
+            for sequence, step in worker.committed:
+                worker.client.commit_prepared(sequence=sequence, step=step)
             with pytest.raises(errors.Fenced):
-                worker.client.commit_prepared(sequence=1, step=0)
+                worker.client.commit_prepared(sequence=worker.sequence + 1, step=STEPS)
 
     def run(self) -> None:
         while True:
