@@ -201,7 +201,7 @@ def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="How many of the 
 
 
 def _tables_of(found: Manifest) -> Table:
-    """Of a file that tables share, each has its rows' share of the bytes."""
+    """The tables; each has its rows' share of the bytes of a file that tables share."""
     table = _table("table", "rows", "dim", "dtype", "optimizer", "files", "MiB")
     rows_in = Counter[str]()
     for entry in found.tables:

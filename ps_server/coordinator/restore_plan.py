@@ -26,7 +26,7 @@ class RestorePlan:
 
     @property
     def table_ids(self) -> set[int]:
-        """Of the tables that are emptied and filled."""
+        """Ids of the tables that are emptied and filled."""
         return {table.schema.id for table in self.tables}
 
 

@@ -16,7 +16,6 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import (
-    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
@@ -28,12 +27,12 @@ from ...proto.grpc_status import NotLeader
 from .cluster import Cluster
 from .fleet import Fleet, all_of
 from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
+from .save_base import Base, find_base
 from .shards import Shard
 
 log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
-MOST_LINKS = 32  # checkpoints that one may need
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
@@ -46,23 +45,6 @@ class Phase(Enum):
     WRITING = 2
     SAVED = 3
     FAILED = 4
-
-
-@dataclass(frozen=True)
-class Base:
-    """What a save of changes adds to.
-
-    Attributes:
-        manifest: of the checkpoint since which rows count.
-        needs: names of all that the save needs, the oldest first and this one last.
-        full_bytes: of the rows of the oldest, which has all.
-        since_full: saves since that one, with this one.
-    """
-
-    manifest: files.Manifest
-    needs: tuple[str, ...]
-    full_bytes: int
-    since_full: int
 
 
 Caller = tuple[int, int, int]  # (job id, worker id, epoch)
@@ -237,7 +219,7 @@ class Saves:
             save.phase = Phase.CUTTING
             self._cluster.check_whole()
             loads = self._cluster.loads
-            save.base = await asyncio.to_thread(self._base_of, save)
+            save.base = await asyncio.to_thread(find_base, save.folder, self._cluster, save.full_every)
             points, cuts = await self._operations.cut(lambda points: self._cut(save, points))
             if self._cluster.loads != loads:
                 raise Unavailable("rows were restored while the cut was taken; save again")
@@ -318,39 +300,6 @@ class Saves:
                     "together"
                 )
             await asyncio.sleep(_GATHER_POLL_SEC)
-
-    def _base_of(self, save: Save) -> Base | None:
-        """What this save may add what changed to; None: it holds all rows.
-
-        All rows are due after so many saves as were asked for, and when what changed since weighs as much as they did.
-        A chain that is as long as it may be is cut short: the save holds what changed since all rows were saved.
-        """
-        if save.full_every <= 1:
-            return None
-        folder, shards = save.folder, self._cluster.shards
-        try:
-            newest = files.read_manifest(folder)
-            needs = files.needs_of(folder, newest)
-            missing = set(needs).difference(folder.names())
-            if missing:
-                raise DataLoss(f"{newest.name} adds to {', '.join(sorted(missing))}, which is missing")
-            is_ours = newest.cluster_id == self._cluster.cluster_id and newest.lineage == shards.lineage
-            if not is_ours or newest.shards != len(shards.shards) or newest.since_full + 1 >= save.full_every:
-                return None
-            full = newest if not needs else None
-            if full is None and (not newest.full_bytes or len(needs) == MOST_LINKS):
-                full = files.read_manifest(folder, needs[0])
-        except NotFound:
-            return None
-        except SparserowError as error:
-            log.warning("%s: all rows are saved: %s", folder.url, error)
-            return None
-        full_bytes = newest.full_bytes if full is None else full.row_bytes
-        if newest.chain_bytes >= full_bytes:
-            return None
-        if full is not None and len(needs) == MOST_LINKS:
-            return Base(full, (full.name,), full_bytes, newest.since_full + 1)
-        return Base(newest, (*needs, newest.name), full_bytes, newest.since_full + 1)
 
     async def _cut(self, save: Save, points: list[CutPoint]) -> tuple[list[CutPoint], list[pb.CutReply]]:
         save.data = self._cluster.data.at_cut({point.job_id: point.steps for point in points})

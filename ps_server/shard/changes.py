@@ -135,7 +135,7 @@ def add_changes(service: ChangesService, server: Any) -> None:
 
 def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
     """What ``look`` gives, of rows that a follower may see: tables that are being loaded are invisible."""
-    with engine.followed():
+    with engine.follow_gate.look():
         return look()
 
 

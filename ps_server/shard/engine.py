@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,12 @@ from numpy.typing import NDArray
 
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
-from ...proto.errors import (
-    DeadlineExceeded,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    SparserowError,
-    Unavailable,
-    error_of,
-)
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security import Security, process_security
 from .coordinator_link import Place
+from .follow_gate import FollowGate
 from .load import hottest_share, load_message, staleness_buckets, tier_message
 from .native_schema import native_schema
 from .sweeper import Sweeper
@@ -109,9 +102,7 @@ class ShardEngine:
         self._swept: set[int] = set()  # tables whose policy removes rows
         self._sweep_lock = threading.Lock()  # one sweep at a time
         self._sweeper = Sweeper(self.sweep_all, options.sweep_every_sec)
-        self._pages = threading.Condition()  # guards the two below
-        self._pages_read = 0  # pages of changes that are being read
-        self._refusal = pb.Refusal(code=Unavailable.number, message=f"shard {options.shard} is not told its route yet")
+        self.follow_gate = FollowGate(options.shard)
 
     @property
     def store(self) -> _server.Store:
@@ -209,41 +200,12 @@ class ShardEngine:
             DeadlineExceeded: one of them goes on for too long; the tables are refused all the same.
         """
         if refusal.table_ids:
-            with self._pages:
-                self._refusal = refusal
-                if not self._pages.wait_for(lambda: not self._pages_read, REFUSAL_DEADLINE_SEC):
-                    raise DeadlineExceeded(f"shard {self.shard}: a page of changes was still being read")
+            self.follow_gate.close(refusal, REFUSAL_DEADLINE_SEC)
         self._server.refuse_tables(
             refusal.code, refusal.message, list(refusal.table_ids), deadline_ms=round(REFUSAL_DEADLINE_SEC * 1000)
         )
         if not refusal.table_ids:
-            with self._pages:
-                self._refusal = refusal
-
-    @property
-    def refused_tables(self) -> list[int]:
-        """Ids of tables whose rows are refused."""
-        with self._pages:
-            return list(self._refusal.table_ids)
-
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """For the duration of the block, rows are as a follower may see them.
-
-        Raises:
-            Unavailable: tables are being loaded, or this shard has not been told its route yet.
-            FailedPrecondition: the last restore failed.
-        """
-        with self._pages:
-            if self._refusal.code:
-                raise error_of(self._refusal.code, self._refusal.message)
-            self._pages_read += 1
-        try:
-            yield
-        finally:
-            with self._pages:
-                self._pages_read -= 1
-                self._pages.notify_all()
+            self.follow_gate.open()
 
     def note_owned(self, route: pb.Route) -> NDArray[np.uint16]:
         """Which slots are this shard's, before it serves them; returns the owner of each slot."""

@@ -99,7 +99,7 @@ class CheckpointLoads:
 
     def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()  # held by a load
+        self._lock = threading.Lock()  # taken by a load
 
     def verify(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
         """Reads this shard's share of the files, and compares them with what their manifests say.
@@ -108,9 +108,11 @@ class CheckpointLoads:
             DataLoss: a file is missing or damaged (names it).
         """
         chain, size = _Chain(request), 0
-        slots = [(held, facts) for held, link in zip(chain.folders, chain.links, strict=True) for facts in link.slots]
-        for held, facts in slots[request.turn :: request.turns]:
-            decode(files.check_file(held, facts), facts.file)
+        slots = [
+            (folder, facts) for folder, link in zip(chain.folders, chain.links, strict=True) for facts in link.slots
+        ]
+        for folder, facts in slots[request.turn :: request.turns]:
+            decode(files.check_file(folder, facts), facts.file)
             size += facts.bytes
             yield pb.LoadReply(bytes=size)
         rows = [file for link in range(len(chain.links)) for file in chain.row_files(link, lambda *_: True)]
@@ -137,7 +139,7 @@ class CheckpointLoads:
             pb.Refusal(
                 code=Unavailable.number,
                 message=f"shard {engine.shard} is loading rows of a checkpoint",
-                table_ids=sorted({*engine.refused_tables, *(table.schema.id for table in request.tables)}),
+                table_ids=sorted({*engine.follow_gate.refused_tables, *(table.schema.id for table in request.tables)}),
             )
         )
         if request.HasField("route"):
@@ -184,7 +186,7 @@ class CheckpointLoads:
     def _load_filters(
         self, tables: Iterable[tuple[pb.LoadTable, TableSchema]], slots_files: list[dict[str, Tensor]]
     ) -> None:
-        """Of tables that still have their id, which the filters' hashes are made with, and a policy that counts."""
+        """Fills filters of tables whose policy counts, and that still have their id: their hashes are made with it."""
         engine = self._engine
         for table, schema in tables:
             policy = schema.policy

@@ -260,15 +260,15 @@ def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
 
 
 @pytest.mark.parametrize("staleness", [None, 0])
-@pytest.mark.parametrize("held", [r"/rows\.0\.", r"/rows\.1\."])
-def test_a_shard_that_is_killed_meanwhile_loads_again(tmp_path: Path, staleness: int | None, held: str) -> None:
+@pytest.mark.parametrize("files_of", [r"/rows\.0\.", r"/rows\.1\."])
+def test_a_shard_that_is_killed_meanwhile_loads_again(tmp_path: Path, staleness: int | None, files_of: str) -> None:
     """The killed one is in the midst of its load, or has its rows already while the other one loads."""
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as first, sr.connect(first.address) as session:
         filled(session)
         sr.save(session, str(url))
     with GatedStore(url) as store, sr.local_cluster(shards=2, slot_count=64) as cluster:
-        store.hold(held)
+        store.hold(files_of)
         with restoring(cluster.address, store.url) as reply:
             store.until_met()
             status = status_of(cluster.address)

@@ -89,7 +89,8 @@ class TrainingSide:
         def engine() -> Any:
             if self._servers[shard] is None:
                 raise Unavailable(f"shard {shard} is starting")
-            return SimpleNamespace(store=self.stores[shard], cluster_id=self.cluster_id, followed=nullcontext)
+            gate = SimpleNamespace(look=nullcontext)
+            return SimpleNamespace(store=self.stores[shard], cluster_id=self.cluster_id, follow_gate=gate)
 
         def add(grpc_server: Any) -> None:
             add_changes(ChangesService(engine), grpc_server)
