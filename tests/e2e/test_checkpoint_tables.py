@@ -29,8 +29,8 @@ def values(number: int, count: int) -> np.ndarray:
 
 def test_tables_whose_names_look_alike_keep_their_rows(tmp_path: Path, launcher: Launcher) -> None:
     """``NAMESPACE.TABLE`` was the name of a file."""
-    long = "t" * 120
-    names = [("ads.v2", "user"), ("ads", "v2.user"), ("n" * 120, long), ("n" * 120, long[1:])]
+    long = "t" * 255
+    names = [("ads.v2", "user"), ("ads", "v2.user"), ("n" * 255, long), ("n" * 255, long[1:])]
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         for number, (namespace, name) in enumerate(names):
             with sr.connect(cluster.address, namespace, staleness=None) as session:
