@@ -22,7 +22,7 @@ from .cluster_view import ServingView, fetch_view
 _HEDGE_THREADS = 32
 _ASIDE_SEC = 1.0  # for so long a replica that did not answer is asked after the others
 _LEAST_SHARE_SEC = 0.002  # of a deadline; below it one replica gets all that is left
-# What another replica would say as well: the request is at fault, or who asks.
+# Another replica would say the same: the request or its token is at fault.
 _SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number))
 
 
@@ -119,7 +119,7 @@ class Fleet:
             return self._generation
 
     def shards(self, handle: int) -> _client.LookupShards:
-        """For a session whose ops read the version of this handle: of one replica, another one with each call."""
+        """The shards of one replica, another with each call; a session's ops read the version of this handle there."""
         with self._lock:
             clients = self._clients
         return clients[self._order(len(clients))[0]][0].shards(handle)

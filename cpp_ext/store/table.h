@@ -112,9 +112,9 @@ class Table {
   [[nodiscard]] Status failure() const;
   void fail(Status why);
 
-  // With an SSD: the table is out of the map and its rows are off the SSD, where another of its id may stand. Calls
-  // that began before may have it still; nothing of it goes to the SSD any more. Guarded by the eviction's lock
-  // (tiering.h).
+  // The table is out of the map and its rows are off the SSD, where another table of its id may stand. Calls that
+  // began before may use it still; nothing of it goes to the SSD any more. Used by tables with an SSD alone; guarded by
+  // the eviction's lock (tiering.h).
   bool is_dropped = false;
 
   const TableSchema schema;

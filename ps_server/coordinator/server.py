@@ -115,7 +115,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
 async def coordinating(
     cluster: Cluster, save: Callable[[], None], written: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[CoordinatorService]:
-    """The service of a cluster, with its leases watched, for the duration of the block; nobody is served yet.
+    """The service of a cluster, with its leases watched, for the duration of the block; it is not served yet.
 
     Args:
         cluster: which one.

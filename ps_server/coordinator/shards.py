@@ -232,8 +232,9 @@ class ShardBook:
             shard.expires_at += seconds
 
     def replaced(self, now: float) -> str:
-        """Of a shard that ended with rows, and in whose place another process stands that is not let in: why. A job
-        whose workers and shards go back together ends then. Empty: there is none.
+        """Why a process that waits for the place of a shard that ended with rows is not let in; empty: none waits so.
+
+        A job whose workers and shards go back together ends then.
         """
         ended = (shard for shard in self.shards if not shard.is_live and shard.is_asked_for(now))
         return next((shard.refusal for shard in ended if shard.refusal), "")
