@@ -577,6 +577,7 @@ TEST_CASE("a commit that fails after a part of it was applied fails its job, and
               if (++calls == 2) throw std::runtime_error("the disk is gone");
             }));
   const auto keys = many_keys();
+  REQUIRE(f.log.prepare(f.make(1, 7, kNoStep, {7}, 1.0f)).is_ok());
   Commit commit = f.make(0, 1, kNoStep, keys, 1.0f);
   commit.blocks.push_back(commit.blocks[0]);
   for (int i = 0; i < 2; ++i) {
@@ -588,6 +589,7 @@ TEST_CASE("a commit that fails after a part of it was applied fails its job, and
   }
   CHECK(f.row(7) == -0.5f);  // the first block, once
   CHECK(f.commit(1, 1, kNoStep, {7}, 1.0f).status().code() == Code::kDataLoss);
+  CHECK(f.log.commit(f.make(1, 7, kNoStep, {}, 0.0f), true).status().code() == Code::kDataLoss);
   CHECK(f.log.hold(1, 1, {}).is_ok());
   CHECK(f.log.cut({}, Clock::now() + std::chrono::seconds(5), [] { return Status::ok(); }).is_ok());
 }
