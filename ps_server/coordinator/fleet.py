@@ -21,6 +21,7 @@ from ...proto.grpc_status import error_of_status
 from ...proto.schema import TableSchema
 from ...proto.schema_message import message_of_schema
 from ...proto.security import open_aio_channel
+from ...proto.shard_protocol import SHARD_PROTOCOL
 from .cluster import Cluster
 from .roster import Key, Roster, Window
 from .shards import Phase, Shard
@@ -99,6 +100,7 @@ class Fleet:
         link = await self._link(shard)
         async with link.lock:
             has = await link.call("Stats", pb.ShardStatsRequest())
+            shard.protocol = max(1, has.protocol)
             tables = {schema.id for schema in self._cluster.registry.tables()}
             rosters = self._cluster.rosters
             for usage in has.tables:
@@ -107,7 +109,8 @@ class Fleet:
             for job_id in has.job_ids:
                 if job_id not in rosters:
                     await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=self._cluster.operations))
-            for schemas in _batches(self._cluster.registry.tables()):
+            tables_a_call = 1 if shard.protocol < SHARD_PROTOCOL else _TABLES_A_CALL
+            for schemas in _batches(self._cluster.registry.tables(), tables_a_call):
                 await link.call("CreateTable", pb.ShardCreateTableRequest(schemas=map(message_of_schema, schemas)))
             for job_id, roster in list(rosters.items()):
                 # Refused when a newer operation has begun there: its decision will be told in turn.
@@ -228,9 +231,12 @@ class Fleet:
         """Has every shard keep its rows of one instant.
 
         Raises:
+            FailedPrecondition: a shard is of an earlier build.
             SparserowError: as :meth:`create_table`.
         """
         self._check_all_reached()
+        for shard in self._cluster.shards.shards:
+            _check_build(shard)
         await self.state_is_written()
         deadline_sec = request.deadline_ms / 1000 + CALL_DEADLINE_SEC
         links = [await self._link(shard) for shard in self._cluster.shards.shards]
@@ -248,8 +254,10 @@ class Fleet:
 
         Raises:
             Unavailable: its lease has ended, or another process holds it now.
+            FailedPrecondition: it is of an earlier build.
             SparserowError: what it answered.
         """
+        _check_build(shard)
         await self.state_is_written()
         link = await self._link(shard)
         replies = link.stream(method, request)
@@ -305,8 +313,17 @@ class Fleet:
         return fresh
 
 
-def _batches(schemas: list[TableSchema]) -> Iterable[list[TableSchema]]:
-    return (schemas[begin : begin + _TABLES_A_CALL] for begin in range(0, len(schemas), _TABLES_A_CALL))
+def _batches(schemas: list[TableSchema], size: int) -> Iterable[list[TableSchema]]:
+    return (schemas[begin : begin + size] for begin in range(0, len(schemas), size))
+
+
+def _check_build(shard: Shard) -> None:
+    """Raises unless a shard writes and reads checkpoints as this coordinator does, as far as it has said."""
+    if 0 < shard.protocol < SHARD_PROTOCOL:
+        raise FailedPrecondition(
+            f"shard {shard.index} is of an earlier build, whose checkpoints have another form; start it again with "
+            "this build, then save or restore"
+        )
 
 
 async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:

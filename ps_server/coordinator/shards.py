@@ -42,6 +42,7 @@ class Shard:
         behind: it must be told route, tables and jobs before it serves (again).
         restoring: it replaces a process that ended with rows, and gets these from a checkpoint before it serves.
         restores: how often it came back so.
+        protocol: version of the messages that its process speaks (proto/shard_protocol.py); 0: it has not said yet.
         renewals: of the lease by the process that holds it.
         asked_at: when another process asked last for a place that may come free; None: none has.
         refusal: what it was told, where the process before it ended with rows; empty: it has not asked, or was let in.
@@ -58,6 +59,7 @@ class Shard:
     behind: bool = True
     restoring: bool = False
     restores: int = 0
+    protocol: int = 0
     renewals: int = 0
     asked_at: float | None = None
     refusal: str = ""
@@ -139,7 +141,7 @@ class ShardBook:
                 self.lineage += 1
             shard.renewals, shard.asked_at, shard.refusal = 0, None, ""
             shard.lineage, shard.restoring = self.lineage, shard.instance != 0 and tables > 0
-        shard.instance, shard.control, shard.pid = instance, control, pid
+        shard.instance, shard.control, shard.pid, shard.protocol = instance, control, pid, 0
         shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
         shard.expires_at = now + self.lease_sec
         return shard

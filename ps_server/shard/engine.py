@@ -20,6 +20,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spars
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security import Security, process_security
+from ...proto.shard_protocol import SHARD_PROTOCOL
 from .coordinator_link import Place
 from .follow_gate import FollowGate
 from .load import hottest_share, load_message, staleness_buckets, tier_message
@@ -309,6 +310,7 @@ class ShardEngine:
             tier=tier_message(self.tier_stats()),
             commits_lost=stats["commits_lost"],
             lost=self.lost_commits(),
+            protocol=SHARD_PROTOCOL,
             load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
         )
 
