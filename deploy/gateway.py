@@ -167,14 +167,16 @@ class Gateway:
         keys = _keys(request.keys, request.packed_keys)
         lr = request.lr if request.HasField("lr") else None
         with self.metrics.call("Push", len(keys)):
-            was_applied_before = await self._windows.push(
-                ClientKey(request.namespace, request.client),
-                request.sequence,
-                lambda: self._in_thread(
-                    request, lambda namespace: namespace.push(request.table, keys, request.grads, lr)
-                ),
-            )
-            self.metrics.clients = len(self._windows)
+            try:
+                was_applied_before = await self._windows.push(
+                    ClientKey(request.namespace, request.client),
+                    request.sequence,
+                    lambda: self._in_thread(
+                        request, lambda namespace: namespace.push(request.table, keys, request.grads, lr)
+                    ),
+                )
+            finally:
+                self.metrics.clients = len(self._windows)
             if was_applied_before:
                 self.metrics.repeated()
         return pb.PushRowsReply(was_applied_before=was_applied_before)
@@ -218,10 +220,12 @@ class Gateway:
                         return namespace
                 made = _Namespace(self._coordinator, name, table)
                 with self._lock:
-                    made.users = 1
-                    self._namespaces[name] = made
+                    namespace = self._namespaces.setdefault(name, made)
+                    namespace.users += 1
                     self.metrics.namespaces = len(self._namespaces)
-                return made
+                if namespace is not made:  # another call has joined it at the same moment
+                    made.close()
+                return namespace
         finally:
             with self._lock:
                 if not joining.locked():
