@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,6 +32,30 @@ def wait_until(holds: Callable[[], object], what: str, deadline_sec: float = DEA
     while not holds():
         assert time.monotonic() < deadline, f"waited {deadline_sec:g} s in vain: {what}"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Holds processes for the block: it begins when every thread of them stands still, which takes a busy machine some
+    time after the signal.
+    """
+
+    def stand_still() -> bool:
+        states = (path.read_text().rsplit(")", 1)[1].split()[0] for pid in pids for path in _threads(pid))
+        return all(state == "T" for state in states)
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(stand_still, "processes that stand still")
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _threads(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 def free_port() -> int:
