@@ -526,11 +526,12 @@ class Server:
         io_threads: that speak with clients and apply commits.
         max_frame_bytes: of one request or reply.
         inflight_budget_bytes: of request bodies being received or worked on; past it connections are not read.
+        reply_budget_bytes: of replies being made or sent; past it replies wait until others are taken.
         kept_budget_bytes: of commits kept for the clock, and as much of waiting pulls; past it they are refused.
-        max_connections: past it new ones are refused.
+        max_connections: past it a token at an address that has fewer than another one takes a seat of its idle ones.
         cluster_id, shard_index: a client that means another cluster or shard is refused.
         default_deadline_ms: of requests that carry none.
-        hello_timeout_ms: for the first frame of a connection.
+        hello_timeout_ms: from the start of a connection to the end of its first frame.
         stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
         unix_path: of a Unix socket to listen on as well; "": none.
         max_client_connections: from one address; 0: as many as there may be.
@@ -554,6 +555,7 @@ class Server:
         io_threads: int = 2,
         max_frame_bytes: int = 1073741824,
         inflight_budget_bytes: int = 4294967296,
+        reply_budget_bytes: int = 2147483648,
         kept_budget_bytes: int = 4294967296,
         max_connections: int = 4096,
         cluster_id: int = 0,

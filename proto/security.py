@@ -48,6 +48,9 @@ class Limits(StrictModel):
     inflight_bytes: Bytes = Field(
         4 << 30, ge=64 << 10, description="Bytes of requests being received or worked on; more wait for room."
     )
+    reply_bytes: Bytes = Field(
+        2 << 30, ge=64 << 20, description="Bytes of replies being made or sent; more wait until others are taken."
+    )
     client_inflight_bytes: Bytes | None = Field(
         None, ge=64 << 10, description="Of these, from one address; null: as many as there may be."
     )
@@ -67,6 +70,7 @@ class Limits(StrictModel):
             "max_client_connections": self.client_connections or 0,
             "max_frame_bytes": self.frame_bytes,
             "inflight_budget_bytes": self.inflight_bytes,
+            "reply_budget_bytes": self.reply_bytes,
             "client_inflight_bytes": self.client_inflight_bytes or 0,
         }
 

@@ -159,6 +159,8 @@ py::dict stats(const rpc::Server& server) {
   out["hinted_keys"] = stats.hinted_keys;
   out["hinted_keys_dropped"] = stats.hinted_keys_dropped;
   out["inflight_bytes"] = stats.inflight_bytes;
+  out["reply_bytes"] = stats.reply_bytes;
+  out["connections_too_slow"] = stats.connections_too_slow;
   out["requests_active"] = stats.requests_active;
   out["commits_accepted"] = stats.commits.commits_accepted;
   out["commits_duplicate"] = stats.commits.commits_duplicate;
@@ -257,10 +259,10 @@ void bind_shard(py::module_& module) {
   py::class_<rpc::Server>(module, "Server")
       .def(py::init([](std::shared_ptr<Store> store, std::string host, std::uint16_t port, std::uint32_t io_threads,
                        std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,
-                       std::uint64_t kept_budget_bytes, std::uint32_t max_connections, std::uint64_t cluster_id,
-                       std::uint16_t shard_index, std::uint32_t default_deadline_ms, std::uint32_t hello_timeout_ms,
-                       std::uint32_t stall_timeout_ms, std::string unix_path, std::uint32_t max_client_connections,
-                       std::uint64_t client_inflight_bytes, const TlsTuple& tls,
+                       std::uint64_t reply_budget_bytes, std::uint64_t kept_budget_bytes, std::uint32_t max_connections,
+                       std::uint64_t cluster_id, std::uint16_t shard_index, std::uint32_t default_deadline_ms,
+                       std::uint32_t hello_timeout_ms, std::uint32_t stall_timeout_ms, std::string unix_path,
+                       std::uint32_t max_client_connections, std::uint64_t client_inflight_bytes, const TlsTuple& tls,
                        const std::optional<std::vector<GrantTuple>>& grants, bool observe) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
@@ -268,6 +270,7 @@ void bind_shard(py::module_& module) {
                                              .io_threads = io_threads,
                                              .max_frame_bytes = max_frame_bytes,
                                              .inflight_budget_bytes = inflight_budget_bytes,
+                                             .reply_budget_bytes = reply_budget_bytes,
                                              .kept_budget_bytes = kept_budget_bytes,
                                              .max_connections = max_connections,
                                              .max_client_connections = max_client_connections,
@@ -284,6 +287,7 @@ void bind_shard(py::module_& module) {
            py::arg("store"), py::kw_only(), py::arg("host") = defaults.host, py::arg("port") = defaults.port,
            py::arg("io_threads") = defaults.io_threads, py::arg("max_frame_bytes") = defaults.max_frame_bytes,
            py::arg("inflight_budget_bytes") = defaults.inflight_budget_bytes,
+           py::arg("reply_budget_bytes") = defaults.reply_budget_bytes,
            py::arg("kept_budget_bytes") = defaults.kept_budget_bytes,
            py::arg("max_connections") = defaults.max_connections, py::arg("cluster_id") = defaults.cluster_id,
            py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,

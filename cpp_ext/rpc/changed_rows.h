@@ -1,7 +1,7 @@
-// The reply to a pull with known versions: the rows that differ from what the client has, and no others.
+// The rows that a pull with known versions is answered with: those that differ from what the client has.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -11,8 +11,17 @@
 
 namespace sparserow::rpc {
 
-// The body of a ROWS frame for `parts`, conditional or not. Holds what differs and a piece of what does
-// not, not the whole pull. NotFound when a table went away.
-Result<std::vector<std::byte>> changed_rows_body(const Store& store, std::span<const PullPart> parts);
+// Keys of one part whose rows differ, and their positions among the keys asked for, padded to 8 bytes.
+struct ChangedKeys {
+  std::vector<std::uint64_t> keys;
+  std::vector<std::uint32_t> positions;
+};
+
+// What changed_keys() takes for each key that differs.
+inline constexpr std::uint64_t kChangedKeyBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
+
+// Compares the versions of a conditional part's rows with those the client knows. A row that changes later is sent as
+// it is then, or not at all, as with a pull that came earlier. NotFound when the table went away.
+Result<ChangedKeys> changed_keys(const Store& store, const PullPart& part);
 
 }  // namespace sparserow::rpc

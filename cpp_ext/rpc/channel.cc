@@ -214,6 +214,7 @@ void Channel::greet() {
   HelloPayload hello;
   hello.cluster_id = options_.cluster_id;
   if (options_.replay_bytes > 0) hello.features |= kFeatureIncarnation;
+  if (options_.frame_crc) hello.features |= kFeatureChecksumLast;
   hello.hash_version = kHashVersion;
   FrameHeader header;
   header.type = static_cast<std::uint16_t>(FrameType::kHello);

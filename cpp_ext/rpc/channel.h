@@ -106,7 +106,7 @@ class Channel {
 
  private:
   enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReplaying, kReady };
-  enum class Stage : std::uint8_t { kHeader, kSection, kDescriptor, kPieces };
+  enum class Stage : std::uint8_t { kHeader, kSection, kDescriptor, kPieces, kChecksum };
   // A run of reply bytes and where it goes; null drops it.
   struct Piece {
     std::byte* to = nullptr;

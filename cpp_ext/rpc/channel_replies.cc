@@ -93,7 +93,7 @@ bool Channel::take(void* into, std::size_t bytes) {
 
 void Channel::consumed(const void* bytes, std::size_t count) {
   body_left_ -= count;
-  if ((reply_header_.flags & kFrameHasCrc) != 0) crc_ = crc32c(crc_, bytes, count);
+  if ((reply_header_.flags & (kFrameHasCrc | kFrameCrcLast)) != 0) crc_ = crc32c(crc_, bytes, count);
 }
 
 // Moves staged bytes through the reply's stages until they are used up.
@@ -113,6 +113,10 @@ Status Channel::digest() {
         }
         SectionHeader section;
         if (body_left_ < sizeof section) return malformed("truncated section");
+        if (sections_left_ == 1 && (reply_header_.flags & kFrameCrcLast) != 0) {
+          stage_ = Stage::kChecksum;
+          break;
+        }
         if (!take(&section, sizeof section)) return Status::ok();
         consumed(&section, sizeof section);
         if (section.reserved != 0 || padded8(section.payload_bytes) > body_left_ ||
@@ -130,6 +134,23 @@ Status Channel::digest() {
           pieces_.push_back({.left = padded8(section.payload_bytes)});
           stage_ = Stage::kPieces;
         }
+        break;
+      }
+      case Stage::kChecksum: {
+        struct {
+          SectionHeader section;
+          ChecksumPayload checksum;
+        } last;
+        if (body_left_ != sizeof last) return malformed("CHECKSUM section length");
+        if (!take(&last, sizeof last)) return Status::ok();
+        if (last.section.kind != static_cast<std::uint16_t>(SectionKind::kChecksum) ||
+            last.section.payload_bytes != sizeof last.checksum) {
+          return malformed("its last section is not CHECKSUM");
+        }
+        if (crc_ != last.checksum.crc32c) return Status(Code::kDataLoss, "reply checksum does not match");
+        consumed(&last, sizeof last);
+        --sections_left_;
+        stage_ = Stage::kSection;
         break;
       }
       case Stage::kDescriptor:
@@ -198,7 +219,7 @@ Status Channel::on_header() {
   if (Status status = check_header(reply_header_, UINT32_MAX); !status.is_ok()) return malformed(status.message());
   FrameHeader plain = reply_header_;
   plain.crc32c = 0;
-  if ((plain.flags & kFrameHasCrc) != 0) crc_ = crc32c(0, &plain, sizeof plain);
+  if ((plain.flags & (kFrameHasCrc | kFrameCrcLast)) != 0) crc_ = crc32c(0, &plain, sizeof plain);
   body_left_ = reply_header_.body_bytes;
   sections_left_ = reply_header_.section_count;
   const auto type = static_cast<FrameType>(reply_header_.type);

@@ -174,6 +174,9 @@ class CommitLog {
 
   // Commits are counted here; other writes to the store are to be added.
   [[nodiscard]] WriteCounts& writes() noexcept { return writes_; }
+  // WriteCounts::by_others for a worker; one that may not call counts as nobody.
+  [[nodiscard]] std::uint64_t writes_by_others(std::span<const std::uint32_t> table_ids, std::uint32_t job_id,
+                                               const WorkerKey& worker);
   // "namespace/job"; nullopt for a job that this shard does not know.
   [[nodiscard]] std::optional<std::string> job_name(std::uint32_t job_id) const;
   [[nodiscard]] CommitLogStats stats() const;

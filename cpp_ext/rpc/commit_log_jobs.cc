@@ -24,7 +24,7 @@ Status check_members(const JobSpec& spec) {
 // Answers the pulls of workers that no longer belong here: they are not left to their deadlines.
 void unpark_gone(Job& job, std::vector<PullOutcome>& outcomes) {
   const auto is_gone = [&job](const ParkedPull& pull) { return !job.admit(pull.worker_id, pull.epoch).is_ok(); };
-  for (ParkedPull& pull : job.unpark(is_gone)) {
+  for (ParkedPull& pull : job.parked.take_if(is_gone)) {
     outcomes.push_back({std::move(pull.ready), job.admit(pull.worker_id, pull.epoch)});
   }
 }
@@ -114,6 +114,7 @@ void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, 
 // Forgets a worker, but for the answers that it may still ask for.
 void CommitLog::retire(std::uint32_t job_id, Job& job, const WorkerKey& worker) {
   retired_.add(job_id, worker, job.workers[worker].window, RetiredWindows::Clock::now());
+  writes_.forget({job_id, worker.first, worker.second});
   stats_.kept_bytes -= job.drop(worker);
 }
 
@@ -127,7 +128,11 @@ CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOu
   JobPtr& slot = jobs_[spec.job_id];
   if (slot) {
     fresh->epochs = slot->epochs;
-    while (!slot->workers.empty()) stats_.kept_bytes -= slot->drop(slot->workers.begin()->first);
+    while (!slot->workers.empty()) {
+      const WorkerKey worker = slot->workers.begin()->first;
+      writes_.forget({spec.job_id, worker.first, worker.second});
+      stats_.kept_bytes -= slot->drop(worker);
+    }
     unpark_gone(*slot, outcomes);
   } else if (const auto dropped = dropped_.find(spec.job_id); dropped != dropped_.end()) {
     fresh->epochs = dropped->second.epochs;
@@ -224,7 +229,7 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));
   Job& job = *found.value();
   while (!job.workers.empty()) retire(job_id, job, job.workers.begin()->first);
-  for (ParkedPull& pull : job.unpark([](const ParkedPull&) { return true; })) {
+  for (ParkedPull& pull : job.parked.take_if([](const ParkedPull&) { return true; })) {
     outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
   }
   dropped_[job_id] = {std::max(operation, job.operation), job.name, job.epochs};

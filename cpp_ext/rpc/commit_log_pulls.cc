@@ -14,7 +14,7 @@ void CommitLog::note_staleness(const Job& job, std::int64_t step) {
 }
 
 void CommitLog::collect_readable(Job& job, std::vector<PullOutcome>& outcomes) {
-  for (ParkedPull& pull : job.unpark([&job](const ParkedPull& parked) { return job.readable(parked.step); })) {
+  for (ParkedPull& pull : job.parked.take_readable([&job](std::int64_t step) { return job.readable(step); })) {
     note_staleness(job, pull.step);
     outcomes.push_back({std::move(pull.ready), Status::ok()});
   }
@@ -42,10 +42,12 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
     }
     if (job.value()->readable(step)) {
       note_staleness(*job.value(), step);
+    } else if (const auto now = std::chrono::steady_clock::now(); deadline <= now) {
+      const ParkedPull pull{worker_id, epoch, step, now, deadline, nullptr, owner};
+      status = Status(Code::kDeadlineExceeded, job.value()->waited_for(pull, now));
     } else {
       ++stats_.pulls_parked;
-      job.value()->parked.push_back(
-          {worker_id, epoch, step, std::chrono::steady_clock::now(), deadline, std::move(ready), owner});
+      job.value()->parked.add({worker_id, epoch, step, now, deadline, std::move(ready), owner});
       ready = nullptr;
     }
   }
@@ -58,9 +60,18 @@ void CommitLog::forget(const void* owner) {
   std::vector<ParkedPull> dropped;  // destroyed outside of the lock: it owns whatever the callback holds
   const Lock lock(mutex_);
   for (auto& [job_id, job] : jobs_) {
-    auto theirs = job->unpark([owner](const ParkedPull& pull) { return pull.owner == owner; });
+    auto theirs = job->parked.take_if([owner](const ParkedPull& pull) { return pull.owner == owner; });
     std::move(theirs.begin(), theirs.end(), std::back_inserter(dropped));
   }
+}
+
+std::uint64_t CommitLog::writes_by_others(std::span<const std::uint32_t> table_ids, std::uint32_t job_id,
+                                          const WorkerKey& worker) {
+  const Lock lock(mutex_);
+  const auto job = find(job_id);
+  const bool is_member = job.is_ok() && job.value()->admit(worker.first, worker.second).is_ok();
+  const WriteCounts::Writer writer{job_id, worker.first, worker.second};
+  return writes_.by_others(table_ids, is_member ? &writer : nullptr);
 }
 
 void CommitLog::expire(std::chrono::steady_clock::time_point now) {
@@ -68,7 +79,7 @@ void CommitLog::expire(std::chrono::steady_clock::time_point now) {
   {
     const Lock lock(mutex_);
     for (auto& [job_id, job] : jobs_) {
-      for (ParkedPull& pull : job->unpark([now](const ParkedPull& parked) { return parked.deadline <= now; })) {
+      for (ParkedPull& pull : job->parked.take_expired(now)) {
         outcomes.push_back({std::move(pull.ready), Status(Code::kDeadlineExceeded, job->waited_for(pull, now))});
       }
     }
@@ -81,7 +92,7 @@ void CommitLog::fail_parked(const Status& status) {
   {
     const Lock lock(mutex_);
     for (auto& [job_id, job] : jobs_) {
-      for (ParkedPull& pull : job->unpark([](const ParkedPull&) { return true; })) {
+      for (ParkedPull& pull : job->parked.take_if([](const ParkedPull&) { return true; })) {
         outcomes.push_back({std::move(pull.ready), status});
       }
     }

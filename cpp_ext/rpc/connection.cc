@@ -14,8 +14,19 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kStagingBytes = 64u << 10;
 // Until HELLO is accepted: whoever connects and says nothing of sense costs no more.
 constexpr std::size_t kGreetingBytes = 4u << 10;
+// While others wait for room, what is under way must move faster.
+constexpr std::uint64_t kContendedBytesPerS = 512u << 10;
+constexpr std::chrono::milliseconds kContendedBody{1000};
+constexpr std::chrono::milliseconds kContendedReply{5000};
 // What is read and thrown away so that a refused peer can still read its ERROR.
 constexpr std::size_t kLingerBytes = 4u << 20;
+
+// Frames without rows are small, and only a request may bring a large one.
+Status check_frame(const FrameHeader& header, std::uint32_t max_frame_bytes) {
+  const auto type = static_cast<FrameType>(header.type);
+  const bool is_large = is_request(type) && type != FrameType::kPing && type != FrameType::kScan;
+  return check_header(header, is_large ? max_frame_bytes : kStagingBytes - sizeof header);
+}
 
 }  // namespace
 
@@ -24,11 +35,12 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
       stream_(std::move(stream)),
       strand_(asio::make_strand(core.io)),
       readiness_(strand_, stream_->fd()),
-      budget_timer_(strand_),
       peer_(std::move(peer)),
       sampler_(core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
-      staging_(kGreetingBytes) {
+      staging_(kGreetingBytes),
+      opened_at_(Clock::now()) {
   mark_moved();
+  ++core_.counters.connections_greeting;
   ++peer_->connections;
   ++core_.counters.connections_open;
   ++core_.counters.connections_total;
@@ -36,6 +48,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
 
 Connection::~Connection() {
   readiness_.release();  // the fd is the stream's
+  if (phase_ == Phase::kHello) --core_.counters.connections_greeting;
   --core_.counters.connections_open;
   --peer_->connections;
 }
@@ -48,30 +61,50 @@ void Connection::close() {
   closed_ = true;
   stream_->reset();  // whoever waits for the fd wakes and sees the end
   asio::post(strand_, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->budget_timer_.cancel();
+    const auto self = weak.lock();
+    if (!self) return;
+    for (asio::steady_timer* wait : self->waits_) wait->cancel();
   });
 }
 
+Clock::duration Connection::Pace::slow_for(Clock::time_point now, bool is_active, std::uint64_t bytes,
+                                           std::uint32_t frame, std::uint64_t bytes_per_s) {
+  const double seconds = std::chrono::duration<double>(now - seen_at_).count();
+  const bool is_fast = static_cast<double>(bytes - bytes_) >= seconds * static_cast<double>(bytes_per_s);
+  if (!is_active || frame != frame_ || is_fast) fast_at_ = now;
+  seen_at_ = now;
+  bytes_ = bytes;
+  frame_ = frame;
+  return now - fast_at_;
+}
+
 void Connection::check_stall(Clock::time_point now) {
-  const std::int64_t still_ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() - moved_at_ms_.load();
-  std::int64_t limit_ms = INT64_MAX;
-  switch (phase_.load()) {
-    case Phase::kHello:
-      limit_ms = core_.options.hello_timeout_ms;
-      break;
-    case Phase::kReceiving:
-    case Phase::kSending:
-      limit_ms = core_.options.stall_timeout_ms;
-      break;
-    case Phase::kEnding:
-      limit_ms = 1000;
-      break;
-    case Phase::kIdle:
-    case Phase::kWorking:
-      break;
+  const ServerOptions& options = core_.options;
+  const Phase phase = phase_;
+  if (phase == Phase::kHello) {
+    if (now - opened_at_ > std::chrono::milliseconds(options.hello_timeout_ms)) close();
+    return;
   }
-  if (still_ms > limit_ms) close();
+  if (phase == Phase::kEnding) {
+    const auto now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
+    if (now_ms - moved_at_ms_ > 1000) close();
+    return;
+  }
+  const std::uint64_t least = options.least_bytes_per_s;
+  const bool body_waits = core_.inflight.has_waiting();
+  const auto slow_body = incoming_.slow_for(now, phase == Phase::kReceiving, received_, frames_,
+                                            body_waits ? std::max(least, kContendedBytesPerS) : least);
+  const bool reply_waits = core_.replies.has_waiting();
+  const auto slow_reply =
+      outgoing_.slow_for(now, sending_, sent_, 0, reply_waits ? std::max(least, kContendedBytesPerS) : least);
+  const std::chrono::milliseconds stall(options.stall_timeout_ms);
+  const auto body_limit = std::min(stall, std::chrono::milliseconds(options.slow_timeout_ms));
+  if (slow_body <= (body_waits ? std::min(body_limit, kContendedBody) : body_limit) &&
+      slow_reply <= (reply_waits ? std::min(stall, kContendedReply) : stall)) {
+    return;
+  }
+  ++core_.counters.connections_too_slow;
+  close();
 }
 
 Connection::Task<void> Connection::run() {
@@ -105,6 +138,7 @@ Connection::Task<bool> Connection::greet() {
     consume(sizeof header + header.body_bytes);
   }
   phase_ = Phase::kIdle;
+  --core_.counters.connections_greeting;
   if (status.is_ok()) {
     staging_.resize(kStagingBytes);
     co_return co_await write_reply(reply);
@@ -151,6 +185,8 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     return Status(Code::kFailedPrecondition, "cluster id: the client belongs to " + std::to_string(hello->cluster_id) +
                                                  ", this shard to " + std::to_string(core_.options.cluster_id));
   }
+  SR_RETURN_IF_ERROR(take_seat());
+  reads_checksum_last_ = (hello->features & kFeatureChecksumLast) != 0;
   HelloPayload mine;
   mine.shard_index = core_.options.shard_index;
   mine.cluster_id = core_.options.cluster_id;
@@ -161,6 +197,22 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   mine.max_frame_bytes = core_.options.max_frame_bytes;
   mine.incarnation = (hello->features & kFeatureIncarnation) != 0 ? core_.incarnation : 0;
   reply = small_frame(reply_to(header, FrameType::kHelloAck), SectionKind::kHello, bytes_of(mine), {});
+  return Status::ok();
+}
+
+Status Connection::take_seat() {
+  account_.assign(reinterpret_cast<const char*>(grant_.digest.data()), grant_.digest.size());
+  account_ += peer_->address;
+  inflight_account_ = core_.inflight.account(account_);
+  parked_account_ = core_.parked.account(account_);
+  reply_account_ = core_.replies.account(account_);
+  auto seat = core_.seats.take(account_, {.idle_since_ms = [this]() -> std::optional<std::int64_t> {
+                                            if (phase_ != Phase::kIdle || parked_ != 0) return std::nullopt;
+                                            return moved_at_ms_;
+                                          },
+                                          .close = [this] { close(); }});
+  if (!seat.is_ok()) return seat.status();
+  seat_ = std::move(seat).value();
   return Status::ok();
 }
 
@@ -191,17 +243,17 @@ Connection::Task<bool> Connection::serve_one() {
   FrameHeader header;
   std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
   ++core_.counters.frames_received;
+  ++frames_;
   const CountedRequest active(core_.counters.requests_active);
-  if (Status status = check_header(header, core_.options.max_frame_bytes); !status.is_ok()) {
+  if (Status status = check_frame(header, core_.options.max_frame_bytes); !status.is_ok()) {
     ++core_.counters.frames_refused;
     const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
     co_await write_reply(refusal);
     co_return false;
   }
   Arrival arrival{.at = Clock::now(), .trace = {}};
-  const auto deadline =
-      arrival.at +
-      std::chrono::milliseconds(header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms);
+  const std::uint32_t asked_ms = header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms;
+  const auto deadline = arrival.at + std::chrono::milliseconds(std::min(asked_ms, core_.options.max_deadline_ms));
   Body body;
   Outcome outcome;
   outcome.status = co_await read_body(header, body, deadline);

@@ -10,6 +10,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t kFirstStep = 64u << 10;  // of a large body that is charged
+
 }  // namespace
 
 Connection::Task<bool> Connection::wait_for(Transfer::Want want) {
@@ -41,6 +43,7 @@ Connection::Task<bool> Connection::fill(std::size_t wanted) {
     const Transfer moved = stream_->try_read(std::span(&into, 1));
     if (moved.bytes > 0) {
       staged_end_ += moved.bytes;
+      received_ += moved.bytes;
       core_.counters.bytes_received += moved.bytes;
       mark_moved();
       if (phase_ == Phase::kIdle) phase_ = Phase::kReceiving;
@@ -57,6 +60,7 @@ Connection::Task<bool> Connection::read_into(std::span<std::byte> into) {
     const Transfer moved = stream_->try_read(std::span(&piece, 1));
     if (moved.bytes > 0) {
       into = into.subspan(moved.bytes);
+      received_ += moved.bytes;
       core_.counters.bytes_received += moved.bytes;
       mark_moved();
       continue;
@@ -80,63 +84,117 @@ Connection::Task<Status> Connection::read_body(const FrameHeader& header, Body& 
     body.staged = frame_bytes;
     co_return Status::ok();
   }
-  phase_ = Phase::kWorking;  // waiting for budget is our matter, not a stall of the peer
-  Status status = co_await acquire(peer_->inflight, header.body_bytes, deadline);
-  if (status.is_ok()) {
-    body.client_charge = Charge(&peer_->inflight, header.body_bytes);
-    status = co_await acquire(core_.inflight, header.body_bytes, deadline);
-  }
-  phase_ = Phase::kReceiving;
-  mark_moved();
-  if (status.is_ok()) {
-    body.charge = Charge(&core_.inflight, header.body_bytes);
-    try {
-      body.buffer = core_.buffers.acquire(header.body_bytes);
-    } catch (const std::bad_alloc&) {
-      status =
-          Status(Code::kResourceExhausted, "no memory for a frame of " + std::to_string(header.body_bytes) + " bytes");
-    }
-  }
+  Status status = co_await check_before_body(header);
   consume(sizeof header);
   std::size_t left = header.body_bytes;
+  if (status.is_ok()) status = co_await read_charged(header, body, left, deadline);
   while (!status.is_ok() && left > 0 && !closed_) {  // read past
     const std::size_t staged = std::min(left, staged_end_ - staged_begin_);
     consume(staged);
     left -= staged;
     if (left > 0 && !co_await fill(1)) closed_ = true;
   }
-  if (!status.is_ok()) co_return status;
-  const std::size_t staged = std::min(left, staged_end_ - staged_begin_);
-  std::memcpy(body.buffer.data(), staging_.data() + staged_begin_, staged);
-  consume(staged);
-  body.bytes = {body.buffer.data(), header.body_bytes};
-  if (!co_await read_into({body.buffer.data() + staged, header.body_bytes - staged})) {
-    closed_ = true;
-    co_return lost;
+  co_return status;
+}
+
+// Reads a body into a buffer of its own, charged step by step before the bytes are read; `left` counts down.
+Connection::Task<Status> Connection::read_charged(const FrameHeader& header, Body& body, std::size_t& left,
+                                                  Clock::time_point deadline) {
+  const std::size_t bytes = header.body_bytes;
+  if (peer_->inflight) {
+    body.client_charge = peer_->inflight->hold(peer_->inflight->account(account_), bytes);
   }
+  body.charge = core_.inflight.hold(inflight_account_, bytes);
+  const std::string whose = peer_->address + "'s in-flight";
+  std::size_t charged = 0;
+  while (left > 0) {
+    // The first steps are small, so what a peer announces costs it as much as it costs the shard.
+    const std::size_t step =
+        bytes <= FairBudget::kStepBytes ? bytes : std::clamp(charged, kFirstStep, std::size_t{FairBudget::kStepBytes});
+    const std::size_t now = std::min(step, bytes - charged);
+    phase_ = Phase::kWorking;  // the peer does not stall while the shard waits for room
+    Status status;
+    if (peer_->inflight) status = co_await take(body.client_charge, now, deadline, whose);
+    if (status.is_ok()) status = co_await take(body.charge, now, deadline, "the shard's in-flight");
+    phase_ = Phase::kReceiving;
+    if (status.is_ok() && charged == 0) {
+      try {
+        body.buffer = core_.buffers.acquire(bytes);
+      } catch (const std::bad_alloc&) {
+        status = Status(Code::kResourceExhausted, "no memory for a frame of " + std::to_string(bytes) + " bytes");
+      }
+    }
+    if (!status.is_ok()) {  // nothing is kept while the rest is read past
+      body.buffer = Buffer{};
+      body.charge.reset();
+      body.client_charge.reset();
+      co_return status;
+    }
+    charged += now;
+    std::size_t at = bytes - left;
+    const std::size_t staged = std::min(charged - at, staged_end_ - staged_begin_);
+    std::memcpy(body.buffer.data() + at, staging_.data() + staged_begin_, staged);
+    consume(staged);
+    at += staged;
+    if (!co_await read_into({body.buffer.data() + at, charged - at})) {
+      closed_ = true;
+      co_return Status(Code::kUnavailable, "connection lost");
+    }
+    left = bytes - charged;
+  }
+  body.bytes = {body.buffer.data(), bytes};
   co_return Status::ok();
 }
 
-Connection::Task<Status> Connection::acquire(InflightBudget& budget, std::uint64_t bytes, Clock::time_point deadline) {
-  while (!budget.try_acquire(bytes)) {
-    budget_timer_.expires_at(deadline);
-    const bool waits = budget.wait(bytes, [weak = weak_from_this()] {
-      const auto self = weak.lock();
-      if (!self) return;
-      asio::post(self->strand_, [self] { self->budget_timer_.cancel(); });
-    });
-    if (!waits) continue;
-    asio::error_code error;
-    co_await budget_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-    if (closed_) co_return Status(Code::kUnavailable, "connection closed");
-    if (error != asio::error::operation_aborted) {
-      const std::string whose = &budget == &core_.inflight ? "the shard's" : peer_->address + "'s";
-      co_return Status(Code::kResourceExhausted, whose + " in-flight budget of " + std::to_string(budget.limit()) +
-                                                     " bytes stayed full until the deadline; " + std::to_string(bytes) +
-                                                     " needed");
-    }
+Connection::Task<Status> Connection::check_before_body(const FrameHeader& header) {
+  if (Status status = check_access(header); !status.is_ok()) co_return status;
+  if (Status status = check_request(header); !status.is_ok()) co_return status;
+  // The first section tells the first table; the others are checked when they are here.
+  struct {
+    FrameHeader header;
+    SectionHeader section;
+    TableDescriptor table;
+  } first;
+  if (header.body_bytes < sizeof first - sizeof header) co_return Status::ok();
+  if (!co_await fill(sizeof first)) {
+    closed_ = true;
+    co_return Status(Code::kUnavailable, "connection lost");
   }
-  co_return Status::ok();
+  std::memcpy(&first, staging_.data() + staged_begin_, sizeof first);
+  const auto kind = static_cast<SectionKind>(first.section.kind);
+  const bool names_table = kind == SectionKind::kTableKeys || kind == SectionKind::kTableGrads;
+  if (!names_table || header.type == static_cast<std::uint16_t>(FrameType::kLookup)) co_return Status::ok();
+  const auto schema = core_.store->schema(first.table.table_id);
+  co_return schema ? grant_.allows_table(schema->name) : Status::ok();
+}
+
+Connection::Task<Status> Connection::take(FairBudget::Hold& hold, std::uint64_t bytes, Clock::time_point deadline,
+                                          std::string_view whose) {
+  const auto timer = std::make_shared<asio::steady_timer>(strand_, deadline);
+  const auto granted = [weak = weak_from_this(), timer] {
+    if (const auto self = weak.lock()) asio::post(self->strand_, [self, timer] { timer->cancel(); });
+  };
+  if (hold.take(bytes, granted)) co_return Status::ok();
+  asio::error_code error;
+  waits_.insert(timer.get());
+  co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, error));
+  waits_.erase(timer.get());
+  const bool is_taken = hold.give_up();
+  if (closed_) co_return Status(Code::kUnavailable, "connection closed");
+  if (is_taken) co_return Status::ok();
+  co_return Status(Code::kResourceExhausted, std::string(whose) + " budget stayed full until the deadline; " +
+                                                 std::to_string(bytes) + " bytes needed");
+}
+
+Connection::Task<Status> Connection::charge_reply(FairBudget::Hold& hold, std::uint64_t bytes,
+                                                  Clock::time_point deadline) {
+  if (bytes > core_.replies.limit()) {
+    co_return Status(Code::kInvalidArgument,
+                     "the reply would take " + std::to_string(bytes) + " bytes of the shard's reply budget of " +
+                         std::to_string(core_.replies.limit()) + "; ask for fewer rows at a time");
+  }
+  hold = core_.replies.hold(reply_account_, bytes);
+  co_return co_await take(hold, bytes, deadline, "the shard's reply");
 }
 
 Connection::Task<bool> Connection::write_all(std::span<const std::byte> bytes) {
@@ -145,14 +203,16 @@ Connection::Task<bool> Connection::write_all(std::span<const std::byte> bytes) {
     const Transfer moved = stream_->try_write(std::span(&piece, 1));
     if (moved.bytes > 0) {
       bytes = bytes.subspan(moved.bytes);
+      sent_ += moved.bytes;
       core_.counters.bytes_sent += moved.bytes;
       continue;
     }
     if (moved.ended()) co_return false;
     mark_moved();
-    const Phase before = phase_.exchange(Phase::kSending);
-    if (!co_await wait_for(moved.want)) co_return false;
-    phase_ = before;
+    sending_ = true;
+    const bool is_open = co_await wait_for(moved.want);
+    sending_ = false;
+    if (!is_open) co_return false;
   }
   co_return true;
 }

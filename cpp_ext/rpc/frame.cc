@@ -51,12 +51,31 @@ std::string_view type_name(FrameType type) noexcept {
   return index > 0 && index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
+bool is_request(FrameType type) noexcept {
+  switch (type) {
+    case FrameType::kPull:
+    case FrameType::kPrepare:
+    case FrameType::kCommit:
+    case FrameType::kAbort:
+    case FrameType::kAssign:
+    case FrameType::kDelete:
+    case FrameType::kScan:
+    case FrameType::kPing:
+    case FrameType::kLookup:
+    case FrameType::kHint:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
   if (header.version < kProtocolMin || header.version > kProtocolVersion) {
     return bad("header.version: " + std::to_string(header.version) + "; allowed: [" + std::to_string(kProtocolMin) +
                ", " + std::to_string(kProtocolVersion) + "]");
   }
-  if ((header.flags & ~(kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost)) != 0) {
+  constexpr unsigned kKnown = kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost | kFrameCrcLast;
+  if ((header.flags & ~kKnown) != 0) {
     return bad("header.flags: unknown bit in " + std::to_string(header.flags));
   }
   if (header.body_bytes % 8 != 0) {
@@ -65,6 +84,10 @@ Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
   if (header.body_bytes > max_body_bytes) {
     return bad("header.body_bytes: " + std::to_string(header.body_bytes) + "; at most " +
                std::to_string(max_body_bytes));
+  }
+  if (header.section_count > kMaxSections) {
+    return bad("header.section_count: " + std::to_string(header.section_count) + "; at most " +
+               std::to_string(kMaxSections));
   }
   if (header.section_count > header.body_bytes / sizeof(SectionHeader)) {
     return bad("header.section_count: " + std::to_string(header.section_count) + " sections cannot fit " +
@@ -101,8 +124,9 @@ Result<std::optional<Section>> SectionReader::next() {
       return bad("section padding: not zero");
     }
     --sections_left_;
-    if (header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
-        header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage)) {
+    const bool is_known = header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
+                          header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage);
+    if (is_known || header.kind == static_cast<std::uint16_t>(SectionKind::kChecksum)) {
       return std::optional<Section>(Section{static_cast<SectionKind>(header.kind), payload});
     }
     if ((header.flags & kSectionRequired) != 0) {

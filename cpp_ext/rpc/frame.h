@@ -37,6 +37,11 @@
 // A LOOKUP names its model by header.namespace_id (rpc/served_models.h) and by header.sequence a key that routes
 // between versions, or 0; `sequence` of the reply is the number of the version that answered. A feature of HELLO.
 //
+// A large ROWS is made while it is sent, so its checksum cannot stand in the header. Such a reply to a client that
+// asked for checksums and reads kFrameCrcLast carries a CHECKSUM section at its end instead.
+//
+// A frame has at most kMaxSections sections, so that what is parsed from it stays small beside its bytes.
+//
 // A HINT names keys that will be pulled. A shard with an SSD brings their rows to memory when it has the time, another
 // one does nothing; the ACK's count says how many it took. What a hint names that is wrong costs reads and nothing
 // else.
@@ -69,6 +74,7 @@ namespace sparserow::rpc {
 inline constexpr std::uint32_t kHelloMagic = 0x4f525053;  // "SPRO"
 inline constexpr std::uint8_t kProtocolVersion = 1;
 inline constexpr std::uint8_t kProtocolMin = 1;
+inline constexpr std::uint32_t kMaxSections = 1u << 14;
 inline constexpr std::int64_t kNoStep = -1;
 inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // of a row that the client does not have
 
@@ -79,9 +85,11 @@ enum Features : std::uint64_t {
   kFeatureHints = 8,
   kFeatureIncarnation = 16,
   kFeatureLostWrites = 32,
+  kFeatureChecksumLast = 64,  // the client reads replies whose checksum stands in their last section
 };
 inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup |
-                                           kFeatureHints | kFeatureIncarnation | kFeatureLostWrites;  // this build's
+                                           kFeatureHints | kFeatureIncarnation | kFeatureLostWrites |
+                                           kFeatureChecksumLast;  // this build's
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -109,6 +117,7 @@ enum FrameFlags : std::uint8_t {
   kFrameGradSum = 4,   // COMMIT/PREPARE: do not scale gradients by 1/N
   kFrameWrites = 8,    // PULL: count the writes of others. A feature of HELLO
   kFrameLost = 16,     // ABORT: what is named is lost where the shard does not know it. A feature of HELLO
+  kFrameCrcLast = 32,  // ROWS: the last section is CHECKSUM. A feature of HELLO
 };
 
 struct FrameHeader {
@@ -140,6 +149,7 @@ enum class SectionKind : std::uint16_t {
   kError = 6,
   kScan = 7,
   kScanPage = 8,
+  kChecksum = 10,  // 9: rpc/trace_context.h
 };
 
 enum SectionFlags : std::uint16_t { kSectionRequired = 1 };
@@ -203,6 +213,12 @@ struct ErrorPayload {  // message bytes follow
 };
 static_assert(sizeof(ErrorPayload) == 8);
 
+struct ChecksumPayload {
+  std::uint32_t crc32c = 0;  // over the header and all that stands before the section
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(ChecksumPayload) == 8);
+
 struct ScanPayload {
   std::uint64_t cursor = 0;
   std::uint32_t table_id = 0;
@@ -225,6 +241,8 @@ static_assert(sizeof(ScanPagePayload) == 24);
 [[nodiscard]] constexpr std::uint64_t padded8(std::uint64_t bytes) noexcept { return (bytes + 7) & ~std::uint64_t{7}; }
 
 [[nodiscard]] std::string_view type_name(FrameType type) noexcept;  // "PULL"; "unknown" outside of the enum
+
+[[nodiscard]] bool is_request(FrameType type) noexcept;  // of a client, after HELLO
 
 // ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
 

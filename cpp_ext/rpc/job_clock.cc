@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <iterator>
 #include <utility>
 
 namespace sparserow::rpc {
@@ -90,14 +89,6 @@ std::string Job::waited_for(const ParkedPull& pull, std::chrono::steady_clock::t
   std::snprintf(seconds.data(), seconds.size(), "%.1f", std::chrono::duration<double>(now - pull.since).count());
   return "pull of step " + std::to_string(pull.step) + " waited " + seconds.data() + " s for commits of step " +
          std::to_string(needed) + (ids.empty() ? std::string(" to be applied") : " from worker ids " + ids);
-}
-
-std::vector<ParkedPull> Job::unpark(const std::function<bool(const ParkedPull&)>& leaves) {
-  const auto first =
-      std::stable_partition(parked.begin(), parked.end(), [&leaves](const ParkedPull& pull) { return !leaves(pull); });
-  std::vector<ParkedPull> taken(std::make_move_iterator(first), std::make_move_iterator(parked.end()));
-  parked.erase(first, parked.end());
-  return taken;
 }
 
 std::optional<std::int64_t> Job::next_complete_step() const {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "rpc/job_window.h"
+#include "rpc/parked_pulls.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -44,16 +45,6 @@ struct JobWorker {
   std::vector<JobWindow::Range> start_at(std::int64_t step);
 };
 
-struct ParkedPull {
-  std::uint32_t worker_id = 0;
-  std::uint32_t epoch = 0;
-  std::int64_t step = 0;
-  std::chrono::steady_clock::time_point since;
-  std::chrono::steady_clock::time_point deadline;
-  std::function<void(Status)> ready;
-  const void* owner = nullptr;
-};
-
 // A parked pull with its answer.
 struct PullOutcome {
   std::function<void(Status)> ready;
@@ -74,7 +65,7 @@ struct Job {
   std::int64_t completed = -1;                                      // staleness 0: reduced and applied up to here
   bool advancing = false;                                           // one thread reduces at a time
   Status failure;  // of a step that was acknowledged and could not be applied: sticky, every later call gets it
-  std::vector<ParkedPull> parked;
+  ParkedPulls parked;
   std::optional<CutTarget> cut;  // while it is held for one
 
   // Of a held job: whether a commit belongs to the cut.
@@ -98,9 +89,6 @@ struct Job {
   [[nodiscard]] std::uint64_t steps_behind(std::int64_t step) const;
   // How long and for whom a parked pull has waited, for its user.
   [[nodiscard]] std::string waited_for(const ParkedPull& pull, std::chrono::steady_clock::time_point now) const;
-
-  // Takes out the parked pulls for which `leaves` is true.
-  std::vector<ParkedPull> unpark(const std::function<bool(const ParkedPull&)>& leaves);
 
   // The first step of `steps` when all have it who count for it; nullopt else.
   [[nodiscard]] std::optional<std::int64_t> next_complete_step() const;

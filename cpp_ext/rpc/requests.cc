@@ -1,7 +1,6 @@
-// What a connection does with each request: checks it, sends it to what serves it (serve_pulls.cc,
-// serve_writes.cc), and walks tables itself.
+// What a connection does with each request: checks it, and sends it to what serves it (serve_pulls.cc, serve_writes.cc,
+// serve_scans.cc).
 #include <algorithm>
-#include <cstring>
 
 #include "rpc/connection.h"
 #include "rpc/reply_frames.h"
@@ -11,7 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kMaxScanBytes = 16u << 20;
 constexpr std::uint64_t kBulkBytes = 4u << 20;  // of keys and gradients, which take some ten milliseconds to apply
 
 }  // namespace
@@ -79,9 +77,7 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
     if (outcome.status.is_ok()) outcome.reply = empty_frame(reply_to(header, FrameType::kPong));
     co_return outcome;
   }
-  if (type != FrameType::kPull && type != FrameType::kPrepare && type != FrameType::kCommit &&
-      type != FrameType::kAbort && type != FrameType::kAssign && type != FrameType::kDelete &&
-      type != FrameType::kScan && type != FrameType::kLookup && type != FrameType::kHint) {
+  if (!is_request(type)) {
     co_return Outcome{Status(Code::kInvalidArgument, "header.type: " + std::to_string(header.type) + " (" +
                                                          std::string(type_name(type)) + ") is not a request"),
                       true,
@@ -95,22 +91,26 @@ Connection::Task<Connection::Outcome> Connection::dispatch(const FrameHeader& he
         Status(Code::kDeadlineExceeded, "the deadline passed before the shard could serve the request"), false, {}};
   }
   if (type == FrameType::kPull) co_return co_await serve_pull(header, body, deadline, arrival);
-  if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body);
+  if (type == FrameType::kLookup) co_return co_await serve_lookup(header, body, deadline);
   if (type == FrameType::kHint) co_return serve_hint(header, body);
+  if (type == FrameType::kScan) co_return co_await serve_scan(header, body, deadline);
+  asio::thread_pool* threads = threads_for(header);
+  if (threads != nullptr) co_return co_await serve_on(*threads, header, body);
+  co_return serve_write(header, body);
+}
+
+asio::thread_pool* Connection::threads_for(const FrameHeader& header) const {
+  const auto type = static_cast<FrameType>(header.type);
   const bool is_commit = type == FrameType::kCommit;
   const std::uint64_t applied =
       is_commit ? core_.commits.pending_bytes(header.job_id, {header.worker_id, header.worker_epoch}) : 0;
-  if (header.body_bytes + applied >= kBulkBytes) co_return co_await serve_on(core_.bulk, header, body);
-  // Of what was prepared, rows that exist are in memory; for those to be born the SSD is asked again.
-  if (core_.disk != nullptr && type != FrameType::kAbort) co_return co_await serve_on(*core_.disk, header, body);
-  co_return serve_write_or_scan(header, body);
+  if (header.body_bytes + applied >= kBulkBytes) return &core_.bulk;
+  // Prepared rows that exist are in memory; the SSD is asked again for those that are to be created.
+  return type == FrameType::kAbort ? nullptr : core_.disk.get();
 }
 
-Connection::Outcome Connection::serve_write_or_scan(const FrameHeader& header, Body& body) {
+Connection::Outcome Connection::serve_write(const FrameHeader& header, Body& body) {
   switch (static_cast<FrameType>(header.type)) {
-    case FrameType::kPrepare:
-    case FrameType::kCommit:
-      return serve_commit(header, body);
     case FrameType::kAbort:
       return serve_abort(header, body);
     case FrameType::kAssign:
@@ -118,7 +118,7 @@ Connection::Outcome Connection::serve_write_or_scan(const FrameHeader& header, B
     case FrameType::kDelete:
       return serve_delete(header, body);
     default:
-      return serve_scan(header, body);
+      return serve_commit(header, body);
   }
 }
 
@@ -127,6 +127,11 @@ Connection::Outcome Connection::serve_hint(const FrameHeader& header, const Body
   std::vector<TableView> views;
   if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
     return outcome;
+  }
+  for (const TableView& view : views) {
+    const auto schema = core_.store->schema(view.descriptor.table_id);
+    if (!schema) continue;
+    if (Status status = grant_.allows_table(schema->name); !status.is_ok()) return {std::move(status), false, {}};
   }
   std::uint64_t taken = 0;
   for (const TableView& view : views) {
@@ -137,7 +142,7 @@ Connection::Outcome Connection::serve_hint(const FrameHeader& header, const Body
 
 Connection::Task<Connection::Outcome> Connection::serve_on(asio::thread_pool& threads, const FrameHeader& header,
                                                            Body& body) {
-  const auto serve = [this, &header, &body]() -> Task<Outcome> { co_return serve_write_or_scan(header, body); };
+  const auto serve = [this, &header, &body]() -> Task<Outcome> { co_return serve_write(header, body); };
   co_return co_await asio::co_spawn(threads.get_executor(), serve, asio::use_awaitable);
 }
 
@@ -159,54 +164,6 @@ Connection::Outcome Connection::parse_tables(const FrameHeader& header, std::spa
     if (!view.is_ok()) return {view.status(), true, {}};
     out.push_back(std::move(view).value());
   }
-}
-
-Connection::Outcome Connection::serve_scan(const FrameHeader& header, const Body& body) {
-  SectionReader sections(body.bytes, header.section_count);
-  std::optional<ScanPayload> scan;
-  while (true) {
-    auto section = sections.next();
-    if (!section.is_ok()) return {section.status(), true, {}};
-    if (!section.value()) break;
-    if (section.value()->kind != SectionKind::kScan || scan) {
-      return {Status(Code::kInvalidArgument, "SCAN: exactly one SCAN section is allowed"), true, {}};
-    }
-    auto parsed = parse_scan(section.value()->payload);
-    if (!parsed.is_ok()) return {parsed.status(), true, {}};
-    scan = parsed.value();
-  }
-  if (!scan) return {Status(Code::kInvalidArgument, "SCAN: the section is missing"), true, {}};
-  if (Status status = check_refusal(scan->table_id); !status.is_ok()) return {std::move(status), false, {}};
-  const auto schema = core_.store->schema(scan->table_id);
-  if (!schema) return {no_table(scan->table_id), false, {}};
-  if (Status status = grant_.allows_table(schema->name); !status.is_ok()) return {std::move(status), false, {}};
-  if (scan->max_rows == 0) {
-    return {Status(Code::kInvalidArgument, "scan.max_rows: 0 is not allowed; allowed: >= 1"), false, {}};
-  }
-  // State of the optimizers has at most two floats per column.
-  const std::uint32_t row_bytes = 20 + 12 * schema->dim;
-  const std::uint32_t page_rows = std::clamp(kMaxScanBytes / row_bytes, 1u, scan->max_rows);
-  auto page = core_.store->scan(scan->table_id, scan->cursor, page_rows, scan->with_state != 0);
-  if (!page.is_ok()) return {page.status(), false, {}};
-  const ScanPage& rows = page.value();
-  ScanPagePayload head;
-  head.next_cursor = rows.next_cursor;
-  head.n = static_cast<std::uint32_t>(rows.keys.size());
-  head.dim = schema->dim;
-  head.state_floats = head.n == 0 ? 0 : static_cast<std::uint32_t>(rows.state.size() / head.n);
-  std::vector<std::byte> tail;
-  const auto add = [&tail](const auto& values) {
-    const auto bytes = std::as_bytes(std::span(values));
-    tail.insert(tail.end(), bytes.begin(), bytes.end());
-  };
-  add(rows.keys);
-  add(rows.versions);
-  add(rows.update_counts);
-  tail.resize(padded8(tail.size()));
-  add(rows.rows);
-  add(rows.state);
-  return {Status::ok(), false,
-          small_frame(reply_to(header, FrameType::kScanPage), SectionKind::kScanPage, bytes_of(head), tail)};
 }
 
 }  // namespace sparserow::rpc

@@ -5,23 +5,28 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "rpc/event_loop.h"
 
 namespace sparserow::rpc {
 namespace {
 
-// Rows [begin, begin + count) of a part; the section's head goes before row 0, its padding after the last.
+// Rows [begin, begin + count) of a part; its padding goes after the last row.
 struct Slice {
   std::uint32_t part = 0;
   std::size_t begin = 0;
   std::size_t count = 0;
+  bool has_head = false;  // the section's head stands before
 };
+
+// Values of the last slice's part that lie elsewhere and follow a chunk.
+enum class Tail : std::uint8_t { kPositions, kVersions, kFound };
 
 struct Chunk {
   std::vector<Slice> slices;
   std::size_t bytes = 0;
-  bool has_tail = false;  // versions and found of the last slice's part follow
+  std::vector<Tail> tails;
 };
 
 std::size_t row_bytes_of(const PullPart& part) noexcept {
@@ -36,20 +41,29 @@ std::vector<Chunk> plan(std::span<const PullPart> parts) {
     const std::size_t n = parts[p].keys.size();
     const std::size_t row_bytes = row_bytes_of(parts[p]);
     std::size_t begin = 0;
+    bool has_head = true;
     do {
       if (chunks.back().bytes + row_bytes + sizeof(SectionHeader) + sizeof(TableDescriptor) > RowChunks::kChunkBytes) {
         chunks.emplace_back();
       }
       Chunk& chunk = chunks.back();
-      if (begin == 0) chunk.bytes += sizeof(SectionHeader) + sizeof(TableDescriptor);
+      if (has_head) chunk.bytes += sizeof(SectionHeader) + sizeof(TableDescriptor);
+      if (has_head && n > 0 && !parts[p].positions.empty()) {
+        chunk.slices.push_back({p, 0, 0, true});
+        chunk.tails = {Tail::kPositions};
+        chunks.emplace_back();
+        has_head = false;
+        continue;
+      }
       const std::size_t count = std::min(n - begin, (RowChunks::kChunkBytes - chunk.bytes) / row_bytes);
-      chunk.slices.push_back({p, begin, count});
+      chunk.slices.push_back({p, begin, count, std::exchange(has_head, false)});
       chunk.bytes += count * row_bytes;
       begin += count;
     } while (begin < n);
     chunks.back().bytes += padded8(n * row_bytes) - n * row_bytes;
     if (n > 0 && (wants(parts[p], kTableVersions) || wants(parts[p], kTableFound))) {
-      chunks.back().has_tail = true;
+      if (wants(parts[p], kTableVersions)) chunks.back().tails.push_back(Tail::kVersions);
+      if (wants(parts[p], kTableFound)) chunks.back().tails.push_back(Tail::kFound);
       chunks.emplace_back();
     }
   }
@@ -114,7 +128,7 @@ struct RowChunks::Shared {
     if (index == 0) put(header);
     for (const Slice& slice : chunks[index].slices) {
       const PullPart& part = parts[slice.part];
-      if (slice.begin == 0) {
+      if (slice.has_head) {
         SectionHeader section;
         section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
         section.flags = kSectionRequired;
@@ -139,6 +153,17 @@ struct RowChunks::Shared {
     return Status::ok();
   }
 
+  std::span<const std::byte> bytes_of_tail(Tail tail, std::uint32_t part) const {
+    switch (tail) {
+      case Tail::kPositions:
+        return std::as_bytes(parts[part].positions);
+      case Tail::kVersions:
+        return std::as_bytes(std::span(versions[part]));
+      default:
+        return std::as_bytes(std::span(found[part]));
+    }
+  }
+
   ServerCore& core;
   const Store& store;
   const FrameHeader header;
@@ -158,13 +183,22 @@ struct RowChunks::Shared {
   bool ended = false;
   Status status;
 
-  // The consumer's own: the chunk it has, and what is still to be given of its tail (versions, then found).
+  // The consumer's own: the chunks it has, and the next tail of the last one.
   std::size_t given = 0;
-  int tail = 0;
+  std::size_t tail = 0;
 };
 
 RowChunks::RowChunks(ServerCore& core, const Store& store, const FrameHeader& header, std::span<const PullPart> parts)
     : shared_(std::make_shared<Shared>(core, store, header, parts)) {}
+
+std::uint64_t RowChunks::memory_bytes(std::span<const PullPart> parts) noexcept {
+  std::uint64_t bytes = kAhead * kChunkBytes;
+  for (const PullPart& part : parts) {
+    if (wants(part, kTableVersions)) bytes += part.keys.size() * sizeof(std::uint64_t);
+    if (wants(part, kTableFound)) bytes += part.keys.size();
+  }
+  return bytes;
+}
 
 RowChunks::~RowChunks() {
   std::unique_lock lock(shared_->mutex);
@@ -174,11 +208,9 @@ RowChunks::~RowChunks() {
 
 Result<std::span<const std::byte>> RowChunks::next() {
   Shared& shared = *shared_;
-  while (shared.tail > 0) {
-    const std::uint32_t part = shared.chunks[shared.given - 1].slices.back().part;
-    const auto bytes = shared.tail-- == 2 ? std::as_bytes(std::span(shared.versions[part]))
-                                          : std::as_bytes(std::span(shared.found[part]));
-    if (!bytes.empty()) return bytes;
+  if (shared.given > 0 && shared.tail < shared.chunks[shared.given - 1].tails.size()) {
+    const Chunk& last = shared.chunks[shared.given - 1];
+    return shared.bytes_of_tail(last.tails[shared.tail++], last.slices.back().part);
   }
   std::unique_lock lock(shared.mutex);
   shared.written = shared.given;
@@ -199,7 +231,7 @@ Result<std::span<const std::byte>> RowChunks::next() {
   }
   if (!shared.status.is_ok()) return shared.status;
   ++shared.given;
-  shared.tail = shared.chunks[index].has_tail ? 2 : 0;
+  shared.tail = 0;
   return std::span<const std::byte>(shared.buffers[index % kAhead].data(), shared.chunks[index].bytes);
 }
 

@@ -21,10 +21,13 @@ struct PullPart {
   TableDescriptor descriptor;
   std::span<const std::uint64_t> keys;   // (n)
   std::span<const std::uint64_t> known;  // (n) of a conditional pull, else empty
+  // Of the reply to a conditional pull, whose keys are those of the rows that differ: their places among the keys
+  // asked for, rising, with zeros up to 8 bytes.
+  std::span<const std::uint32_t> positions = {};
 };
 
-// Descriptor of the reply to a part, and the bytes of its whole section with header and padding; of a
-// conditional pull those of a reply with every row.
+// Descriptor of the reply to a part, and the bytes of its whole section with header and padding. The positions of a
+// conditional pull count, whether they are known yet or not.
 [[nodiscard]] TableDescriptor reply_descriptor(const PullPart& part) noexcept;
 [[nodiscard]] std::uint64_t reply_section_bytes(const PullPart& part) noexcept;
 
@@ -38,6 +41,9 @@ class RowChunks {
   RowChunks(const RowChunks&) = delete;
   RowChunks& operator=(const RowChunks&) = delete;
   ~RowChunks();  // waits for a chunk that another thread is gathering
+
+  // What one reply to `parts` holds at most, beside what the caller owns.
+  [[nodiscard]] static std::uint64_t memory_bytes(std::span<const PullPart> parts) noexcept;
 
   // The next bytes of the frame, valid until the next call; empty at its end. Fails when a table went away.
   Result<std::span<const std::byte>> next();

@@ -1,15 +1,23 @@
 // Pulls and look-ups: planned, parked until the clock allows them, and sent whole, in part or chunk by chunk.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "rpc/changed_rows.h"
 #include "rpc/connection.h"
+#include "rpc/crc32c.h"
 #include "rpc/reply_frames.h"
 
 namespace sparserow::rpc {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::uint32_t kChecksumBytes = sizeof(SectionHeader) + sizeof(ChecksumPayload);
+constexpr std::uint64_t kUncharged = 64u << 10;  // a reply of so many bytes costs no more than its connection
+constexpr std::size_t kChunksATurn = 8;       // of a large reply that are written before other connections are served
+constexpr std::uint32_t kMostParked = 1024;   // pulls of one connection that wait for the clock
+constexpr std::uint64_t kParkedBytes = 1024;  // that a parked pull takes beside its body
 
 // Appends into memory that the caller has sized.
 class Packer {
@@ -46,6 +54,7 @@ Connection::Task<Connection::Outcome> Connection::serve_pull(const FrameHeader& 
   auto request = std::make_shared<PullRequest>();
   request->header = header;
   request->arrival = arrival;
+  request->deadline = deadline;
   request->store = core_.store;
   if (Outcome outcome = plan_pull(body, *request); !outcome.status.is_ok()) co_return outcome;
   if (header.step != kNoStep) {
@@ -79,7 +88,8 @@ Connection::Outcome Connection::plan_pull(const Body& body, PullRequest& request
   return outcome;
 }
 
-Connection::Task<Connection::Outcome> Connection::serve_lookup(const FrameHeader& header, Body& body) {
+Connection::Task<Connection::Outcome> Connection::serve_lookup(const FrameHeader& header, Body& body,
+                                                               Clock::time_point deadline) {
   const ServedVersion served = core_.models.find(header.namespace_id, header.sequence);
   if (served.store == nullptr) {
     co_return Outcome{Status(Code::kNotFound, "model: there is none with handle " +
@@ -91,6 +101,7 @@ Connection::Task<Connection::Outcome> Connection::serve_lookup(const FrameHeader
   request.header = header;
   request.header.step = kNoStep;  // a lookup has no clock
   request.store = served.store;
+  request.deadline = deadline;
   request.reply_sequence = served.number;
   if (Outcome outcome = plan_pull(body, request); !outcome.status.is_ok()) co_return outcome;
   for (const PullPart& part : request.parts) {
@@ -112,8 +123,12 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   };
   const auto wait = std::make_shared<Wait>();
   const FrameHeader& header = request->header;
+  const std::uint64_t parked_bytes = body.bytes.size() + kParkedBytes + request->parts.size() * sizeof(PullPart);
+  const Status room = charge_parked(*request, parked_bytes);
+  // Without room a pull that must wait is not kept.
+  const auto until = room.is_ok() ? deadline : Clock::now();
   core_.commits.when_readable(
-      header.job_id, header.worker_id, header.worker_epoch, header.step, deadline,
+      header.job_id, header.worker_id, header.worker_epoch, header.step, until,
       [wait, request, weak = weak_from_this()](Status status) {
         const std::lock_guard lock(wait->mutex);
         wait->answered = true;
@@ -125,15 +140,12 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   has_parked_ = true;
   {
     const std::lock_guard lock(wait->mutex);
-    if (wait->answered) return {wait->status, false, {}};
+    if (wait->answered) {
+      request->parked.reset();
+      const bool must_wait = wait->status.code() == Code::kDeadlineExceeded;
+      return {must_wait && !room.is_ok() ? room : wait->status, false, {}};
+    }
   }
-  if (!core_.parked.try_acquire(body.bytes.size())) {
-    return {Status(Code::kResourceExhausted, "pulls that wait for the clock fill their budget of " +
-                                                 std::to_string(core_.options.kept_budget_bytes) + " bytes"),
-            false,
-            {}};
-  }
-  request->charge = Charge(&core_.parked, body.bytes.size());
   if (body.buffer.data() != nullptr) {
     request->body = std::move(body.buffer);
     body.charge.reset();
@@ -151,6 +163,7 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
   if (wait->answered) return {wait->status, false, {}};
   wait->is_parked = true;
   parked = true;
+  ++parked_;
   if (core_.disk != nullptr) {  // its rows come to memory while it waits
     asio::post(*core_.disk, [&core = core_, request] {
       for (const PullPart& part : request->parts) {
@@ -160,6 +173,18 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
     });
   }
   return {};
+}
+
+Status Connection::charge_parked(PullRequest& request, std::uint64_t bytes) {
+  if (parked_ >= kMostParked) {
+    return {Code::kResourceExhausted,
+            "this connection has " + std::to_string(kMostParked) + " pulls already that wait for the clock"};
+  }
+  request.parked = core_.parked.hold(parked_account_, bytes);
+  const bool fits = bytes <= core_.parked.limit();
+  if (fits && (request.parked.take(bytes, [] {}) || request.parked.give_up())) return Status::ok();
+  return {Code::kResourceExhausted,
+          "pulls that wait for the clock fill their budget of " + std::to_string(core_.parked.limit()) + " bytes"};
 }
 
 void Connection::resume_parked(const std::shared_ptr<Connection>& self, const std::shared_ptr<PullRequest>& request,
@@ -174,6 +199,8 @@ void Connection::resume_parked(const std::shared_ptr<Connection>& self, const st
 Connection::Task<void> Connection::finish_parked(std::shared_ptr<PullRequest> request, Status status) {
   ++core_.counters.requests_active;
   const CountedRequest counted(core_.counters.requests_dispatched);
+  --parked_;
+  request->parked.reset();
   bool alive = !closed_;
   for (const PullPart& part : request->parts) {
     if (status.is_ok()) status = check_refusal(part.descriptor.table_id);
@@ -229,17 +256,60 @@ Connection::Task<bool> Connection::send_rows(PullRequest& request) {
     for (const PullPart& part : request.parts) core_.hot_keys.look_at(sampler_, part.descriptor.table_id, part.keys);
   }
   count_writes(request);
-  const bool conditional =
-      std::any_of(request.parts.begin(), request.parts.end(), [](const PullPart& part) { return !part.known.empty(); });
-  if (conditional) co_return co_await send_changed_rows(request);
-  // A checksum stands in the header, so its frame must be whole before the first byte leaves.
-  const bool whole =
-      sizeof(FrameHeader) + request.reply_bytes <= RowChunks::kChunkBytes || (request.header.flags & kFrameHasCrc) != 0;
+  Status status;
+  if (is_conditional(request)) status = co_await keep_changed(request);
+  // A checksum in the header needs the whole frame before the first byte leaves.
+  const bool crc_first = (request.header.flags & kFrameHasCrc) != 0 &&
+                         (!reads_checksum_last_ || request.parts.size() == kMaxSections ||
+                          request.reply_bytes + kChecksumBytes > core_.options.max_frame_bytes);
+  const bool whole = sizeof(FrameHeader) + request.reply_bytes <= RowChunks::kChunkBytes || crc_first;
+  const std::uint64_t reply_memory =
+      whole ? sizeof(FrameHeader) + request.reply_bytes : RowChunks::memory_bytes(request.parts);
+  if (status.is_ok() && reply_memory > kUncharged) {
+    status = co_await charge_reply(request.charge, reply_memory, request.deadline);
+  }
+  if (!status.is_ok()) {
+    ++core_.counters.frames_refused;
+    const auto refusal = error_frame(reply_to(request.header, FrameType::kError), status);
+    co_return co_await write_reply(refusal);
+  }
   if (whole) co_return co_await send_rows_whole(request);
   co_await take_turn();
   const bool alive = co_await send_rows_chunked(request);
   end_turn();
   co_return alive;
+}
+
+bool Connection::is_conditional(const PullRequest& request) {
+  return std::any_of(request.parts.begin(), request.parts.end(),
+                     [](const PullPart& part) { return (part.descriptor.flags & kTableKnown) != 0; });
+}
+
+// Leaves in each conditional part the keys whose rows differ.
+Connection::Task<Status> Connection::keep_changed(PullRequest& request) {
+  std::uint64_t most = 0;
+  for (const PullPart& part : request.parts) most += part.known.size() * kChangedKeyBytes;
+  if (most > kUncharged) {
+    Status status = co_await charge_reply(request.changed_charge, most, request.deadline);
+    if (!status.is_ok()) co_return status;
+  }
+  request.changed.resize(request.parts.size());
+  request.reply_bytes = 0;
+  for (std::size_t p = 0; p < request.parts.size(); ++p) {
+    PullPart& part = request.parts[p];
+    if ((part.descriptor.flags & kTableKnown) != 0) {
+      auto changed = changed_keys(*request.store, part);
+      if (!changed.is_ok()) co_return changed.status();
+      core_.counters.rows_pulled += part.keys.size() - changed.value().keys.size();
+      request.changed[p] = std::move(changed).value();
+      part.keys = request.changed[p].keys;
+      part.known = {};
+      part.positions = request.changed[p].positions;
+      part.descriptor.n = static_cast<std::uint32_t>(part.keys.size());
+    }
+    request.reply_bytes += reply_section_bytes(part);
+  }
+  co_return Status::ok();
 }
 
 void Connection::count_writes(PullRequest& request) {
@@ -248,7 +318,7 @@ void Connection::count_writes(PullRequest& request) {
   std::vector<std::uint32_t> tables;
   for (const PullPart& part : request.parts) tables.push_back(part.descriptor.table_id);
   request.reply_sequence =
-      core_.commits.writes().by_others(tables, {header.job_id, header.worker_id, header.worker_epoch});
+      core_.commits.writes_by_others(tables, header.job_id, {header.worker_id, header.worker_epoch});
 }
 
 Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
@@ -259,6 +329,8 @@ Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
   Status status;
   for (const PullPart& part : request.parts) {
     put_section(packer, part);
+    const auto positions = std::as_bytes(part.positions);
+    if (!positions.empty()) std::memcpy(packer.claim(positions.size()), positions.data(), positions.size());
     const std::size_t n = part.keys.size();
     const std::size_t bytes = n * part.descriptor.dim * size_of(part.descriptor.dtype);
     std::byte* rows = packer.claim(bytes);
@@ -288,37 +360,37 @@ Connection::Task<bool> Connection::send_rows_whole(PullRequest& request) {
   co_return co_await write_reply({out.data(), packer.used()});
 }
 
-Connection::Task<bool> Connection::send_changed_rows(PullRequest& request) {
-  const auto body = changed_rows_body(*request.store, request.parts);
-  if (!body.is_ok()) {
-    ++core_.counters.frames_refused;
-    const auto refusal = error_frame(reply_to(request.header, FrameType::kError), body.status());
-    co_return co_await write_reply(refusal);
-  }
-  FrameHeader header = rows_header(request);
-  header.body_bytes = static_cast<std::uint32_t>(body.value().size());
-  if ((header.flags & kFrameHasCrc) != 0) {
-    const iovec piece{const_cast<std::byte*>(body.value().data()), body.value().size()};
-    seal_crc(header, std::span(&piece, 1));
-  }
-  std::vector<std::byte> frame(sizeof header + body.value().size());
-  std::memcpy(frame.data(), &header, sizeof header);
-  std::memcpy(frame.data() + sizeof header, body.value().data(), body.value().size());
-  for (const PullPart& part : request.parts) core_.counters.rows_pulled += part.keys.size();
-  co_return co_await write_reply(frame);
-}
-
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
 // in between cannot be told any more: the connection ends, and the retry learns it.
 Connection::Task<bool> Connection::send_rows_chunked(PullRequest& request) {
-  const FrameHeader header = rows_header(request);
+  FrameHeader header = rows_header(request);
+  const bool has_checksum = (header.flags & kFrameHasCrc) != 0;
+  if (has_checksum) {
+    header.flags = static_cast<std::uint8_t>((header.flags & ~kFrameHasCrc) | kFrameCrcLast);
+    header.body_bytes += kChecksumBytes;
+    ++header.section_count;
+  }
   RowChunks chunks(core_, *request.store, header, request.parts);
-  while (true) {
+  std::uint32_t crc = 0;
+  for (std::size_t written = 1;; ++written) {
     const auto bytes = chunks.next();
     if (!bytes.is_ok()) co_return false;
-    if (bytes.value().empty()) co_return true;
+    if (bytes.value().empty()) break;
+    if (has_checksum) crc = crc32c(crc, bytes.value().data(), bytes.value().size());
     if (!co_await write_all(bytes.value())) co_return false;
+    // A socket that takes everything must not keep the thread from other connections.
+    if (written % kChunksATurn == 0) co_await asio::post(strand_, asio::use_awaitable);
   }
+  if (!has_checksum) co_return true;
+  std::array<std::byte, kChecksumBytes> last;
+  Packer packer(last.data());
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(SectionKind::kChecksum);
+  section.flags = kSectionRequired;
+  section.payload_bytes = sizeof(ChecksumPayload);
+  packer.put(section);
+  packer.put(ChecksumPayload{.crc32c = crc});
+  co_return co_await write_all(last);
 }
 
 }  // namespace sparserow::rpc

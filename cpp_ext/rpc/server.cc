@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kTick{20};         // how late a parked pull may learn its deadline
 constexpr std::chrono::milliseconds kStallCheck{500};  // how late a stalled connection may be closed
+constexpr std::uint32_t kLeastGreeting = 64;           // connections whose HELLO may be awaited at once, at least
 
 Status check_range(const char* field, std::uint64_t value, std::uint64_t low, std::uint64_t high) {
   if (value >= low && value <= high) return Status::ok();
@@ -39,10 +40,14 @@ Status check(const ServerOptions& options) {
     SR_RETURN_IF_ERROR(check_range("client_inflight_bytes", options.client_inflight_bytes, options.max_frame_bytes,
                                    std::uint64_t{1} << 62));
   }
+  SR_RETURN_IF_ERROR(check_range("reply_budget_bytes", options.reply_budget_bytes, 64u << 20, std::uint64_t{1} << 62));
   SR_RETURN_IF_ERROR(check_range("kept_budget_bytes", options.kept_budget_bytes, 0, std::uint64_t{1} << 62));
   SR_RETURN_IF_ERROR(check_range("max_connections", options.max_connections, 1, 1u << 20));
   SR_RETURN_IF_ERROR(check_range("default_deadline_ms", options.default_deadline_ms, 1, 86'400'000));
   SR_RETURN_IF_ERROR(check_range("hello_timeout_ms", options.hello_timeout_ms, 1, 86'400'000));
+  SR_RETURN_IF_ERROR(check_range("max_deadline_ms", options.max_deadline_ms, options.default_deadline_ms, 86'400'000));
+  SR_RETURN_IF_ERROR(check_range("least_bytes_per_s", options.least_bytes_per_s, 0, 1u << 30));
+  SR_RETURN_IF_ERROR(check_range("slow_timeout_ms", options.slow_timeout_ms, 1, 86'400'000));
   return check_range("stall_timeout_ms", options.stall_timeout_ms, 1, 86'400'000);
 }
 
@@ -78,6 +83,7 @@ class Server::Impl {
   asio::awaitable<void> tick_loop();
   void admit(int fd);
   Status check_room(const Peer& peer) const;
+  void make_room_to_greet();
   std::shared_ptr<Peer> peer_of(const std::string& address);
   std::vector<std::shared_ptr<Connection>> connections();
 
@@ -127,6 +133,7 @@ void Server::Impl::admit(int fd) {
     return;
   }
   if (tls) stream = tls->accept(std::move(stream));
+  make_room_to_greet();
   const auto connection = std::make_shared<Connection>(core_, std::move(stream), std::move(peer));
   {
     const std::lock_guard lock(connections_mutex_);
@@ -136,24 +143,35 @@ void Server::Impl::admit(int fd) {
 }
 
 Status Server::Impl::check_room(const Peer& peer) const {
-  const std::uint32_t limit = core_.options.max_connections;
-  if (core_.counters.connections_open >= limit) {
-    return Status(Code::kResourceExhausted, "the shard has its " + std::to_string(limit) + " connections already");
-  }
   const std::uint32_t of_client = core_.options.max_client_connections;
   if (of_client == 0 || peer.address.empty() || peer.connections < of_client) return Status::ok();
   return Status(Code::kResourceExhausted,
                 peer.address + " has its " + std::to_string(of_client) + " connections to this shard already");
 }
 
+// Connections whose HELLO is awaited are bounded by themselves, so that they take no seat from those that are served.
+// Beyond the bound the address that has most of them loses its oldest one.
+void Server::Impl::make_room_to_greet() {
+  const std::uint32_t limit = std::max(kLeastGreeting, core_.options.max_connections / 8);
+  if (core_.counters.connections_greeting < limit) return;
+  std::map<const Peer*, std::vector<std::shared_ptr<Connection>>> greeting;
+  for (const auto& connection : connections()) {
+    if (connection->is_greeting()) greeting[&connection->peer()].push_back(connection);
+  }
+  const auto most = std::max_element(greeting.begin(), greeting.end(), [](const auto& left, const auto& right) {
+    return left.second.size() < right.second.size();
+  });
+  if (most != greeting.end()) most->second.front()->close();
+}
+
 // Those of one address share one, as long as one of its connections lives. Unix sockets are not bounded.
 std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
-  if (address.empty()) return std::make_shared<Peer>(address, UINT64_MAX);
+  if (address.empty()) return std::make_shared<Peer>(address, 0);
   const std::lock_guard lock(connections_mutex_);
   if (auto known = peers_[address].lock()) return known;
   std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   const std::uint64_t limit = core_.options.client_inflight_bytes;
-  auto peer = std::make_shared<Peer>(address, limit == 0 ? UINT64_MAX : limit);
+  auto peer = std::make_shared<Peer>(address, limit);
   peers_[address] = peer;
   return peer;
 }
@@ -232,6 +250,8 @@ ServerStats Server::Impl::stats() const {
           .hinted_keys = core_.hints == nullptr ? 0 : core_.hints->taken(),
           .hinted_keys_dropped = core_.hints == nullptr ? 0 : core_.hints->dropped(),
           .inflight_bytes = core_.inflight.used(),
+          .reply_bytes = core_.replies.used(),
+          .connections_too_slow = counters.connections_too_slow,
           .requests_active = counters.requests_active,
           .commits = core_.commits.stats(),
           .job_steps = core_.commits.highest_steps(),

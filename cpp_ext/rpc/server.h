@@ -3,7 +3,9 @@
 // Requests that touch few rows run inline on the I/O thread; a large pull is gathered and sent chunk by
 // chunk. A connection works on one request at a time (parked pulls aside), and is not read while the
 // server's in-flight budget is full or its last reply is not taken, so a slow or greedy peer holds a
-// bounded amount of memory. A frame that breaks the grammar gets ERROR and the connection is closed; the
+// bounded amount of memory. Bodies are charged as they arrive, replies before they are made, and seats of
+// connections when HELLO is accepted. An account, which is a token at an address, has a fair share of each
+// (rpc/fair_budget.h, rpc/seats.h). A frame that breaks the grammar gets ERROR and the connection is closed; the
 // process lives. With an SSD, requests that may wait for it run on threads of their own. Thread-safe.
 #pragma once
 
@@ -36,6 +38,7 @@ struct ServerOptions {
   std::uint32_t disk_threads = 4;                    // that wait for the SSD of a store that has one, [1, 256]
   std::uint32_t max_frame_bytes = 1u << 30;          // of one frame's body, [64 KiB, 2^32 - 8]
   std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies being received or worked on
+  std::uint64_t reply_budget_bytes = 2ull << 30;     // of replies being made or sent
   std::uint64_t kept_budget_bytes = 4ull << 30;      // of commits, and as much again of pulls, kept for the clock
   std::uint32_t max_connections = 4096;
   std::uint32_t max_client_connections = 0;  // from one address; 0: as many as there may be
@@ -44,10 +47,13 @@ struct ServerOptions {
   std::optional<std::vector<Grant>> grants;  // who may do what; nullopt: whoever reaches it may do everything
   std::uint64_t cluster_id = 0;              // 0: of no cluster; a client that names one is refused
   std::uint16_t shard_index = 0;
-  std::uint32_t default_deadline_ms = 30'000;  // of requests that carry none
-  std::uint32_t hello_timeout_ms = 5'000;      // for the first frame of a connection
-  std::uint32_t stall_timeout_ms = 30'000;     // without a byte moved in the middle of a frame or a reply
-  bool observe = true;                         // time requests and sample their keys
+  std::uint32_t default_deadline_ms = 30'000;   // of requests that carry none
+  std::uint32_t max_deadline_ms = 3'600'000;    // of requests that ask for more
+  std::uint32_t hello_timeout_ms = 5'000;       // from the connection's start to the end of its first frame
+  std::uint32_t stall_timeout_ms = 30'000;      // without a byte moved in the middle of a frame or a reply
+  std::uint32_t least_bytes_per_s = 64u << 10;  // that a frame brings, and a reply loses, while it is under way
+  std::uint32_t slow_timeout_ms = 5'000;        // for how long a frame may bring less; a reply: stall_timeout_ms
+  bool observe = true;                          // time requests and sample their keys
 };
 
 struct ServerStats {
@@ -63,6 +69,8 @@ struct ServerStats {
   std::uint64_t hinted_keys = 0;          // that hints named and whose rows are brought, or were
   std::uint64_t hinted_keys_dropped = 0;  // because too many were waiting
   std::uint64_t inflight_bytes = 0;
+  std::uint64_t reply_bytes = 0;           // charged for replies that are being made or sent
+  std::uint64_t connections_too_slow = 0;  // closed because a frame or a reply moved too slowly
   std::uint64_t requests_active = 0;
   CommitLogStats commits;
   std::map<std::uint32_t, std::int64_t> job_steps;  // by job id: the highest step that a worker has committed

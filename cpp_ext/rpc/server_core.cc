@@ -46,41 +46,14 @@ void help(asio::io_context& io, std::shared_ptr<ParallelWork> shared) {
 
 }  // namespace
 
-bool InflightBudget::try_acquire(std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  if (used_ + bytes > limit_) return false;
-  used_ += bytes;
-  return true;
-}
-
-void InflightBudget::release(std::uint64_t bytes) {
-  std::vector<std::function<void()>> waiting;
-  {
-    const std::lock_guard lock(mutex_);
-    used_ -= bytes;
-    waiting.swap(waiting_);
-  }
-  for (const auto& wake : waiting) wake();
-}
-
-bool InflightBudget::wait(std::uint64_t bytes, std::function<void()> wake) {
-  const std::lock_guard lock(mutex_);
-  if (used_ + bytes <= limit_) return false;
-  waiting_.push_back(std::move(wake));
-  return true;
-}
-
-std::uint64_t InflightBudget::used() const {
-  const std::lock_guard lock(mutex_);
-  return used_;
-}
-
 ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Store> server_store)
     : options(server_options),
       store(std::move(server_store)),
       incarnation(std::max(1u, std::random_device{}())),
       inflight(options.inflight_budget_bytes),
       parked(options.kept_budget_bytes),
+      replies(options.reply_budget_bytes),
+      seats(options.max_connections),
       buffers(kKeptBufferBytes),
       io(static_cast<int>(options.io_threads)),
       commits(*store,

@@ -1,6 +1,6 @@
 // What the connections of one server share: the store, the commit log, budgets, counters and threads.
 //
-// Lock order: CommitLog's mutex and Store's locks are leaves; InflightBudget's and the route's mutex too.
+// Lock order: CommitLog's mutex and Store's locks are leaves; FairBudget's, Seats' and the route's mutex too.
 #pragma once
 
 #include <atomic>
@@ -9,13 +9,16 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "rpc/access.h"
 #include "rpc/buffer_pool.h"
 #include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
+#include "rpc/fair_budget.h"
 #include "rpc/hints.h"
+#include "rpc/seats.h"
 #include "rpc/served_models.h"
 #include "rpc/server.h"
 #include "rpc/staleness_histogram.h"
@@ -23,55 +26,15 @@
 
 namespace sparserow::rpc {
 
-// Bytes that may be held at once. Those that must wait leave a callback, called once when room was given
-// back (they then try again). Thread-safe.
-class InflightBudget {
- public:
-  explicit InflightBudget(std::uint64_t limit) : limit_(limit) {}
-  [[nodiscard]] bool try_acquire(std::uint64_t bytes);
-  void release(std::uint64_t bytes);
-  // Calls `wake` at the next release. Returns false, without keeping it, when the bytes fit by now.
-  bool wait(std::uint64_t bytes, std::function<void()> wake);
-  [[nodiscard]] std::uint64_t used() const;
-  [[nodiscard]] std::uint64_t limit() const noexcept { return limit_; }
-
- private:
-  const std::uint64_t limit_;
-  mutable std::mutex mutex_;
-  std::uint64_t used_ = 0;
-  std::vector<std::function<void()>> waiting_;
-};
-
-// Bytes taken from a budget, given back when destroyed.
-class Charge {
- public:
-  Charge() = default;
-  Charge(InflightBudget* budget, std::uint64_t bytes) : budget_(budget), bytes_(bytes) {}
-  Charge(Charge&& other) noexcept : budget_(std::exchange(other.budget_, nullptr)), bytes_(other.bytes_) {}
-  Charge& operator=(Charge&& other) noexcept {
-    if (this != &other) {
-      reset();
-      budget_ = std::exchange(other.budget_, nullptr);
-      bytes_ = other.bytes_;
-    }
-    return *this;
-  }
-  ~Charge() { reset(); }
-  void reset() noexcept {
-    if (budget_ != nullptr) std::exchange(budget_, nullptr)->release(bytes_);
-  }
-
- private:
-  InflightBudget* budget_ = nullptr;
-  std::uint64_t bytes_ = 0;
-};
-
 // Where connections come from, and what all of them hold at once.
 struct Peer {
-  Peer(std::string from, std::uint64_t inflight_limit) : address(std::move(from)), inflight(inflight_limit) {}
+  // inflight_limit: 0 for none.
+  Peer(std::string from, std::uint64_t inflight_limit) : address(std::move(from)) {
+    if (inflight_limit != 0) inflight.emplace(inflight_limit);
+  }
   const std::string address;  // empty: of a Unix socket
   std::atomic<std::uint32_t> connections{0};
-  InflightBudget inflight;
+  std::optional<FairBudget> inflight;
 };
 
 struct Route {
@@ -84,6 +47,7 @@ struct Route {
 struct Counters {
   std::atomic<std::uint64_t> connections_open{0};
   std::atomic<std::uint64_t> connections_total{0};
+  std::atomic<std::uint64_t> connections_greeting{0};  // that have not said HELLO
   std::atomic<std::uint64_t> frames_received{0};
   std::atomic<std::uint64_t> frames_refused{0};
   std::atomic<std::uint64_t> access_refused{0};
@@ -91,6 +55,7 @@ struct Counters {
   std::atomic<std::uint64_t> bytes_sent{0};
   std::atomic<std::uint64_t> rows_pulled{0};
   std::atomic<std::uint64_t> rows_written{0};
+  std::atomic<std::uint64_t> connections_too_slow{0};
   std::atomic<std::uint64_t> requests_active{0};
   std::atomic<std::uint64_t> requests_dispatched{0};  // of these, the ones that may touch rows
 };
@@ -133,8 +98,10 @@ struct ServerCore {
   RequestTimes request_times;
   HotKeys hot_keys;
   RequestLog request_log;
-  InflightBudget inflight;
-  InflightBudget parked;  // of pulls that wait for the clock
+  FairBudget inflight;  // request bodies
+  FairBudget parked;    // pulls that wait for the clock
+  FairBudget replies;   // replies from before they are made until the peer has taken them
+  Seats seats;
   BufferPool buffers;
   asio::io_context io;
   CommitLog commits;

@@ -23,20 +23,30 @@ void WriteCounts::add(std::uint32_t table_id, const Writer* writer) {
   if (own != table.own.end()) ++own->second;
 }
 
-std::uint64_t WriteCounts::by_others(std::span<const std::uint32_t> table_ids, const Writer& writer) {
+std::uint64_t WriteCounts::by_others(std::span<const std::uint32_t> table_ids, const Writer* writer) {
   const std::lock_guard lock(mutex_);
   std::uint64_t sum = base_;
   for (const std::uint32_t table_id : table_ids) {
+    if (writer == nullptr) {
+      const auto table = tables_.find(table_id);
+      if (table != tables_.end()) sum += table->second.all;
+      continue;
+    }
     Table& table = tables_[table_id];
-    auto own = table.own.find(writer);
+    auto own = table.own.find(*writer);
     if (own == table.own.end()) {  // a worker has one epoch at a time
-      table.own.erase(table.own.lower_bound({writer.job_id, writer.worker_id, 0}),
-                      table.own.upper_bound({writer.job_id, writer.worker_id, UINT32_MAX}));
-      own = table.own.emplace(writer, 0).first;
+      table.own.erase(table.own.lower_bound({writer->job_id, writer->worker_id, 0}),
+                      table.own.upper_bound({writer->job_id, writer->worker_id, UINT32_MAX}));
+      own = table.own.emplace(*writer, 0).first;
     }
     sum += table.all - own->second;
   }
   return sum;
+}
+
+void WriteCounts::forget(const Writer& writer) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [table_id, table] : tables_) table.own.erase(writer);
 }
 
 }  // namespace sparserow::rpc

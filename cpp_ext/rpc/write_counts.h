@@ -1,7 +1,8 @@
 // How often each table of this shard was written, and by whom: so that a worker that knows what it wrote itself learns
 // with one number whether anybody else wrote.
 //
-// Thread-safe; its mutex is a leaf. One entry a table, and one for each worker that asked about it.
+// Thread-safe; its mutex is a leaf. One entry a table that was written or asked about, and one for each worker that
+// asked about it, until it is forgotten.
 #pragma once
 
 #include <compare>
@@ -29,7 +30,9 @@ class WriteCounts {
   void add(std::uint32_t table_id, const Writer* writer);
   // Equal numbers at two times: in between nobody else has written to any of these tables. Of another shard process,
   // or another one of this shard, they differ.
-  [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer& writer);
+  // writer: null is nobody, of whom nothing is remembered.
+  [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
+  void forget(const Writer& writer);
 
  private:
   struct Table {

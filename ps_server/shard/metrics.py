@@ -19,6 +19,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("frames_received", "sparserow_ps_frames_received", "Frames received (count)."),
     ("frames_refused", "sparserow_ps_frames_refused", "Frames answered with an error (count)."),
     ("access_refused", "sparserow_ps_access_refused", "Frames refused for the sake of a token (count)."),
+    (
+        "connections_too_slow",
+        "sparserow_ps_connections_too_slow",
+        "Connections closed because a frame or a reply moved too slowly (count).",
+    ),
     ("bytes_received", "sparserow_ps_received_bytes", "Bytes received on the data plane (bytes)."),
     ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
@@ -45,6 +50,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("requests_active", "sparserow_ps_requests_active", "Requests under way now (count)."),
     ("pulls_waiting", "sparserow_ps_pulls_waiting", "Pulls that wait for the clock now (count)."),
     ("inflight_bytes", "sparserow_ps_inflight_bytes", "Bytes of request bodies held now (bytes)."),
+    ("reply_bytes", "sparserow_ps_reply_bytes", "Bytes of replies being made or sent now (bytes)."),
     ("kept_bytes", "sparserow_ps_kept_bytes", "Bytes of commits that are kept for their step now (bytes)."),
     ("staleness_max", "sparserow_ps_pull_staleness_max", "Largest staleness of a pull since the start (steps)."),
 )

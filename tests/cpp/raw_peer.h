@@ -10,6 +10,7 @@
 #include <cstring>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "rpc/frame.h"
@@ -50,14 +51,17 @@ class RawPeer {
     body.resize(header.body_bytes);
     return read_exact(body.data(), body.size(), timeout_ms);
   }
-  bool greet(std::uint64_t cluster_id) {
+  bool greet(std::uint64_t cluster_id, const std::string& token = "", std::uint64_t features = 0) {
     rpc::HelloPayload hello;
     hello.cluster_id = cluster_id;
+    hello.features = features;
     hello.hash_version = kHashVersion;
+    hello.token_bytes = static_cast<std::uint32_t>(token.size());
     rpc::FrameHeader header;
     header.type = static_cast<std::uint16_t>(rpc::FrameType::kHello);
     std::vector<std::byte> body;
-    return send(rpc::small_frame(header, rpc::SectionKind::kHello, rpc::bytes_of(hello), {})) &&
+    return send(rpc::small_frame(header, rpc::SectionKind::kHello, rpc::bytes_of(hello),
+                                 std::as_bytes(std::span(token)))) &&
            read_frame(header, body, 5000) && header.type == static_cast<std::uint16_t>(rpc::FrameType::kHelloAck);
   }
 
