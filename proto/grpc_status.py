@@ -15,6 +15,10 @@ LEADER_KEY = "sparserow-leader"
 # silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets TCP_USER_TIMEOUT to
 # the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
 _SILENCE_MS = 10_000
+# A server ends a connection that has not finished TLS and HTTP/2's greeting in time, and one without a call for long.
+# Connections have no greatest age: Load and Dump are streams of hours.
+_HANDSHAKE_MS = 5_000
+_IDLE_MS = 600_000
 # What a cluster says of all its tables grows with them: gRPC's own bound of 4 MiB is reached at some thousands.
 _MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
@@ -29,6 +33,8 @@ CHANNEL_OPTIONS = (
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_timeout_ms", _SILENCE_MS),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
 )
 
