@@ -1,9 +1,11 @@
 // Commits, their cancellation, and rows assigned or erased by key.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "rpc/connection.h"
 #include "rpc/reply_frames.h"
+#include "util/finite.h"
 
 namespace sparserow::rpc {
 
@@ -16,6 +18,24 @@ const float* Connection::floats_of(const TableView& view, std::vector<std::share
   owners.push_back(std::move(widened));
   return floats;
 }
+
+namespace {
+
+// Rows that a client sends by key, and learning rates, are checked here: one row with NaN or Inf blocks every later
+// publication of its table. Gradients of a step are the session's matter, which knows what the job wants of them.
+Status check_finite(const TableView& view, const float* values) {
+  const std::size_t dim = view.descriptor.dim;
+  if (all_finite(values, view.keys.size() * dim)) return Status::ok();
+  for (std::size_t i = 0; i < view.keys.size(); ++i) {
+    if (all_finite(values + i * dim, dim)) continue;
+    return {Code::kInvalidArgument, "key " + std::to_string(view.keys[i]) + " of table " +
+                                        std::to_string(view.descriptor.table_id) +
+                                        ": its values are NaN or infinite; allowed: finite numbers"};
+  }
+  return Status::ok();
+}
+
+}  // namespace
 
 Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& body) {
   const bool prepared = (header.flags & kFramePrepared) != 0;
@@ -44,12 +64,17 @@ Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& bo
   for (const TableView& view : views) {
     Status status = check_table(*core_.store, view.descriptor);
     if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
+    if (status.is_ok() && !std::isfinite(view.descriptor.lr)) {
+      status = Status(Code::kInvalidArgument, "table.lr: NaN and infinity are not allowed; allowed: a finite number");
+    }
+    const float* grads = status.is_ok() ? floats_of(view, owners) : nullptr;
+    if (status.is_ok() && header.step == kNoStep) status = check_finite(view, grads);
     if (!status.is_ok()) return {std::move(status), false, {}};
     commit.blocks.push_back({.table_id = view.descriptor.table_id,
                              .dim = view.descriptor.dim,
                              .lr = view.descriptor.lr,
                              .keys = view.keys,
-                             .grads = floats_of(view, owners)});
+                             .grads = grads});
   }
   owners.push_back(std::make_shared<Buffer>(std::move(body.buffer)));
   commit.owner = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(owners));
@@ -107,17 +132,21 @@ Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Bo
   return write_rows(header, [&]() -> Result<std::uint64_t> {
     // All memory is promised before the first row is set: a frame is assigned whole or not at all.
     std::vector<Store::Reservation> reservations;
+    std::vector<std::shared_ptr<void>> owners;
+    std::vector<const float*> rows_of_view;
     for (const TableView& view : views) {
       SR_RETURN_IF_ERROR(check_table(*core_.store, view.descriptor));
       SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      rows_of_view.push_back(floats_of(view, owners));
+      SR_RETURN_IF_ERROR(check_finite(view, rows_of_view.back()));
       auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
       if (!reservation.is_ok()) return reservation.status();
       reservations.push_back(std::move(reservation).value());
     }
     std::uint64_t rows = 0;
-    for (const TableView& view : views) {
-      std::vector<std::shared_ptr<void>> owners;
-      const Status status = core_.store->assign(view.descriptor.table_id, view.keys, floats_of(view, owners));
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const TableView& view = views[i];
+      const Status status = core_.store->assign(view.descriptor.table_id, view.keys, rows_of_view[i]);
       core_.commits.writes().add(view.descriptor.table_id, nullptr);
       SR_RETURN_IF_ERROR(status);
       rows += view.keys.size();

@@ -6,21 +6,13 @@
 #include <cstring>
 #include <limits>
 
+#include "util/finite.h"
 #include "util/hash.h"
 
 namespace sparserow {
 namespace {
 
 constexpr std::uint32_t kAbsent = 0xffffffffu;
-
-// True when every float is finite: an exponent of all ones is NaN or Inf. Branch-free, so it vectorises.
-bool all_finite(const float* values, std::size_t n) noexcept {
-  std::uint32_t bad = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & 0x7f800000u) == 0x7f800000u);
-  }
-  return bad == 0;
-}
 
 // Shortens a vector to an L2 norm of `most` where it is longer; returns whether it was. The norm is taken in float64:
 // the square of a large float32 is not one.

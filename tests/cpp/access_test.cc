@@ -3,6 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+
+#include "raw_peer.h"
 #include "rpc_fixture.h"
 
 namespace sparserow {
@@ -88,6 +92,45 @@ TEST_CASE("a token of a namespace reaches its tables and jobs only") {
   const Grouped keys(*client, scene.shop.id, {1, 2, 3});
   CHECK(says(client->erase(scene.shop.id, keys.partition.keys, keys.partition.shard_begin, {}).status(), "namespace"));
   CHECK(scene.cluster.stores[0]->stats()[0].rows + scene.cluster.stores[0]->stats()[1].rows == 6);
+}
+
+TEST_CASE("a hint reaches the tables of the token's namespaces alone") {
+  const Scene scene({grant("ads only", rpc::Role::kTrain, {"ads"})});
+  RawPeer peer(scene.cluster.servers[0]->port());
+  REQUIRE(peer.greet(scene.cluster.cluster_id, "ads only"));
+  for (const TableSchema& table : {scene.ads, scene.shop}) {
+    rpc::FrameHeader header;
+    header.type = static_cast<std::uint16_t>(rpc::FrameType::kHint);
+    header.route_epoch = 1;
+    rpc::TableDescriptor descriptor;
+    descriptor.table_id = table.id;
+    descriptor.schema_version = table.version;
+    descriptor.dim = table.dim;
+    REQUIRE(peer.send(small_frame(header, rpc::SectionKind::kTableKeys, rpc::bytes_of(descriptor), {})));
+    std::vector<std::byte> body;
+    REQUIRE(peer.read_frame(header, body, 5000));
+    const auto expected = table.name == scene.ads.name ? rpc::FrameType::kAck : rpc::FrameType::kError;
+    CHECK(header.type == static_cast<std::uint16_t>(expected));
+  }
+}
+
+TEST_CASE("values that are not finite are refused by key, and so are such learning rates") {
+  const Scene scene({grant("all", rpc::Role::kTrain)});
+  const auto client = take(scene.connect("all"));
+  const Grouped keys(*client, scene.ads.id, {1, 2, 3});
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> values(keys.size() * scene.ads.dim, 1.0f);
+    const auto with_bad_rate = keys.push(scene.ads, values.data(), bad);
+    CHECK(client->commit(std::span(&with_bad_rate, 1), {.sequence = 9}).message().find("table.lr") !=
+          std::string::npos);
+    values[5] = bad;
+    const auto push = keys.push(scene.ads, values.data(), 0.5f);
+    const std::string named = "key " + std::to_string(keys.partition.keys[1]) + " of table ";
+    CHECK(client->commit(std::span(&push, 1), {.sequence = 9}).message().find(named) != std::string::npos);
+    CHECK(client->assign(std::span(&push, 1), {.sequence = 9}).message().find(named) != std::string::npos);
+  }
+  CHECK(scene.cluster.stores[0]->stats()[0].rows == 0);
+  CHECK(Scene::push(*client, scene.ads, 9).is_ok());  // a refused sequence may come again
 }
 
 TEST_CASE("a token that is taken back ends at its next request; a role changes there too") {
