@@ -31,6 +31,7 @@ from pydantic import Field, model_validator
 from .config import Bytes, FromList, StrictModel, load_config
 from .errors import FailedPrecondition, InvalidArgument
 from .grpc_status import CHANNEL_OPTIONS
+from .http_limits import HttpLimits
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may what those before it may
@@ -54,6 +55,7 @@ class Limits(StrictModel):
     client_inflight_bytes: Bytes | None = Field(
         None, ge=64 << 10, description="Of these, from one address; null: as many as there may be."
     )
+    http: HttpLimits = Field(HttpLimits(), description="What the HTTP doors let clients hold.")
 
     @model_validator(mode="after")
     def _room_for_a_frame(self) -> Limits:

@@ -1,156 +1,226 @@
-"""HTTP/JSON for curl and for languages without gRPC: a thread of its own, one thread per connection.
+"""HTTP/JSON for curl and for languages without gRPC.
 
 GET  /v1/health   200 when this process is ready, else 503; problems only for who has a token, where they are asked for
-GET  /v1/models   versions and aliases
+GET  /v1/models   versions and aliases of the namespaces that the token reaches
 POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
 
-Where tokens are asked for: ``Authorization: Bearer TOKEN``.
+Where tokens are asked for: ``Authorization: Bearer TOKEN``. The token is looked at before anything of a body is read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ..proto.security import bearer_token, process_security, server_context
+from ..proto.http_limits import HttpLimits
+from ..proto.security import TokenEntry, bearer_token, process_security, reaches_namespace
+from .http_memory import HttpMemory
+from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels
 
 _STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "Unavailable": 503}
-_MOST_BYTES = 64 << 20
-_SOCKET_SEC = 30.0
 _KNOWN = {"model", "tables", "routing_key", "deadline_ms"}
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+_VALUE_BYTES = 25  # the longest text of a weight, with its comma
+_KEY_BYTES = 40  # "found", "answered", "versions" of a key and the brackets of its row
+_FIXED_BYTES = 4096  # names and problems
+
+
+class Exchange(Protocol):
+    """A request whose headers have come, and the way of its reply."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    peer: str
+
+    async def read(self, length: int) -> bytes: ...
+    async def send(self, status: int, data: bytes, content_type: str, *, ends: bool = False) -> None: ...
+
+
+class Refused(Exception):  # noqa: N818 - as the taxonomy's
+    """A request that is answered with a status of HTTP's own; ``ends`` closes the connection, since its body is not
+    read.
+    """
+
+    def __init__(self, status: int, message: str, *, ends: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.ends = ends
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A lookup as it was asked for."""
+
+    model: str
+    tables: dict[str, NDArray[np.uint64]]
+    routing_key: str
+    deadline_sec: float
 
 
 class HttpFront:
-    """Listens until ``close``.
+    """Answers requests. Belongs to one event loop; what parses, reads rows or makes text runs in threads of its own.
 
     Args:
-        host, port: 0 lets the system choose; ``port`` afterwards says which.
         lookup: answers.
         models: what is served.
+        limits: of bodies, replies and memory.
     """
 
-    def __init__(self, host: str, port: int, lookup: LocalLookup, models: ServedModels) -> None:
-        routes: dict[tuple[str, str], Callable[[Any, str], tuple[int, Any]]] = {
-            ("GET", "/v1/health"): lambda _, token: _health(models, token),
-            ("GET", "/v1/models"): lambda _, token: (200, _models(models, token)),
-            ("POST", "/v1/lookup"): lambda body, token: (200, _lookup(lookup, body, token)),
+    def __init__(self, lookup: LocalLookup, models: ServedModels, limits: HttpLimits) -> None:
+        self._lookup = lookup
+        self._models = models
+        self._limits = limits
+        self._memory = HttpMemory(limits.memory_bytes)
+        self._threads = ThreadPoolExecutor(_THREADS, "sparserow-http")
+        self._routes: dict[tuple[str, str], Callable[[Exchange, TokenEntry, str], Awaitable[None]]] = {
+            ("GET", "/v1/models"): self._answer_models,
+            ("POST", "/v1/lookup"): self._answer_lookup,
         }
 
-        class Handler(_Handler):
-            served = routes
-
-        self._server = _HttpServer((host, port), Handler)
-        self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="sparserow-http", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5.0)
-
-
-class _HttpServer(ThreadingHTTPServer):
-    """With the process's certificate, where it has one; the handshake is the connection's own thread's."""
-
-    daemon_threads = True
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(_SOCKET_SEC)
-        context = server_context(process_security())
-        if context is not None:
+    async def answer(self, exchange: Exchange) -> None:
+        """Sends the reply to one request."""
+        token = bearer_token([("authorization", exchange.headers.get("Authorization", ""))])
+        has_body = exchange.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in exchange.headers
+        try:
             try:
-                request = context.wrap_socket(request, server_side=True)
-            except OSError:  # no TLS, or not the client's certificate that is wanted
+                grant = process_security().grant_of(token)
+            except FailedPrecondition:
+                await self._answer_stranger(exchange, ends=has_body)
                 return
-        super().finish_request(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    served: dict[tuple[str, str], Callable[[Any, str], tuple[int, Any]]]
-    protocol_version = "HTTP/1.1"
-    timeout = _SOCKET_SEC
-
-    def do_GET(self) -> None:
-        self._answer("GET", None)
-
-    def do_POST(self) -> None:
-        try:
-            length = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            self._send(411, {"error": "Content-Length: is missing"}, ends=True)
-            return
-        if not 0 <= length <= _MOST_BYTES:
-            self._send(413, {"error": f"Content-Length: {length}; allowed: [0, {_MOST_BYTES}]"}, ends=True)
-            return
-        data = self.rfile.read(length)
-        try:
-            body = json.loads(data)
-        except ValueError as error:
-            self._send(400, {"error": f"the body is no JSON: {error}"})
-            return
-        self._answer("POST", body)
-
-    def _answer(self, method: str, body: Any) -> None:
-        route = self.served.get((method, self.path))
-        if route is None:
-            known = ", ".join(f"{verb} {path}" for verb, path in self.served)
-            self._send(404, {"error": f"{method} {self.path}: is not served; served: {known}"})
-            return
-        try:
-            token = bearer_token([("authorization", self.headers.get("Authorization", ""))])
-            status, reply = route(body, token)
+            if (exchange.method, exchange.path) == ("GET", "/v1/health"):
+                await self._answer_health(exchange, problems=self._models.problems())
+                return
+            route = self._routes.get((exchange.method, exchange.path))
+            if route is None:
+                raise Refused(404, f"{exchange.method} {exchange.path}: is not served; served: {self._served}")
+            await route(exchange, grant, token)
+        except Refused as refused:
+            await _send(exchange, refused.status, {"error": str(refused)}, ends=refused.ends)
         except SparserowError as error:
-            status, reply = _STATUS.get(error.code, 500), {"error": str(error), "code": error.code}
-        self._send(status, reply)
+            await _send(exchange, _STATUS.get(error.code, 500), {"error": str(error), "code": error.code})
 
-    def _send(self, status: int, reply: Any, *, ends: bool = False) -> None:
-        data = json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        if ends:
-            self.send_header("Connection", "close")
-            self.close_connection = True
-        self.end_headers()
-        self.wfile.write(data)
+    @property
+    def _served(self) -> str:
+        return ", ".join(f"{verb} {path}" for verb, path in (("GET", "/v1/health"), *self._routes))
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Requests are not logged."""
+    async def _answer_stranger(self, exchange: Exchange, *, ends: bool) -> None:
+        """A peer without a token learns whether the process is ready, for probes; no names and no paths."""
+        if (exchange.method, exchange.path) == ("GET", "/v1/health"):
+            await self._answer_health(exchange)
+        elif (exchange.method, exchange.path) in self._routes:
+            error = FailedPrecondition("token: it is missing, or not one that this server knows")
+            await _send(exchange, _STATUS[error.code], {"error": str(error), "code": error.code}, ends=ends)
+        else:
+            await _send(exchange, 404, {"error": "it is not served"}, ends=ends)
+
+    async def _answer_health(self, exchange: Exchange, **more: Any) -> None:
+        ready = self._models.is_ready
+        await _send(exchange, 200 if ready else 503, {"ready": ready, **more})
+
+    async def _answer_models(self, exchange: Exchange, grant: TokenEntry, _: str) -> None:
+        await _send(exchange, 200, _models(self._models, grant))
+
+    async def _answer_lookup(self, exchange: Exchange, grant: TokenEntry, token: str) -> None:
+        length = self._body_length(exchange)
+        client = grant.name if token else exchange.peer
+        async with self._memory.charged(client, self._limits.body_cost(length)):
+            asked = await self._in_thread(partial(_parsed, await exchange.read(length)))
+        reply_bytes = await self._in_thread(partial(self._reply_bytes, asked, token))
+        async with self._memory.charged(client, self._limits.reply_cost(reply_bytes)):
+            data = await self._in_thread(partial(self._looked_up, asked, token))
+            await exchange.send(200, data, "application/json")
+
+    def _body_length(self, exchange: Exchange) -> int:
+        if exchange.headers.get("Content-Encoding", "identity") != "identity":
+            raise Refused(415, "Content-Encoding: is not allowed; send the body as it is", ends=True)
+        text = exchange.headers.get("Content-Length", "")
+        if not text.isdecimal() or "Transfer-Encoding" in exchange.headers:
+            raise Refused(411, "Content-Length: is missing", ends=True)
+        most = self._limits.body_bytes
+        if len(text) > 18 or int(text) > most:
+            raise Refused(413, f"Content-Length: {text[:18]}; allowed: [0, {most}] (limits.http.body_bytes)", ends=True)
+        return int(text)
+
+    def _reply_bytes(self, asked: _Asked, token: str) -> int:
+        """The most bytes that the reply can have.
+
+        Raises:
+            Refused: they are above the limit; says how many keys fit.
+        """
+        dims = self._lookup.dims(asked.model, list(asked.tables), asked.routing_key, token=token)
+        count = sum(len(keys) for keys in asked.tables.values())
+        by_key = {table: _KEY_BYTES + _VALUE_BYTES * dim for table, dim in dims.items()}
+        needed = _FIXED_BYTES + sum(len(keys) * by_key[table] for table, keys in asked.tables.items())
+        most = self._limits.reply_bytes
+        if needed > most:
+            fits = max(0, most - _FIXED_BYTES) * count // (needed - _FIXED_BYTES)
+            raise Refused(
+                413,
+                f"{count} keys: the reply may be longer than {most} bytes (limits.http.reply_bytes); "
+                f"of these tables at most {fits} keys fit in a lookup",
+            )
+        return needed
+
+    def _looked_up(self, asked: _Asked, token: str) -> bytes:
+        answer = self._lookup.lookup(
+            asked.model, asked.tables, asked.routing_key, token=token, deadline_sec=asked.deadline_sec
+        )
+        tables = {
+            rows.table: {
+                "rows": rows.rows.tolist(),
+                "found": rows.found.tolist(),
+                "answered": rows.answered.tolist(),
+                "versions": rows.versions.tolist(),
+            }
+            for rows in answer.tables
+        }
+        reply = {"version": answer.version, "dense_version": answer.dense_version, "problems": answer.problems}
+        return json.dumps({**reply, "tables": tables}).encode()
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-def _health(models: ServedModels, token: str) -> tuple[int, Any]:
-    ready = models.is_ready
-    try:
-        process_security().grant_of(token)
-    except FailedPrecondition:  # a probe has none; who has none learns no names and paths
-        return (200 if ready else 503), {"ready": ready}
-    return (200 if ready else 503), {"ready": ready, "problems": models.problems()}
+async def _send(exchange: Exchange, status: int, reply: Any, *, ends: bool = False) -> None:
+    await exchange.send(status, json.dumps(reply).encode(), "application/json", ends=ends)
 
 
-def _models(models: ServedModels, token: str) -> Any:
-    process_security().grant_of(token)
+def _models(models: ServedModels, grant: TokenEntry) -> Any:
     book = models.book()
+    versions = {
+        name: served
+        for name, served in sorted(book.versions.items())
+        if reaches_namespace(grant, served.loaded.namespace)
+    }
+    reached = {model for model, _ in versions}
     return {
         "versions": [
             {"model": model, "version": version, "ready": served.is_ready, "tables": sorted(served.loaded.tables)}
-            for (model, version), served in sorted(book.versions.items())
+            for (model, version), served in versions.items()
         ],
         "aliases": [
             {"model": model, "alias": which, "version": alias.version, "canary": alias.canary}
             for (model, which), alias in sorted(book.aliases.items())
+            if model in reached or not grant.namespaces
         ],
     }
 
 
-def _lookup(lookup: LocalLookup, body: Any, token: str) -> Any:
+def _parsed(data: bytes) -> _Asked:
+    body = parse_json(data)
     if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
         raise InvalidArgument('the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}')
     unknown = sorted(set(body) - _KNOWN)
@@ -163,18 +233,4 @@ def _lookup(lookup: LocalLookup, body: Any, token: str) -> Any:
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 1 <= deadline_ms <= 600_000:
         raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: [1, 600000]")
     keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
-    answer = lookup.lookup(model, keys, routing_key, token=token, deadline_sec=deadline_ms / 1000)
-    return {
-        "version": answer.version,
-        "dense_version": answer.dense_version,
-        "problems": answer.problems,
-        "tables": {
-            rows.table: {
-                "rows": rows.rows.tolist(),
-                "found": rows.found.tolist(),
-                "answered": rows.answered.tolist(),
-                "versions": rows.versions.tolist(),
-            }
-            for rows in answer.tables
-        },
-    }
+    return _Asked(model, keys, routing_key, deadline_ms / 1000)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,13 +111,8 @@ class LocalLookup:
             InvalidArgument: the model's name is not of that form.
         """
         deadline = time.monotonic() + deadline_sec
-        name, which = parse_model(model)
-        version, served = self._chosen(name, which, routing_hash(routing_key))
+        name, version, served = self._checked(model, tables, routing_key, token)
         loaded = served.loaded
-        check_namespace(process_security().grant_of(token), loaded.namespace)
-        unknown = next((table for table in tables if table not in loaded.tables), None)
-        if unknown is not None:
-            raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
         found = [self._own(loaded, table, keys) for table, keys in tables.items()]
         if all(bool(part.answered.all()) for part in found):
             return Answer(version, served.dense_version, found)
@@ -125,6 +121,22 @@ class LocalLookup:
         shapes = [loaded.tables[table].schema for table in tables]
         problems = self._peers.complete(handle_of(name, version), shapes, list(tables.values()), found, deadline)
         return Answer(version, served.dense_version, found, problems)
+
+    def dims(self, model: str, tables: Iterable[str], routing_key: str = "", *, token: str = "") -> dict[str, int]:
+        """The dimension of each table, as :meth:`lookup` would answer; raises what it would."""
+        loaded = self._checked(model, tables, routing_key, token)[2].loaded
+        return {table: loaded.tables[table].schema.dim for table in tables}
+
+    def _checked(self, model: str, tables: Iterable[str], routing_key: str, token: str) -> tuple[str, int, Served]:
+        """Name, number and state of the version that answers, which has the tables and is the token's to read."""
+        name, which = parse_model(model)
+        version, served = self._chosen(name, which, routing_hash(routing_key))
+        loaded = served.loaded
+        check_namespace(process_security().grant_of(token), loaded.namespace)
+        unknown = next((table for table in tables if table not in loaded.tables), None)
+        if unknown is not None:
+            raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
+        return name, version, served
 
     def _chosen(self, name: str, which: str, routing: int) -> tuple[int, Served]:
         """The version that answers. While an alias moves the peers have its new version at different moments; one that

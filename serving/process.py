@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,15 @@ class ControlPlane(Protocol):
     async def start(self) -> None: ...
     async def set_serving(self, serving: bool) -> None: ...
     async def stop(self, grace_sec: float) -> None: ...
+
+
+class HttpDoor(Protocol):
+    """A listening HTTP server."""
+
+    port: int
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,7 @@ async def serve(
     stop: Stop,
     make_control: Callable[[str, Callable[[Any], None]], ControlPlane],
     add_service: Callable[[ServingService, Any], None],
+    make_http: Callable[[int, Callable[[Any], Awaitable[None]]], HttpDoor],
     show_metrics: Callable[[ServingMetrics], contextlib.AbstractContextManager[object]],
     on_ready: Callable[[ServedModels, ControlPlane, Address, int | None], None],
 ) -> None:
@@ -126,6 +136,7 @@ async def serve(
         stop: when to end.
         make_control: makes the gRPC server of a service's name; its argument registers the servicer.
         add_service: registers the servicer with a gRPC server.
+        make_http: makes the HTTP server at a port; its argument sends the reply to each request.
         show_metrics: shows them for the duration of its block.
         on_ready: called once, when every slot is complete, and the peers are known where there are any.
 
@@ -169,8 +180,9 @@ async def serve(
         stack.push_async_callback(control.stop, _STOP_GRACE_SEC)
         http = None
         if options.http_port is not None:
-            http = HttpFront(options.host, options.http_port, lookup, models)
-            stack.callback(http.close)
+            http = make_http(options.http_port, HttpFront(lookup, models, process_security().limits.http).answer)
+            await http.start()
+            stack.push_async_callback(http.close)
         http_port = None if http is None else http.port
         refreshing = asyncio.get_running_loop().create_task(
             _keep_fresh(models, control, options.poll_sec, lambda: on_ready(models, control, address, http_port))

@@ -87,9 +87,11 @@ def serve(
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config import LogConfig, validate
     from ...proto.errors import InvalidArgument
+    from ...proto.security import process_security
     from ...proto.units import parse_bytes, parse_seconds
     from ...ps_server.advertise import Advertised, advertised
     from ...ps_server.control_server import ControlServer
+    from ...ps_server.http_server import HttpServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log
     from ...ps_server.metrics import serve_metrics
@@ -138,6 +140,8 @@ def serve(
     )
     start_log(f"serving {shard}.{replica}", validate(LogConfig, {"format": log_format, "level": log_level}))
 
+    limits = process_security().limits
+
     def say_ready(models: ServedModels, control: ControlPlane, address: Address, http: int | None) -> None:
         named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
         places = f"gRPC {Advertised(told.host).address(control.port)}, data plane {told.address(address.port)}"
@@ -151,6 +155,7 @@ def serve(
             StopRequest(),
             lambda service, add: ControlServer(service, add, host=host, port=port, health_port=health_port),
             pb_grpc.add_ServingServicer_to_server,
+            lambda at, answer: HttpServer(host, at, answer, limits.http, client_connections=limits.client_connections),
             lambda collector: serve_metrics(collector, host=host, port=metrics_port),
             say_ready,
         )

@@ -1,0 +1,45 @@
+"""Bounds on the structure of JSON, checked before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ..proto.errors import InvalidArgument
+
+_MOST_DEPTH = 8
+_MOST_NAMES = 1024  # names of objects' members
+_MOST_CONTAINERS = 2048  # lists and objects
+_MOST_ESCAPES = 4096
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def parse_json(data: bytes) -> Any:
+    """What the JSON says.
+
+    Raises:
+        InvalidArgument: it is no JSON, or its structure is beyond a bound (names the bound).
+    """
+    _check(data.count(b"\\"), _MOST_ESCAPES, "escapes in strings")
+    _check(data.count(b'"'), 4 * _MOST_NAMES, "quotation marks")
+    bare = _STRING.sub(b"", data)
+    _check(bare.count(b":"), _MOST_NAMES, "names")
+    _check(bare.count(b"[") + bare.count(b"{"), _MOST_CONTAINERS, "lists and objects")
+    depth = 0
+    for bracket in _BRACKET.finditer(bare):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > _MOST_DEPTH:
+            raise InvalidArgument(f"the body: it is nested deeper than {_MOST_DEPTH} levels; allowed: {_MOST_DEPTH}")
+        if depth < 0:
+            break
+    try:
+        return json.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise InvalidArgument(f"the body is no JSON: {error}") from None
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise InvalidArgument(f"the body: it has {count} {what}; allowed: at most {most}")
