@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..serving.dense import DenseVersion, write_dense
 from ..serving.registry import ModelRegistry
 from ..worker.checkpoint.state_tree import encode_tree
-from .publishing import load_program
+from .publishing import load_exported
 
 if TYPE_CHECKING:
     from ..worker.session import Session
@@ -50,7 +50,8 @@ class DensePublisher:
             raise InvalidArgument(f"DensePublisher: every_sec {every_sec} is not allowed; allowed: > 0")
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
-        program = torch.export.load(io.BytesIO(load_program(root, name, self.version)))
+        security = session.catalog.security if isinstance(session.catalog, ControlClient) else None
+        program = load_exported(root, name, self.version, security)
         self._session = session
         self._model = model
         self._every_sec = every_sec

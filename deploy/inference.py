@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from ..serving.dense import DenseVersion, newest_number, read_dense
 from ..serving.registry import ModelRegistry
 from ..worker import ops
 from ..worker.checkpoint.state_tree import decode_tree
-from .publishing import load_program
+from .publishing import load_exported
 
 _DEADLINE_MS = 1000
 
@@ -226,7 +225,7 @@ class ServedModel(Closing):
         return loaded
 
     def _program(self, version: int) -> torch.export.ExportedProgram:
-        program = torch.export.load(io.BytesIO(load_program(self._root, self._client.model, version)))
+        program = load_exported(self._root, self._client.model, version, self._client.security)
         for name, constant in program.constants.items():  # what makes autograd record a lookup has no use here
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()

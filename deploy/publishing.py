@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import io
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +24,10 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.checkpoint.tensor_file import Tensor
 from ..proto.control import ClusterView, ControlClient
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
-from ..proto.security import open_channel
+from ..proto.security import Security, loaded_security, open_channel, process_security
 from ..serving.manifest import (
     MANIFEST,
     PROGRAM,
@@ -36,14 +38,19 @@ from ..serving.manifest import (
     PublishedTable,
     ServedDtype,
 )
+from ..serving.program_proof import check_proof, make_proof
 from ..serving.registry import ModelRegistry, check_name
 from ..serving.row_parts import read_file, write_rows, write_tensors
 from ..worker.shard_client import shard_client
+from .program_archive import confined
 
 if TYPE_CHECKING:
     import torch
+    from torch.export import ExportedProgram
 
     from ..worker.session import Session
+
+log = logging.getLogger(__name__)
 
 _PART_BYTES = 256 << 20
 _CURSOR_IDLE_SEC = 1800  # for so long after a publication live sync finds what changed since, without whole slots
@@ -159,7 +166,8 @@ def publish_from(
         raise NotFound(f"namespace {namespace!r}: has no tables at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
-    program = None if publication.program is None else _export(publication.program)
+    is_signed = bool(loaded_security(control.security).signing_key)
+    program = None if publication.program is None else _export(publication.program, is_signed=is_signed)
     view = control.cluster()
     version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)
@@ -171,6 +179,10 @@ def publish_from(
             PublishedTable(schema, dtypes[schema.name], tuple(writer.write(schema, dtypes[schema.name], index)))
             for index, schema in enumerate(schemas)
         )
+        facts = proof = None
+        if program is not None:
+            facts = _write_program(folder, program)
+            proof = make_proof(publication.name, version, facts, program, loaded_security(control.security))
         manifest = Manifest(
             model=publication.name,
             version=version,
@@ -180,8 +192,9 @@ def publish_from(
             namespace=namespace,
             tables=tables,
             slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}, {}),
-            program=None if program is None else _write_program(folder, program),
+            program=facts,
             card=_checked_card(publication.card),
+            proof=proof,
         )
         folder.put(MANIFEST, manifest.to_json())
     except BaseException:
@@ -192,18 +205,52 @@ def publish_from(
     return Published(publication.name, version, manifest.rows, manifest.size, folder.url)
 
 
-def load_program(root: str, name: str, version: int) -> bytes:
-    """The exported program of a version, as ``torch.export.load`` takes it from a file.
+def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:
+    """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
+
+    Args:
+        root: folder of published models, by path or URL.
+        name, version: of the model.
+        security: names the keys of trusted publishers; None: the process's.
 
     Raises:
         NotFound: there is no such version, or it has rows alone.
-        DataLoss: it is damaged.
+        DataLoss: it is damaged, or says what a program may not.
+        FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
     """
+    security = loaded_security(security)
+    if not security.verification_key:
+        security = process_security()  # a client's own file may name certificates and a token alone
     registry = ModelRegistry(root)
     manifest = registry.manifest(name, version)
     if manifest.program is None:
         raise NotFound(f"{name}@{version}: was published without a program; publish it with model= and example=")
-    return bytes(read_file(registry.folder(name, version), manifest.program))
+    folder = registry.folder(name, version)
+    where = f"{folder.url}/{manifest.program.file}"
+    data = bytes(read_file(folder, manifest.program))
+    is_signed = check_proof(manifest.proof, name, version, manifest.program, data, security, where)
+    if not is_signed:
+        _warn_once()
+    return confined(data, where, is_signed=is_signed)
+
+
+def load_exported(root: str, name: str, version: int, security: Security | None = None) -> ExportedProgram:
+    """As :func:`load_program`, as a program of torch."""
+    import torch
+
+    data = load_program(root, name, version, security)
+    try:
+        return torch.export.load(io.BytesIO(data))
+    except Exception as error:  # torch has errors of many kinds for what it cannot read
+        raise DataLoss(f"{name}@{version}: torch cannot read its program: {type(error).__name__}: {error}") from error
+
+
+@functools.cache
+def _warn_once() -> None:
+    log.warning(
+        "programs are loaded whose publisher is not known: a writer of the registry can run code here; "
+        "name a verification_key in the security file"
+    )
 
 
 class _RowWriter:
@@ -300,7 +347,7 @@ def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
     return dict(card)
 
 
-def _export(source: ProgramSource) -> bytes:
+def _export(source: ProgramSource, *, is_signed: bool) -> bytes:
     """The model's program, with lookups that do not wait for each other in one round trip."""
     import torch
 
@@ -324,8 +371,13 @@ def _export(source: ProgramSource) -> bytes:
         raise InvalidArgument(f"publish: the model cannot be exported: {' '.join(str(error).split())[:500]}") from error
     finally:
         source.model.train(was_training)
+    program._example_inputs = None  # torch would pickle them
     out = io.BytesIO()
     torch.export.save(program, out)
+    try:
+        confined(out.getvalue(), "the model", is_signed=is_signed)
+    except DataLoss as error:
+        raise InvalidArgument(f"publish: {error}") from None
     return out.getvalue()
 
 

@@ -16,6 +16,7 @@ from ..cpp_ext import _server
 from ..proto.config import load_config, validate
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.security import Role, Security, TokenEntry, TokensFile, digest_of, process_security
+from ..proto.signing_keys import make_key_pair
 
 _AUTHORITY_SEC = 10 * 365 * 86400
 
@@ -80,6 +81,29 @@ def sign_certificate(folder: Path, name: str, hosts: Sequence[str], *, valid_sec
         _write(paths[0], certificate[0])
     except OSError as error:
         raise InvalidArgument(f"{folder}: {error}; it is made by `sparserow security init`") from None
+    return paths
+
+
+def init_signing_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Makes a publisher's key pair as ``NAME.key`` (the owner's alone to read) and ``NAME.pub``; returns their paths.
+
+    Raises:
+        FailedPrecondition: one of the files is there already.
+        InvalidArgument: the name is not allowed, or the folder cannot be written.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]{0,63}", name):
+        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -")
+    paths = folder / f"{name}.key", folder / f"{name}.pub"
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None:
+        raise FailedPrecondition(f"{existing}: is there already; name another key")
+    private, public = make_key_pair()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(paths[0], private, secret=True)
+        _write(paths[1], public)
+    except OSError as error:
+        raise InvalidArgument(f"{folder}: cannot be written: {error}") from None
     return paths
 
 
@@ -154,6 +178,8 @@ def describe_security(security: Security) -> list[tuple[str, str]]:
         begins, ends, subject = _server.certificate_facts(security.certificate)
         lines.append(("certificate", f"{subject}, valid from {begins} to {ends}"))
     lines.append(("token shown", "yes" if security.token else "none"))
+    lines.append(("programs loaded", "signed ones alone" if security.verification_key else "all"))
+    lines.append(("programs published", "signed" if security.signing_key else "unsigned"))
     if security.tokens is None:
         lines.append(("tokens taken", "none is asked for"))
     for entry in security.tokens or ():

@@ -8,6 +8,8 @@
     client_ca: ca.pem       # servers take only clients that show a certificate of these authorities
     token_file: token       # shown to servers
     tokens: tokens.yaml     # who may come: what `sparserow token` writes
+    verification_key: publisher.pub  # whose programs may be loaded
+    signing_key: publisher.key       # signs the programs that are published
     limits:                 # of what servers let clients hold
       client_connections: 64
 
@@ -32,6 +34,7 @@ from .config import Bytes, FromList, StrictModel, load_config
 from .errors import FailedPrecondition, InvalidArgument
 from .grpc_status import CHANNEL_OPTIONS
 from .http_limits import HttpLimits
+from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may what those before it may
@@ -88,6 +91,12 @@ class SecurityFile(StrictModel):
     )
     token_file: str | None = Field(None, description="File of the token to show to servers.")
     tokens: str | None = Field(None, description="File of the tokens that servers take; null: whoever reaches them.")
+    verification_key: str | None = Field(
+        None, description="PEM file of publishers' public keys; programs without a signature of these are refused."
+    )
+    signing_key: str | None = Field(
+        None, description="PEM file, mode 0600, of the private key that signs the programs that are published."
+    )
     limits: Limits = Field(Limits(), description="What servers let clients hold.")
 
     @model_validator(mode="after")
@@ -127,6 +136,7 @@ class Security:
         authorities, certificate, key, client_authorities: texts in PEM, empty when there is none.
         token: shown to servers; empty: none.
         tokens: that a server takes; None: it asks for none.
+        verification_key, signing_key: texts in PEM of publishers' keys, empty when there is none.
         limits: of what servers let clients hold; counts from a server's start.
         files: all that was read.
     """
@@ -138,6 +148,8 @@ class Security:
     client_authorities: str = ""
     token: str = field(default="", repr=False)
     tokens: tuple[TokenEntry, ...] | None = None
+    verification_key: str = ""
+    signing_key: str = field(default="", repr=False)
     limits: Limits = field(default_factory=Limits)
     files: tuple[Path, ...] = ()
 
@@ -162,6 +174,13 @@ class Security:
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidArgument(f"{path}: {key}: {files[-1]} cannot be read: {error}") from None
 
+        verification_key, private_key = text_of("verification_key"), text_of("signing_key")
+        if config.verification_key is not None:
+            verification_keys(verification_key)
+        if config.signing_key is not None:
+            if files[-1].stat().st_mode & 0o077:
+                raise InvalidArgument(f"{path}: signing_key: {files[-1]}: others may read it; allowed: mode 0600")
+            signing_key(private_key)
         token = text_of("token_file").strip()
         if config.token_file is not None and not 0 < len(token.encode()) <= _MOST_TOKEN_BYTES:
             raise InvalidArgument(f"{path}: token_file: allowed: a token of 1 to {_MOST_TOKEN_BYTES} bytes")
@@ -177,6 +196,8 @@ class Security:
             client_authorities=text_of("client_ca"),
             token=token,
             tokens=tokens,
+            verification_key=verification_key,
+            signing_key=private_key,
             limits=config.limits,
             files=tuple(files),
         )

@@ -107,6 +107,7 @@ class ServingClient(Closing):
             deadline_sec=deadline_sec,
             security=None if security is None else loaded_security(security),
         )
+        self._security = options.security
         self._lock = threading.Lock()
         self._version: int | None = None
         self._fleet = Fleet(options)
@@ -120,6 +121,11 @@ class ServingClient(Closing):
     def close(self) -> None:
         """Ends the connections when the last call has returned."""
         self._fleet.close()
+
+    @property
+    def security(self) -> Security:
+        """What it was given, or the process's."""
+        return loaded_security(self._security)
 
     @property
     def version(self) -> int:

@@ -22,6 +22,7 @@ from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss
 from ..proto.schema import DTYPES, Dtype, TableSchema
 from ..proto.schema_message import message_of_schema, schema_of_message
+from .program_proof import ProgramProof
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -66,6 +67,7 @@ class Manifest:
         slots: the file with the version of each slot.
         program: the exported model; None where only rows were published.
         card: what its publisher says of it: step, data_position, auc, and more.
+        proof: the program's SHA-256 and signature; None: the version before published it.
     """
 
     model: str
@@ -78,6 +80,7 @@ class Manifest:
     slots: FileFacts
     program: FileFacts | None = None
     card: dict[str, Any] = field(default_factory=dict)
+    proof: ProgramProof | None = None
 
     @property
     def rows(self) -> int:
@@ -107,6 +110,7 @@ class Manifest:
             "tables": tables,
             "slots": asdict(self.slots),
             "program": None if self.program is None else asdict(self.program),
+            "program_proof": None if self.proof is None else asdict(self.proof),
         }
         return json.dumps(document, indent=2).encode() + b"\n"
 
@@ -141,6 +145,7 @@ class Manifest:
                 slots=FileFacts(**document["slots"]),
                 program=None if program is None else FileFacts(**program),
                 card=document["card"],
+                proof=None if (proof := document.get("program_proof")) is None else ProgramProof(**proof),
             )
         except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
             raise DataLoss(f"{where}: is damaged: {type(error).__name__}: {error}") from None

@@ -45,6 +45,18 @@ def certificate_(
     print(f"sparserow: wrote {paths[0]} and {paths[1]}")
 
 
+@app.command("signing-key")
+def signing_key_(
+    folder: Annotated[Path, typer.Argument(help="Where the key pair goes; made when it is not there.")],
+    name: Annotated[str, typer.Argument(help="Of the files NAME.key and NAME.pub.")],
+) -> None:
+    """Make a publisher's key pair: NAME.key signs programs, NAME.pub lets others check them."""
+    from ..security_files import init_signing_key
+
+    private, public = init_signing_key(folder, name)
+    print(f"sparserow: wrote {private} (signing_key of the publisher) and {public} (verification_key of all others)")
+
+
 @app.command("token")
 def token_(
     tokens: Tokens,
