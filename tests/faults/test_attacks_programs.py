@@ -213,7 +213,7 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
 def test_a_wrong_key_is_refused_and_a_new_one_taken_beside_the_old(
     registry: Registry, root: str, tmp_path: Path, keys: tuple[Security, Security]
 ) -> None:
-    publisher, reader = keys
+    publisher, _ = keys
     init_signing_key(tmp_path, "next")
     (tmp_path / "wrong.yaml").write_text("verification_key: next.pub\n")
     (tmp_path / "both.pub").write_text((tmp_path / "next.pub").read_text() + (tmp_path / "publisher.pub").read_text())
