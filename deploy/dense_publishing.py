@@ -9,7 +9,9 @@ import torch
 
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.security import loaded_security
 from ..serving.dense import DenseVersion, write_dense
+from ..serving.program_proof import make_proof
 from ..serving.registry import ModelRegistry
 from ..worker.checkpoint.state_tree import encode_tree
 from .publishing import load_exported
@@ -53,6 +55,8 @@ class DensePublisher:
         security = session.catalog.security if isinstance(session.catalog, ControlClient) else None
         program = load_exported(root, name, self.version, security)
         self._session = session
+        self._name = name
+        self._security = security
         self._model = model
         self._every_sec = every_sec
         self._folder = registry.folder(name, self.version)
@@ -80,7 +84,15 @@ class DensePublisher:
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedPrecondition(f"DensePublisher: weight {key!r} is not finite")
         encoded = encode_tree(weights, {})
-        published = write_dense(self._folder, encoded.pieces, encoded.size, encoded.xxh3, self._session.current_step)
+        security = loaded_security(self._security)
+        published = write_dense(
+            self._folder,
+            encoded.pieces,
+            encoded.size,
+            encoded.xxh3,
+            self._session.current_step,
+            lambda facts: make_proof(self._name, self.version, facts, encoded.pieces, security),
+        )
         self._published_at = time.monotonic()
         return published
 

@@ -14,11 +14,12 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.closing import Closing
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from ..serving.client import ServingClient
-from ..serving.dense import DenseVersion, newest_number, read_dense
+from ..serving.dense import DenseVersion, dense_facts, newest_number, read_dense, read_dense_proof
+from ..serving.program_proof import check_proof
 from ..serving.registry import ModelRegistry
 from ..worker import ops
 from ..worker.checkpoint.state_tree import decode_tree
-from .publishing import load_exported
+from .publishing import load_exported, trusted_keys
 
 _DEADLINE_MS = 1000
 
@@ -231,9 +232,17 @@ class ServedModel(Closing):
                 program.constants[name] = constant.detach()
         return program
 
+    def _check_dense(self, version: int, dense: DenseVersion, data: memoryview) -> None:
+        """Raises FailedPrecondition where there is a verification key and the weights are not signed by it."""
+        folder = self._folder(version)
+        proof, facts = read_dense_proof(folder, dense.number), dense_facts(dense.number, dense.weights)
+        security, where = trusted_keys(self._client.security), f"{folder.url}/{facts.file}"
+        check_proof(proof, self._client.model, version, facts, data, security, where)
+
     def _with_newest_dense(self, loaded: _Loaded) -> _Loaded:
         folder = self._folder(loaded.version)
         dense, data = read_dense(folder, newest_number(folder))
+        self._check_dense(loaded.version, dense, data)
         weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}")
         module = loaded.program.module()
         held = module.state_dict()

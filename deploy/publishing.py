@@ -182,7 +182,7 @@ def publish_from(
         facts = proof = None
         if program is not None:
             facts = _write_program(folder, program)
-            proof = make_proof(publication.name, version, facts, program, loaded_security(control.security))
+            proof = make_proof(publication.name, version, facts, [program], loaded_security(control.security))
         manifest = Manifest(
             model=publication.name,
             version=version,
@@ -205,6 +205,12 @@ def publish_from(
     return Published(publication.name, version, manifest.rows, manifest.size, folder.url)
 
 
+def trusted_keys(security: Security | None) -> Security:
+    """The security file that names publishers' keys: a client's own may name certificates and a token alone."""
+    own = loaded_security(security)
+    return own if own.verification_key else process_security()
+
+
 def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:
     """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
 
@@ -218,9 +224,7 @@ def load_program(root: str, name: str, version: int, security: Security | None =
         DataLoss: it is damaged, or says what a program may not.
         FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
     """
-    security = loaded_security(security)
-    if not security.verification_key:
-        security = process_security()  # a client's own file may name certificates and a token alone
+    security = trusted_keys(security)
     registry = ModelRegistry(root)
     manifest = registry.manifest(name, version)
     if manifest.program is None:

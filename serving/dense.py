@@ -2,7 +2,8 @@
 whole when its manifest is there. The version itself never changes.
 
 ROOT/MODEL/v000001/dense/000003/weights.safetensors   every weight of the program, by name
-                                manifest.json         number, training step, size and checksum
+                                proof.json            SHA-256 and signature (program_proof.py)
+                              manifest.json         number, training step, size and checksum
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
@@ -18,10 +19,12 @@ from ..proto.checkpoint.folder import Folder, Piece
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss, NotFound
 from .manifest import MANIFEST
+from .program_proof import ProgramProof
 from .row_parts import read_file
 from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
+PROOF = "proof.json"  # beside the manifest, whose members the version before knows by heart
 CLAIM = "claim.json"  # by the process that writes them
 _GIVEN_UP_SEC = 3600.0  # after which a claim without a manifest is of a process that has ended
 _KEPT = 2  # whoever has just seen the one before the newest may still read it
@@ -68,13 +71,41 @@ def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
     return facts, read_file(folder, facts.weights)
 
 
-def write_dense(version: Folder, pieces: Sequence[Piece], size: int, xxh3: str, step: int) -> DenseVersion:
+def dense_facts(number: int, weights: FileFacts) -> FileFacts:
+    """A file of weights, named below its version's folder as its proof does."""
+    return FileFacts(f"dense/{number:06d}/{weights.file}", weights.bytes, weights.xxh3)
+
+
+def read_dense_proof(version: Folder, number: int) -> ProgramProof | None:
+    """The proof of dense weights; None: the version before wrote them.
+
+    Raises:
+        DataLoss: it is damaged.
+    """
+    folder = _folder(version, number)
+    if not folder.exists(PROOF):
+        return None
+    try:
+        return ProgramProof(**json.loads(bytes(folder.read(PROOF))))
+    except (ValueError, TypeError) as error:
+        raise DataLoss(f"{folder.url}/{PROOF}: is damaged: {error}") from None
+
+
+def write_dense(
+    version: Folder,
+    pieces: Sequence[Piece],
+    size: int,
+    xxh3: str,
+    step: int,
+    prove: Callable[[FileFacts], ProgramProof] | None = None,
+) -> DenseVersion:
     """Writes the next ones, and removes those that nobody needs any more.
 
     Args:
         version: its folder.
         pieces, size, xxh3: of the file of weights.
         step: of training.
+        prove: makes the proof of the file; None: they have none.
     """
     while True:
         number = max((int(name) for name in (version / "dense").names() if _NUMBER.fullmatch(name)), default=0) + 1
@@ -84,6 +115,8 @@ def write_dense(version: Folder, pieces: Sequence[Piece], size: int, xxh3: str, 
     folder.write(WEIGHTS, pieces)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
+    if prove is not None:
+        folder.put(PROOF, json.dumps(asdict(prove(dense_facts(number, facts.weights)))).encode() + b"\n")
     folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
     for name in (version / "dense").names():
         if _NUMBER.fullmatch(name) and int(name) <= number - _KEPT and _is_over(_folder(version, int(name))):

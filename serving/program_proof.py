@@ -1,4 +1,6 @@
-"""Who published a program: its SHA-256, and an Ed25519 signature over the name under which it may be loaded."""
+"""Proofs of programs and of later dense weights: their SHA-256, and an Ed25519 signature over the name under which they
+may be loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss, FailedPrecondition
@@ -21,7 +23,7 @@ _CONTEXT = b"sparserow program 1\n"
 
 @dataclass(frozen=True)
 class ProgramProof:
-    """What a manifest says of a program beside its size.
+    """What is said of a program, or of dense weights, beside their size.
 
     Attributes:
         sha256: of the file, in hexadecimal digits.
@@ -36,9 +38,19 @@ class ProgramProof:
             raise TypeError("program_proof: sha256 and signature must be strings")
 
 
-def make_proof(model: str, version: int, facts: FileFacts, data: bytes, security: Security) -> ProgramProof:
-    """The proof of a program that is being published, signed where the security file names a signing key."""
-    sha256 = hashlib.sha256(data).hexdigest()
+def make_proof(model: str, version: int, facts: FileFacts, pieces: Sequence[Any], security: Security) -> ProgramProof:
+    """The proof of a file that is being published, signed where the security file names a signing key.
+
+    Args:
+        model, version: that the file belongs to.
+        facts: the file's name below the version's folder, and its size.
+        pieces: its bytes, in order.
+        security: of the publisher.
+    """
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    sha256 = digest.hexdigest()
     if not security.signing_key:
         return ProgramProof(sha256)
     signature = signing_key(security.signing_key).sign(_message(model, version, facts, sha256))
@@ -50,17 +62,17 @@ def check_proof(
     model: str,
     version: int,
     facts: FileFacts,
-    data: Sequence[int] | bytes | memoryview,
+    data: bytes | memoryview,
     security: Security,
     where: str,
 ) -> bool:
-    """Whether the program is signed by a publisher that is trusted here.
+    """Whether the file is signed by a publisher that is trusted here.
 
     Raises:
         DataLoss: the bytes are not those that were published.
         FailedPrecondition: the security file names a verification key, and no signature of its publisher is there.
     """
-    if proof is not None and hashlib.sha256(bytes(data)).hexdigest() != proof.sha256:
+    if proof is not None and hashlib.sha256(data).hexdigest() != proof.sha256:
         raise DataLoss(f"{where}: fails its SHA-256")
     if not security.verification_key:
         return False
@@ -83,6 +95,6 @@ def check_proof(
 
 
 def _message(model: str, version: int, facts: FileFacts, sha256: str) -> bytes:
-    """What is signed: a program cannot take another model's or version's name, or another size."""
+    """What is signed: a file cannot take the name of another model, version or file."""
     signed = {"model": model, "version": version, "file": facts.file, "bytes": facts.bytes, "sha256": sha256}
     return _CONTEXT + json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()

@@ -20,6 +20,8 @@ from sparserow.deploy.inference import ServedModel
 from sparserow.deploy.publishing import load_exported, load_program
 from sparserow.deploy.security_files import init_signing_key
 from sparserow.proto.security import Security
+from sparserow.serving.dense import dense_facts, read_dense, read_dense_proof, write_dense
+from sparserow.serving.program_proof import check_proof
 from sparserow.serving.registry import ModelRegistry
 from sparserow_process import Launcher
 from torch import Tensor, nn
@@ -188,6 +190,20 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
     assert load_exported(root, "ctr", 2, reader) is not None
     assert load_exported(root, "ctr", 2) is not None  # a process without a key loads it too
 
+    # Dense weights are signed under the number that they were given.
+    folder = ModelRegistry(root).folder("ctr", 2)
+    facts, data = read_dense(folder, 1)
+    named = dense_facts(1, facts.weights)
+    assert check_proof(read_dense_proof(folder, 1), "ctr", 2, named, data, reader, "weights")
+    for proof, number, words in (
+        (read_dense_proof(folder, 1), 2, "is by no key"),
+        (None, 1, "is not signed"),
+    ):
+        with pytest.raises(sr.FailedPrecondition, match=words):
+            check_proof(proof, "ctr", 2, dense_facts(number, facts.weights), data, reader, "weights")
+    with pytest.raises(sr.DataLoss, match="SHA-256"):
+        check_proof(read_dense_proof(folder, 1), "ctr", 2, named, bytes(data)[:-1] + b"x", reader, "weights")
+
     # A signed program keeps its model's name and its version.
     store = ModelRegistry(root)
     signed, target = store.manifest("other", 1), store.manifest("ctr", 2)
@@ -247,6 +263,31 @@ def test_predict_refuses_an_unsigned_program_where_there_is_a_key(
             pytest.raises(sr.FailedPrecondition, match="is not signed"),
         ):
             ServedModel(client, root)
+
+
+def test_a_served_model_takes_signed_dense_weights_alone(
+    registry: Registry, root: str, keys: tuple[Security, Security]
+) -> None:
+    publisher, reader = keys
+    sr.use_security(publisher)
+    registry.publish(root)
+    sr.DensePublisher(registry.session, "ctr", root=root, model=registry.model).publish()
+    sr.use_security(None)
+    script = Path(root) / "score.py"
+    script.write_text(
+        "import sys, torch, sparserow as sr\n"
+        "with sr.ServingClient(sys.argv[1], security=sys.argv[2]) as c, sr.ServedModel(c, sys.argv[3]) as m:\n"
+        "    print(m.predict(torch.arange(2), torch.rand(2)).dense_version)\n"
+    )
+    with sr.local_serving("ctr", root=root) as serving:
+        command = [sys.executable, str(script), serving.addresses[0], str(reader.path), root]
+        signed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert signed.stdout == "1\n", signed.stderr
+        folder = ModelRegistry(root).folder("ctr", 2)
+        facts, data = read_dense(folder, 1)
+        write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step)
+        unsigned = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert "weights.safetensors: is not signed" in unsigned.stderr
 
 
 def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> None:
