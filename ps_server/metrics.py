@@ -67,7 +67,7 @@ def _running(server: HttpServer) -> Iterator[None]:
 
 
 class _Page:
-    """The page; a few of them are made at once, whoever asks."""
+    """The page; at most a few of them are made at once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

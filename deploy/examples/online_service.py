@@ -14,17 +14,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import torch
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 
 from ...proto.errors import InvalidArgument, NotFound, SparserowError
 from ...serving.client import ServingClient
 from ..inference import ServedModel
 
 _REFRESH_SEC = 1.0
+_MOST_BYTES = 4 << 20
+_MOST_REQUESTS = 64
 
 
 def make_app(model: ServedModel) -> FastAPI:
@@ -43,6 +46,15 @@ def make_app(model: ServedModel) -> FastAPI:
         refreshing.cancel()
 
     app = FastAPI(lifespan=lifespan)
+
+    @app.middleware("http")
+    async def bound_body(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        length = request.headers.get("content-length", "0")
+        if "transfer-encoding" in request.headers or not length.isdecimal():
+            return JSONResponse({"detail": "Content-Length: is missing"}, 411)
+        if len(length) > 18 or int(length) > _MOST_BYTES:
+            return JSONResponse({"detail": f"Content-Length: allowed: [0, {_MOST_BYTES}]"}, 413)
+        return await call_next(request)
 
     @app.get("/model")
     def describe() -> dict[str, Any]:
@@ -92,7 +104,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     asked = parser.parse_args()
     with ServingClient(asked.serving, model=asked.model) as client, ServedModel(client, asked.root) as model:
-        uvicorn.run(make_app(model), host="127.0.0.1", port=asked.port)
+        uvicorn.run(make_app(model), host="127.0.0.1", port=asked.port, limit_concurrency=_MOST_REQUESTS)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
             assert (reply["version"], reply["dense_version"]) == (1, 0)
             np.testing.assert_allclose(reply["output"], scores[0], rtol=1e-5, atol=1e-6)
             assert web.get("/model").json()["inputs"][0]["name"] == "user"
+            assert web.post("/predict", content=b" " * (5 << 20)).status_code == 413
             for wrong, words in (
                 ([], "must be a list of 3 arrays: user, tags, age"),
                 ([arguments[0], arguments[1], "x"], "age:"),

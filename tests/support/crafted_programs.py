@@ -46,8 +46,8 @@ def pickled_weight(entries: Entries, marker: Path) -> None:
 
 
 def opaque_constant(entries: Entries, marker: Path) -> None:
-    """A constant of another kind, which is unpickled without being marked."""
-    payload = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
+    """A constant of another kind, which is unpickled whatever it is."""
+    payload = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
     entries["data/constants/opaque_obj_0"] = pickle.dumps(Bomb(marker))
     entries[CONSTANTS] = json.dumps({"config": {"x": payload}}).encode()
 
