@@ -18,10 +18,7 @@ A process has one identity by default, set where it starts (:func:`use_security`
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -297,22 +294,6 @@ def loaded_security(security: Security | str | Path | None) -> Security:
     if security is None:
         return _process
     return security if isinstance(security, Security) else Security.load(security)
-
-
-@functools.lru_cache(maxsize=1)
-def server_context(security: Security) -> ssl.SSLContext | None:
-    """Of Python's own servers; None: plain."""
-    if not security.certificate:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with os.fdopen(os.memfd_create("certificate"), "w") as chain:  # the module reads certificates from files alone
-        chain.write(security.certificate + "\n" + security.key)
-        chain.flush()
-        context.load_cert_chain(f"/proc/self/fd/{chain.fileno()}")
-    if security.client_authorities:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=security.client_authorities)
-    return context
 
 
 # ---- gRPC

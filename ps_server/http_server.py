@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import socket
 import ssl
 from collections import Counter
@@ -20,7 +22,7 @@ from aiohttp import web
 from ..proto.errors import Unavailable
 from ..proto.http_limits import HttpLimits
 from ..proto.log_rate import RateLimit
-from ..proto.security import process_security, server_context
+from ..proto.security import Security, process_security
 from .http_exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,22 @@ _HEADERS = 64
 _BACKLOG = 128
 _INTERNAL = b'{"error": "an internal error, which the server has logged"}'
 _ACCEPT_PAUSE_SEC = 0.1  # after an accept that failed, as it does without file descriptors
+
+
+@functools.lru_cache(maxsize=1)
+def _tls_context(security: Security) -> ssl.SSLContext | None:
+    """TLS with the certificate of a security file; None: plain."""
+    if not security.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with os.fdopen(os.memfd_create("certificate"), "w") as chain:  # the module reads certificates from files alone
+        chain.write(security.certificate + "\n" + security.key)
+        chain.flush()
+        context.load_cert_chain(f"/proc/self/fd/{chain.fileno()}")
+    if security.client_authorities:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=security.client_authorities)
+    return context
 
 
 class _Connection:
@@ -176,7 +194,7 @@ class HttpServer:
     async def _take(self, connection: _Connection) -> None:
         """The handshake, with the certificate of the moment."""
         assert self._server is not None
-        context = server_context(process_security()) if self._secured else None
+        context = _tls_context(process_security()) if self._secured else None
         protocol = self._server()
         self._of_protocol[protocol] = connection
         try:
