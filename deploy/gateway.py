@@ -32,6 +32,7 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.schema import TableSchema
+from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from ..worker.lease import REPLAY_BYTES, Lease
 from ..worker.shard_client import shard_client
 from ..worker.table import TableRows
@@ -145,6 +146,7 @@ class Gateway:
         self._joining: dict[str, threading.Lock] = {}  # by namespace: held while the gateway joins it
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sparserow-gateway")
         self._windows = PushWindows()
+        self._replies = UnaryReplies()
 
     async def close(self) -> None:
         """Waits for the pushes that run, then leaves every job."""
@@ -159,6 +161,9 @@ class Gateway:
         """Rows of keys."""
         keys = _keys(request.keys, request.packed_keys)
         with self.metrics.call("Pull", len(keys)):
+            if len(keys) > FEW_KEYS:
+                asked = await self._in_thread(request, lambda namespace: namespace.schema(request.table))
+                await self._replies.charge(context, {request.table: (len(keys), asked.dim)})
             schema, rows, found = await self._in_thread(request, lambda namespace: namespace.pull(request.table, keys))
         return pb.PullRowsReply(dim=schema.dim, rows=rows.astype("<f4", copy=False).tobytes(), found=found.tobytes())
 

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ..proto.fair_memory import FairMemory
 from ..proto.http_limits import HttpLimits
 from ..proto.security import TokenEntry, bearer_token, process_security, reaches_namespace
-from .http_memory import HttpMemory
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels
@@ -83,7 +83,7 @@ class HttpFront:
         self._lookup = lookup
         self._models = models
         self._limits = limits
-        self._memory = HttpMemory(limits.memory_bytes)
+        self._memory = FairMemory(limits.memory_bytes)
         self._threads = ThreadPoolExecutor(_THREADS, "sparserow-http")
         self._routes: dict[tuple[str, str], Callable[[Exchange, TokenEntry, str], Awaitable[None]]] = {
             ("GET", "/v1/models"): self._answer_models,

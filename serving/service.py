@@ -15,6 +15,7 @@ import numpy as np
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
 from ..proto.security import bearer_token
+from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .follower import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import Served, ServedModels
@@ -48,6 +49,7 @@ class ServingService:
         self._lookup = lookup
         self._place = place
         self._address = address
+        self._replies = UnaryReplies()
         # Not the loop's own: aliases and certificates are looked at there, however many lookups wait for a peer.
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "sparserow-lookup")
 
@@ -58,15 +60,21 @@ class ServingService:
             if entry.table in tables:
                 raise InvalidArgument(f"table {entry.table!r}: is named twice; put its keys together")
             tables[entry.table] = checked_keys(_keys(entry), entry.table)
+        token = bearer_token(context.invocation_metadata())
+        loop = asyncio.get_running_loop()
+        if sum(len(keys) for keys in tables.values()) > FEW_KEYS:
+            ask = partial(self._lookup.dims, request.model, tables, request.routing_key, token=token)
+            dims = await loop.run_in_executor(self._threads, ask)
+            await self._replies.charge(context, {table: (len(keys), dims[table]) for table, keys in tables.items()})
         look_up = partial(
             self._lookup.lookup,
             request.model,
             tables,
             request.routing_key,
-            token=bearer_token(context.invocation_metadata()),
+            token=token,
             deadline_sec=_deadline_sec(request.deadline_ms, context.time_remaining()),
         )
-        answer = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        answer = await loop.run_in_executor(self._threads, look_up)
         return pb.LookupReply(
             version=answer.version,
             dense_version=answer.dense_version,

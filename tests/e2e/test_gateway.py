@@ -48,6 +48,7 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
     port = free_port()
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
         table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
+        session.create_table("wide", dim=1024, optimizer=sr.SGD(lr=0.5)).pull(KEYS)
         first = table.pull(KEYS)
         gateway = start(launcher, cluster.address, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -85,6 +86,11 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
                 (lambda: stub.Push(push(me, 3, value=np.nan)), grpc.StatusCode.INVALID_ARGUMENT, "is not finite"),
                 (lambda: stub.Push(push(me, 3, table="item")), grpc.StatusCode.NOT_FOUND, "there are: user"),
                 (lambda: stub.Pull(pb.PullRowsRequest(table="user")), grpc.StatusCode.INVALID_ARGUMENT, "namespace"),
+                (
+                    lambda: stub.Pull(pb.PullRowsRequest(namespace="ads", table="wide", packed_keys=bytes(8 * 20_000))),
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"which holds {(64 << 20) // (4 * 1024 + 12)} of 'wide'",
+                ),
                 (
                     lambda: stub.Pull(pb.PullRowsRequest(namespace="ads", table="user", packed_keys=b"123")),
                     grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-"""The account of HTTP's memory: who gets how much, who waits, and what comes back."""
+"""The account of memory: who gets how much, who waits, and what comes back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import logging
 import pytest
 from sparserow.proto.config import validate
 from sparserow.proto.errors import InvalidArgument, Unavailable
+from sparserow.proto.fair_memory import FairMemory
 from sparserow.proto.http_limits import HttpLimits
 from sparserow.proto.log_rate import RateLimit
-from sparserow.serving.http_memory import HttpMemory
 
 
 def test_one_client_gets_half_and_a_newcomer_always_finds_room() -> None:
     async def run() -> None:
-        memory = HttpMemory(100, wait_sec=0.05)
+        memory = FairMemory(100, wait_sec=0.05)
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(50):
                 await stack.enter_async_context(memory.charged("greedy", 1))
@@ -36,7 +36,7 @@ def test_one_client_gets_half_and_a_newcomer_always_finds_room() -> None:
 
 def test_waiting_requests_go_on_in_their_order_and_leave_nothing_when_they_give_up() -> None:
     async def run() -> None:
-        memory = HttpMemory(100, wait_sec=5.0)
+        memory = FairMemory(100, wait_sec=5.0)
         order: list[int] = []
 
         async def take(number: int) -> None:

@@ -1,4 +1,4 @@
-"""One account of the memory that HTTP requests and replies take, shared fairly between clients."""
+"""The memory that requests and replies of a process take, shared fairly between clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 
-from ..proto.errors import Unavailable
+from .errors import Unavailable
 
 _WAIT_SEC = 5.0
 
 
-class HttpMemory:
+class FairMemory:
     """A budget in bytes. Belongs to one event loop.
 
     A client gets at most as much as stays free for others, so that a newcomer always finds room: one client alone gets
@@ -36,13 +36,14 @@ class HttpMemory:
         Raises:
             Unavailable: there was no room for so long.
         """
-        await self._take(client, count)
+        await self.take(client, count)
         try:
             yield
         finally:
-            self._give_back(client, count)
+            self.give_back(client, count)
 
-    async def _take(self, client: str, count: int) -> None:
+    async def take(self, client: str, count: int) -> None:
+        """Charges ``count`` bytes to a client until :meth:`give_back`; raises as :meth:`charged`."""
         if self._fits(client, count):
             self._charge(client, count)
             return
@@ -53,7 +54,7 @@ class HttpMemory:
             await asyncio.wait_for(asyncio.shield(turn), self._wait_sec)
         except BaseException as error:
             if turn.done():
-                self._give_back(client, count)
+                self.give_back(client, count)
             else:
                 self._waiting.remove(entry)
             if isinstance(error, asyncio.TimeoutError):
@@ -67,7 +68,8 @@ class HttpMemory:
         self._taken[client] += count
         self._free -= count
 
-    def _give_back(self, client: str, count: int) -> None:
+    def give_back(self, client: str, count: int) -> None:
+        """Ends a charge."""
         self._free += count
         self._taken[client] -= count
         if not self._taken[client]:

@@ -1,0 +1,58 @@
+"""Rows in one unary gRPC reply: how many fit, and the memory that they are charged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import InvalidArgument
+from .fair_memory import FairMemory
+from .security import bearer_token
+
+UNARY_REPLY_BYTES = 64 << 20
+UNARY_MEMORY_BYTES = 1 << 30  # for the replies of all clients of one process
+FEW_KEYS = 128  # their rows fit whatever their dimension, and cost next to nothing
+_KEY_BYTES = 12  # of a row besides its values: version, found and answered
+_COPIES = 3  # as rows, as bytes of a message, and as the message
+
+
+class UnaryReplies:
+    """What the unary replies of one process hold. Belongs to one event loop.
+
+    Args:
+        memory: of them all.
+    """
+
+    def __init__(self, memory: FairMemory | None = None) -> None:
+        self._memory = FairMemory(UNARY_MEMORY_BYTES) if memory is None else memory
+
+    async def charge(self, context: Any, asked: Mapping[str, tuple[int, int]]) -> None:
+        """Charges a reply to the client of a call until the call has ended, before the reply is made.
+
+        Args:
+            context: of the call, a ``grpc.aio.ServicerContext``.
+            asked: (number of keys, dimension) by table.
+
+        Raises:
+            InvalidArgument: the reply would have more than ``UNARY_REPLY_BYTES``; says how many keys fit.
+            Unavailable: there was no room for long.
+        """
+        count = sum(keys * _row_bytes(dim) for keys, dim in asked.values())
+        if count > UNARY_REPLY_BYTES:
+            fit = ", ".join(f"{UNARY_REPLY_BYTES // _row_bytes(dim)} of {table!r}" for table, (_, dim) in asked.items())
+            raise InvalidArgument(
+                f"keys: the reply would have {count} bytes; allowed: at most {UNARY_REPLY_BYTES}, which holds {fit}"
+            )
+        client = _account(context)
+        await self._memory.take(client, _COPIES * count)
+        context.add_done_callback(lambda _: self._memory.give_back(client, _COPIES * count))
+
+
+def _row_bytes(dim: int) -> int:
+    return 4 * dim + _KEY_BYTES
+
+
+def _account(context: Any) -> str:
+    """A client is a token at an address."""
+    host = str(context.peer()).rsplit(":", 1)[0]
+    return f"{bearer_token(context.invocation_metadata())}@{host}"
