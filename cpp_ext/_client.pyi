@@ -69,6 +69,7 @@ class Client:
             newest one in any case. 0: none.
         tls: (authorities, own certificate or "", its key or "") in PEM; None: plain TCP.
         token: shown to the shards; "": none.
+        worker_proof: 16 bytes that the coordinator gave this worker; b"": none.
 
     Raises:
         Unavailable: a shard cannot be reached (names it).
@@ -93,6 +94,7 @@ class Client:
         replay_bytes: int = 0,
         tls: tuple[str, str, str] | None = None,
         token: str = "",
+        worker_proof: bytes = b"",
     ) -> None: ...
     @property
     def shards(self) -> ClientShards:
@@ -158,7 +160,8 @@ class Client:
             sequence: of this worker; a shard applies each once, however often it is sent.
             step: of the job's clock; -1 applies at once.
             grad_sum: do not divide by the number of workers.
-            on_nonfinite: "raise" refuses NaN and Inf (count and first key), nothing is sent.
+            on_nonfinite: "raise" refuses NaN and Inf (count and first key), nothing is sent. "send" sends them; shards
+                take them with a step alone.
 
         Raises:
             ResourceExhausted: a shard has no memory for it; that shard applied nothing.

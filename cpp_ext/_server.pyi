@@ -612,7 +612,7 @@ class Server:
         job_id: int,
         name: str,
         staleness: int | None,
-        members: Sequence[tuple[int, int, int] | tuple[int, int, int, int, int | None, int]],
+        members: Sequence[tuple[int, int, int] | tuple[int, int, int, int, int | None, int, bytes]],
         first_step: int = 0,
         generation: int = 0,
         operation: int = 0,
@@ -621,7 +621,8 @@ class Server:
 
         Args:
             members: (worker id, epoch, rank), or these with (first step, until step or None while it lives, final
-                sequence): what one that left has in doubt is applied when it is that sequence, else forgotten.
+                sequence, proof): what one that left has in doubt is applied when it is that sequence, else forgotten.
+                The proof is 16 bytes that the worker's connections must show, or b"".
             first_step: steps before it count as done; read when the clock is new.
             generation: another one than before starts a new clock.
             operation: of the coordinator; grows.

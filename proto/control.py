@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -70,6 +70,7 @@ class WorkerIdentity:
         epoch: raised when the same rank registers again; an older epoch is refused as Fenced.
         lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so long.
         first_step: the step to begin with.
+        proof: 16 bytes that this worker alone knows, shown with its calls; b"" from a coordinator that gives none.
     """
 
     job_id: int
@@ -78,6 +79,7 @@ class WorkerIdentity:
     lease_sec: float
     first_step: int
     namespace_id: int
+    proof: bytes = field(default=b"", repr=False)
 
 
 class ControlClient(Closing):
@@ -213,6 +215,7 @@ class ControlClient(Closing):
             grad_scale=grad_scale.upper(),
             host=socket.gethostname(),
             pid=os.getpid(),
+            proves=True,
         )
         reply = self._call("RegisterWorker", request, deadline_sec)
         return WorkerIdentity(
@@ -222,6 +225,7 @@ class ControlClient(Closing):
             lease_sec=reply.lease_sec,
             first_step=reply.first_step,
             namespace_id=reply.namespace_id,
+            proof=reply.proof,
         )
 
     def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
@@ -236,7 +240,11 @@ class ControlClient(Closing):
             Fenced: the lease has ended or the rank has registered again; the worker must register anew.
         """
         request = pb.WorkerHeartbeatRequest(
-            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step
+            job_id=identity.job_id,
+            worker_id=identity.worker_id,
+            epoch=identity.epoch,
+            step=step,
+            proof=identity.proof,
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply
@@ -246,7 +254,9 @@ class ControlClient(Closing):
 
         The clock waits for this worker no longer; what it has committed counts.
         """
-        request = pb.DeregisterWorkerRequest(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
+        request = pb.DeregisterWorkerRequest(
+            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
+        )
         self._call("DeregisterWorker", request)
 
     def report_fault(
@@ -385,4 +395,6 @@ class ControlClient(Closing):
 def _caller(identity: WorkerIdentity | None) -> pb.CheckpointCaller:
     if identity is None:
         return pb.CheckpointCaller()
-    return pb.CheckpointCaller(job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch)
+    return pb.CheckpointCaller(
+        job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
+    )

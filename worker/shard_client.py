@@ -32,6 +32,7 @@ def shard_client(
             job_id=identity.job_id,
             worker_id=identity.worker_id,
             worker_epoch=identity.epoch,
+            worker_proof=identity.proof,
         )
     return _client.Client(
         shards=[(shard.host, shard.port) for shard in view.shards],

@@ -17,6 +17,7 @@
 #include "rpc/partition.h"
 #include "rpc/trace_context.h"
 #include "shared_errors.h"
+#include "shared_proof.h"
 #include "shared_tls.h"
 
 namespace py = pybind11;
@@ -297,10 +298,12 @@ void bind_shards(py::module_& module) {
                        std::uint32_t route_epoch, std::uint64_t cluster_id, std::uint32_t namespace_id,
                        std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
                        const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms,
-                       std::uint64_t replay_bytes, const TlsTuple& tls, std::string token) {
+                       std::uint64_t replay_bytes, const TlsTuple& tls, std::string token,
+                       const py::bytes& worker_proof) {
              rpc::ClientOptions options;
              options.tls = tls_of<rpc::TlsContext::for_client>(tls);
              options.token = std::move(token);
+             options.worker_proof = worker_proof_of(std::string(worker_proof));
              options.route_epoch = route_epoch;
              options.cluster_id = cluster_id;
              options.namespace_id = namespace_id;
@@ -316,7 +319,8 @@ void bind_shards(py::module_& module) {
            py::kw_only(), py::arg("shards"), py::arg("slot_owner"), py::arg("route_epoch"), py::arg("cluster_id") = 0,
            py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
            py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000,
-           py::arg("replay_bytes") = 0, py::arg("tls") = TlsTuple(), py::arg("token") = "")
+           py::arg("replay_bytes") = 0, py::arg("tls") = TlsTuple(), py::arg("token") = "",
+           py::arg("worker_proof") = py::bytes())
       .def_property_readonly("shards", &KeyedClient::shards)
       .def(
           "extend",

@@ -16,6 +16,7 @@
 #include "rpc/certificates.h"
 #include "rpc/server.h"
 #include "shared_errors.h"
+#include "shared_proof.h"
 #include "shared_tls.h"
 
 namespace py = pybind11;
@@ -77,8 +78,8 @@ std::optional<std::vector<rpc::Grant>> grants_of(const std::optional<std::vector
 }
 
 using MemberTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
-using SpanTuple =
-    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::int64_t, std::optional<std::int64_t>, std::uint64_t>;
+using SpanTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::int64_t, std::optional<std::int64_t>,
+                             std::uint64_t, py::bytes>;
 
 void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::optional<std::uint32_t> staleness,
              const std::vector<std::variant<SpanTuple, MemberTuple>>& members, std::int64_t first_step,
@@ -95,8 +96,9 @@ void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::o
       const auto& [worker_id, epoch, rank] = *plain;
       spec.members.push_back({.worker_id = worker_id, .epoch = epoch, .rank = rank});
     } else {
-      const auto& [worker_id, epoch, rank, first, until, final_sequence] = std::get<SpanTuple>(member);
-      spec.members.push_back({worker_id, epoch, rank, first, until.value_or(rpc::kForever), final_sequence});
+      const auto& [worker_id, epoch, rank, first, until, final_sequence, proof] = std::get<SpanTuple>(member);
+      spec.members.push_back({worker_id, epoch, rank, first, until.value_or(rpc::kForever), final_sequence,
+                              worker_proof_of(std::string(proof))});
     }
   }
   Status status;

@@ -222,6 +222,13 @@ void Channel::greet() {
   header.flags = options_.frame_crc ? kFrameHasCrc : 0;
   hello.token_bytes = static_cast<std::uint32_t>(options_.token.size());
   hello_ = small_frame(header, SectionKind::kHello, bytes_of(hello), std::as_bytes(std::span(options_.token)));
+  if (options_.worker_proof != std::array<std::byte, 16>{}) {
+    const WorkerPayload worker{.job_id = options_.job_id,
+                               .worker_id = options_.worker_id,
+                               .epoch = options_.worker_epoch,
+                               .proof = options_.worker_proof};
+    hello_ = with_section(hello_, SectionKind::kWorker, bytes_of(worker));
+  }
   hello_sent_ = 0;
   state_ = State::kGreeting;
   flush();

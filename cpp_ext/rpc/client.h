@@ -11,6 +11,7 @@
 // shards that own one of its keys. All memory in a request must stay valid until the call returns.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@ struct ClientOptions {
   std::uint32_t job_id = 0;
   std::uint32_t worker_id = 0;
   std::uint32_t worker_epoch = 0;
+  std::array<std::byte, 16> worker_proof{};  // that the coordinator gave this worker; zeros: none
   Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
   bool frame_crc = false;                    // checksum every frame, both ways
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt

@@ -193,6 +193,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
     JobWorker& worker = place->second;
     worker.rank = member.rank;
     worker.until_step = member.until_step;
+    worker.proof = member.proof;
     if (!is_new) continue;
     worker.is_restored = is_lossy && worker.is_live();
     worker.first_step = std::max(member.first_step, job->completed + 1);

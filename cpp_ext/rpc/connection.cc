@@ -1,5 +1,7 @@
 #include "rpc/connection.h"
 
+#include <openssl/crypto.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -158,6 +160,10 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     auto section = sections.next();
     if (!section.is_ok()) return section.status();
     if (!section.value()) break;
+    if (section.value()->kind == SectionKind::kWorker && section.value()->payload.size() == sizeof worker_) {
+      std::memcpy(&worker_, section.value()->payload.data(), sizeof worker_);
+      continue;
+    }
     if (section.value()->kind != SectionKind::kHello || hello) {
       return Status(Code::kInvalidArgument, "HELLO: exactly one HELLO section is allowed");
     }
@@ -233,8 +239,32 @@ Status Connection::check_access(const FrameHeader& header) {
     const auto job = core_.commits.job_name(header.job_id);
     if (job) status = grant_.allows_table(*job);
   }
+  if (status.is_ok()) status = check_worker(header);
   if (!status.is_ok()) ++core_.counters.access_refused;
   return status;
+}
+
+Status Connection::check_worker(const FrameHeader& header) {
+  const auto type = static_cast<FrameType>(header.type);
+  const bool is_read = type == FrameType::kPing || type == FrameType::kLookup || type == FrameType::kHint ||
+                       type == FrameType::kScan || (type == FrameType::kPull && header.step == kNoStep);
+  if (header.job_id == 0 || (is_read && (header.flags & kFrameWrites) == 0)) return Status::ok();
+  const auto is_of = [&header](const WorkerPayload& worker) {
+    return worker.job_id == header.job_id && worker.worker_id == header.worker_id &&
+           worker.epoch == header.worker_epoch;
+  };
+  if (proven_ && is_of(*proven_)) return Status::ok();
+  const auto proof = core_.commits.proof_of(header.job_id, {header.worker_id, header.worker_epoch});
+  if (!proof) return Status::ok();  // no member: the commit log says so
+  const bool needs_none = *proof == WorkerProof{};
+  if (!needs_none && (!is_of(worker_) || CRYPTO_memcmp(proof->data(), worker_.proof.data(), proof->size()) != 0)) {
+    return {Code::kFailedPrecondition, "worker " + std::to_string(header.worker_id) + " epoch " +
+                                           std::to_string(header.worker_epoch) + " of job " +
+                                           std::to_string(header.job_id) +
+                                           ": this connection has not proved that it is that worker's"};
+  }
+  proven_ = WorkerPayload{.job_id = header.job_id, .worker_id = header.worker_id, .epoch = header.worker_epoch};
+  return Status::ok();
 }
 
 // One request: read, served, answered. False ends the connection.

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -116,6 +117,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // What can be known before the body of a large frame takes memory: type, role, namespace, route.
   Task<Status> check_before_body(const FrameHeader& header);
   Status take_seat();
+  // Whether this connection may speak for the worker that a request names.
+  Status check_worker(const FrameHeader& header);
   Status check_request(const FrameHeader& header) const;
   Status check_table(const Store& store, const TableDescriptor& descriptor) const;
   Status check_refusal(std::uint32_t table_id) const;
@@ -186,6 +189,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<FairBudget::Account> parked_account_;
   std::shared_ptr<FairBudget::Account> reply_account_;
   bool reads_checksum_last_ = false;
+  WorkerPayload worker_;                 // shown in HELLO; job 0: none
+  std::optional<WorkerPayload> proven_;  // whom this connection was last found to speak for
   std::vector<std::byte> staging_;
   std::size_t staged_begin_ = 0;
   std::size_t staged_end_ = 0;

@@ -126,7 +126,9 @@ Result<std::optional<Section>> SectionReader::next() {
     --sections_left_;
     const bool is_known = header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
                           header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage);
-    if (is_known || header.kind == static_cast<std::uint16_t>(SectionKind::kChecksum)) {
+    const bool is_later = header.kind == static_cast<std::uint16_t>(SectionKind::kChecksum) ||
+                          header.kind == static_cast<std::uint16_t>(SectionKind::kWorker);
+    if (is_known || is_later) {
       return std::optional<Section>(Section{static_cast<SectionKind>(header.kind), payload});
     }
     if ((header.flags & kSectionRequired) != 0) {
@@ -310,6 +312,27 @@ std::vector<std::byte> small_frame(FrameHeader header, SectionKind kind, std::sp
   if (!tail.empty()) std::memcpy(body + sizeof section + head.size(), tail.data(), tail.size());
   if ((header.flags & kFrameHasCrc) != 0) {
     const iovec piece{body, header.body_bytes};
+    seal_crc(header, std::span(&piece, 1));
+  }
+  std::memcpy(out.data(), &header, sizeof header);
+  return out;
+}
+
+std::vector<std::byte> with_section(std::span<const std::byte> frame, SectionKind kind,
+                                    std::span<const std::byte> payload) {
+  FrameHeader header;
+  std::memcpy(&header, frame.data(), sizeof header);
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(kind);
+  section.payload_bytes = payload.size();
+  std::vector<std::byte> out(frame.begin(), frame.end());
+  out.resize(frame.size() + sizeof section + padded8(payload.size()));
+  std::memcpy(out.data() + frame.size(), &section, sizeof section);
+  std::memcpy(out.data() + frame.size() + sizeof section, payload.data(), payload.size());
+  header.body_bytes = static_cast<std::uint32_t>(out.size() - sizeof header);
+  ++header.section_count;
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec piece{out.data() + sizeof header, header.body_bytes};
     seal_crc(header, std::span(&piece, 1));
   }
   std::memcpy(out.data(), &header, sizeof header);

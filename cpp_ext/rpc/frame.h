@@ -3,7 +3,7 @@
 //   frame   = header(64) section*                     body_bytes counts the sections
 //   section = section_header(16) payload padding      padding to 8 bytes, zero
 //
-//   HELLO      client -> server  section HELLO                       first frame of a connection
+//   HELLO      client -> server  section HELLO, WORKER?              first frame of a connection
 //   HELLO_ACK  server -> client  section HELLO
 //   PULL       client -> server  section TABLE_KEYS per table        header.step: clock, or kNoStep
 //   ROWS       server -> client  section TABLE_ROWS per table, in the order asked
@@ -57,6 +57,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -150,6 +151,7 @@ enum class SectionKind : std::uint16_t {
   kScan = 7,
   kScanPage = 8,
   kChecksum = 10,  // 9: rpc/trace_context.h
+  kWorker = 11,
 };
 
 enum SectionFlags : std::uint16_t { kSectionRequired = 1 };
@@ -212,6 +214,17 @@ struct ErrorPayload {  // message bytes follow
   std::uint32_t message_bytes = 0;
 };
 static_assert(sizeof(ErrorPayload) == 8);
+
+// Of HELLO: who the client is, and the number that the coordinator gave this epoch of the worker to prove it. A worker
+// that has one is served its steps, commits and writes on connections that have shown it alone.
+struct WorkerPayload {
+  std::uint32_t job_id = 0;
+  std::uint32_t worker_id = 0;
+  std::uint32_t epoch = 0;
+  std::uint32_t reserved = 0;
+  std::array<std::byte, 16> proof{};
+};
+static_assert(sizeof(WorkerPayload) == 32);
 
 struct ChecksumPayload {
   std::uint32_t crc32c = 0;  // over the header and all that stands before the section
@@ -319,6 +332,9 @@ Result<ScanPageView> parse_scan_page(std::span<const std::byte> payload);
 [[nodiscard]] std::vector<std::byte> small_frame(FrameHeader header, SectionKind kind, std::span<const std::byte> head,
                                                  std::span<const std::byte> tail);
 [[nodiscard]] std::vector<std::byte> empty_frame(FrameHeader header);
+// The frame with one more section, which a reader that does not know its kind skips.
+[[nodiscard]] std::vector<std::byte> with_section(std::span<const std::byte> frame, SectionKind kind,
+                                                  std::span<const std::byte> payload);
 [[nodiscard]] std::vector<std::byte> error_frame(FrameHeader header, const Status& status);
 
 template <class T>

@@ -7,7 +7,9 @@
 // handed out as outcomes, to be delivered once the mutex is free.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +25,7 @@
 namespace sparserow::rpc {
 
 using WorkerKey = std::pair<std::uint32_t, std::uint32_t>;  // (worker id, epoch)
+using WorkerProof = std::array<std::byte, 16>;
 
 inline constexpr std::int64_t kForever = INT64_MAX;
 
@@ -35,6 +38,7 @@ struct JobWorker {
   bool fenced = false;                 // says nothing any more; the coordinator is deciding what becomes of it
   bool named_a_step = false;
   bool is_restored = false;  // it had taken later steps than its window knows of, before this shard was restored
+  WorkerProof proof{};       // that its connections must show; zeros: none
   JobWindow window;
 
   [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }

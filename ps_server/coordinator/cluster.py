@@ -150,7 +150,7 @@ class Cluster:
             ],
             "next_worker_id": self.jobs.next_worker_id,
             "workers": [
-                [job_id, rank, identity.worker_id, identity.epoch]
+                [job_id, rank, identity.worker_id, identity.epoch, identity.proof.hex()]
                 for (job_id, rank), identity in self.jobs.identities.items()
             ],
             "job_names": [[job_id, name] for job_id, name in self.jobs.names.items()],
@@ -198,7 +198,10 @@ class Cluster:
                 cluster.registry.admit(schema_of_message(pb.TableSchema.FromString(base64.b64decode(text))))
             jobs = cluster.jobs
             jobs.next_worker_id = document["next_worker_id"]
-            jobs.identities = {(job, rank): Identity(worker, epoch) for job, rank, worker, epoch in document["workers"]}
+            jobs.identities = {
+                (job, rank): Identity(worker, epoch, bytes.fromhex("".join(proof)))
+                for job, rank, worker, epoch, *proof in document["workers"]  # none in a state of the version before
+            }
             jobs.names = dict(document["job_names"])
             jobs.generations = dict(document["generations"])
             for saved in document["jobs"]:

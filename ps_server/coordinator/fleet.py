@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -115,7 +115,7 @@ class Fleet:
             for job_id, roster in list(rosters.items()):
                 # Refused when a newer operation has begun there: its decision will be told in turn.
                 with contextlib.suppress(FailedPrecondition):
-                    await link.call("SetJob", job_message(job_id, roster))
+                    await link.call("SetJob", self._job_message(job_id, roster))
             # Before it has the route it refuses whoever calls as not ready yet: nobody meets a shard half told.
             await link.call("SetRoute", self._route_request())
             self._cluster.shards.mark_serving(shard.index, link.instance)
@@ -203,7 +203,13 @@ class Fleet:
         """
         if all_or_none:
             self._check_all_reached()
-        await self._tell_all(lambda link: link.call("SetJob", job_message(job_id, roster)))
+        await self._tell_all(lambda link: link.call("SetJob", self._job_message(job_id, roster)))
+
+    def _job_message(self, job_id: int, roster: Roster) -> pb.SetJobRequest:
+        identities = self._cluster.jobs.identities
+        newest = filter(None, (identities.get((job_id, span.rank)) for span in roster.spans.values()))
+        proofs = {(identity.worker_id, identity.epoch): identity.proof for identity in newest}
+        return job_message(job_id, roster, proofs)
 
     async def drop_job(self, job_id: int, operation: int) -> None:
         """Ends a job on every serving shard, where it may be gone already.
@@ -335,8 +341,8 @@ async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     return outcomes
 
 
-def job_message(job_id: int, roster: Roster) -> pb.SetJobRequest:
-    """A job as shards know it."""
+def job_message(job_id: int, roster: Roster, proofs: Mapping[tuple[int, int], bytes]) -> pb.SetJobRequest:
+    """A job as shards know it; ``proofs`` of its workers by (worker id, epoch)."""
     return pb.SetJobRequest(
         job_id=job_id,
         name=roster.name,
@@ -349,6 +355,7 @@ def job_message(job_id: int, roster: Roster) -> pb.SetJobRequest:
                 first_step=span.first_step,
                 until_step=span.until_step,
                 final_sequence=span.final_sequence,
+                proof=proofs.get(span.key, b""),
             )
             for span in roster.spans.values()
         ],

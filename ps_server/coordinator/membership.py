@@ -17,6 +17,7 @@ Times are seconds of a monotonic clock that the caller passes in.
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import dataclass, field, replace
 
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
@@ -82,6 +83,7 @@ class Identity:
 
     worker_id: int
     epoch: int
+    proof: bytes = b""  # that the worker of this epoch shows with each call; b"": it need not
 
 
 class Membership:
@@ -99,8 +101,14 @@ class Membership:
         self.generations: dict[int, int] = {}  # job id -> the last one
         self.next_worker_id = 1
 
-    def register(self, namespace: str, name: str, rank: int, terms: JobTerms) -> Ticket:
+    def register(self, namespace: str, name: str, rank: int, terms: JobTerms, proof: bytes = b"") -> Ticket:
         """Adds a rank to its job as a candidate, or fences its former self.
+
+        Args:
+            namespace, name: of the job.
+            rank: within it.
+            terms: that the job's workers agree on.
+            proof: random bytes that this epoch of the worker alone will know; b"": it need not prove itself.
 
         Raises:
             InvalidArgument: rank or world size out of range.
@@ -117,6 +125,7 @@ class Membership:
             identity = self.identities[job.job_id, rank] = Identity(self.next_worker_id, 0)
             self.next_worker_id += 1
         identity.epoch += 1
+        identity.proof = proof
         ticket = Ticket(job.job_id, rank, identity.worker_id, identity.epoch)
         job.members[rank] = Member(ticket, joins=job.gathered)
         job.revision += 1
@@ -153,6 +162,21 @@ class Membership:
                 return ticket
         self.check(ticket := Ticket(job_id, -1, worker_id, epoch))
         return ticket
+
+    def check_proof(self, ticket: Ticket, proof: bytes) -> None:
+        """Whether a call is the worker's own.
+
+        Raises:
+            FailedPrecondition: the worker of this epoch has a proof, and this is another.
+        """
+        identity = self.identities.get((ticket.job_id, ticket.rank))
+        if identity is None or identity.epoch != ticket.epoch or not identity.proof:
+            return
+        if not hmac.compare_digest(identity.proof, proof):
+            raise FailedPrecondition(
+                f"proof: it is not that of worker {ticket.worker_id} (epoch {ticket.epoch}) of job "
+                f"{self.names.get(ticket.job_id, ticket.job_id)}; only the worker itself may call in its name"
+            )
 
     def origin(self, job_id: int, worker_id: int, epoch: int) -> tuple[str, int]:
         """The full name of the job and the rank of a worker that is, or was, a member.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -33,6 +34,7 @@ GRAD_SCALES = ("mean", "sum")  # in the order of the message's enum
 _ANSWER_MARGIN_SEC = 0.3  # at least
 _ANSWER_MARGIN = 0.1  # of the worker's deadline
 _DEFAULT_WAIT_SEC = 60.0
+_PROOF_BYTES = 16
 
 
 class CoordinatorService:
@@ -206,7 +208,8 @@ class CoordinatorService:
             grad_scale=GRAD_SCALES[request.grad_scale],
         )
         namespace_id = self._cluster.registry.namespace_id(request.namespace)
-        ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms)
+        proof = secrets.token_bytes(_PROOF_BYTES) if request.proves else b""
+        ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms, proof)
         process = Process(ticket.rank, ticket.epoch, request.host, request.pid)
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.came(f"{request.namespace}/{request.job}", key, process, time.time())
@@ -236,6 +239,7 @@ class CoordinatorService:
             epoch=ticket.epoch,
             lease_sec=self._cluster.jobs.lease_sec,
             first_step=first_step,
+            proof=proof,
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
@@ -267,6 +271,7 @@ class CoordinatorService:
         """The registration that a message names by numbers, of a job whose namespace the call's token reaches."""
         ticket = self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         check_caller(self._cluster.jobs.jobs[ticket.job_id].namespace)
+        self._cluster.jobs.check_proof(ticket, caller.proof)
         return ticket
 
     async def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, context: Any) -> pb.WorkerHeartbeatReply:
@@ -303,8 +308,11 @@ class CoordinatorService:
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""
         try:
-            full_name, _ = self._cluster.jobs.origin(request.job_id, request.worker_id, request.epoch)
+            full_name, rank = self._cluster.jobs.origin(request.job_id, request.worker_id, request.epoch)
             check_caller(full_name.partition("/")[0])
+            self._cluster.jobs.check_proof(
+                Ticket(request.job_id, rank, request.worker_id, request.epoch), request.proof
+            )
             self._cluster.faults.left((request.job_id, request.worker_id), request.epoch)
             ticket = self._ticket_of(request)
         except Fenced:
@@ -318,6 +326,7 @@ class CoordinatorService:
         who, jobs = request.caller, self._cluster.jobs
         full_name, rank = jobs.origin(who.job_id, who.worker_id, who.epoch)
         check_caller(full_name.partition("/")[0])
+        jobs.check_proof(Ticket(who.job_id, rank, who.worker_id, who.epoch), who.proof)
         process, key = Process(rank, who.epoch, request.host, request.pid), (who.job_id, who.worker_id)
         fault = self._cluster.faults.told(
             full_name, key, process, time.time(), request.message, request.traceback, request.echo

@@ -233,6 +233,7 @@ class ShardEngine:
                     member.first_step,
                     member.until_step if member.HasField("until_step") else None,
                     member.final_sequence,
+                    member.proof,
                 )
                 for member in request.members
             ],

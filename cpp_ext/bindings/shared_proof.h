@@ -1,0 +1,23 @@
+// A worker's proof as Python gives it: 16 bytes, or none.
+#pragma once
+
+#include <cstring>
+#include <string>
+
+#include "rpc/job_clock.h"
+#include "shared_errors.h"
+
+namespace sparserow::bindings {
+
+// Zeros for an empty string. Throws when the length is another.
+inline rpc::WorkerProof worker_proof_of(const std::string& bytes) {
+  rpc::WorkerProof proof{};
+  if (!bytes.empty() && bytes.size() != proof.size()) {
+    raise_if_error(Status(Code::kInvalidArgument, "worker_proof: " + std::to_string(bytes.size()) +
+                                                      " bytes are not allowed; allowed: 0 or 16"));
+  }
+  std::memcpy(proof.data(), bytes.data(), bytes.size());
+  return proof;
+}
+
+}  // namespace sparserow::bindings
