@@ -7,6 +7,7 @@ import xxhash
 from .errors import InvalidArgument
 
 NAME_FORM = "1-255 printable characters, no '/'"
+FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/', neither '.' nor '..'"
 
 
 def check_name(owner: str, name: str) -> None:
@@ -18,3 +19,16 @@ def check_name(owner: str, name: str) -> None:
 def id_of_name(name: str) -> int:
     """The id of ``namespace/name``: the low 32 bits of XXH3-64 of its UTF-8 bytes; 0 is reserved and becomes 1."""
     return (xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF) or 1
+
+
+def is_file_name(name: str) -> bool:
+    """Whether ``name`` names a file of one folder, and nothing outside of it."""
+    if not name.isprintable() or "/" in name or name in ("", ".", ".."):
+        return False
+    return len(name.encode("utf-8", "surrogatepass")) <= 255
+
+
+def check_file_name(owner: str, name: str) -> None:
+    """Raises InvalidArgument unless ``name`` is a plain file name; ``owner`` begins the message."""
+    if not is_file_name(name):
+        raise InvalidArgument(f"{owner}: {name!r} is not allowed; allowed: {FILE_NAME_FORM}")

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
+
+from ..documents import Count, FileName, Int, Text
 from ..schema import TableSchema
+
+_NAME = re.compile(r"save-(\d{6,18})")
+
+
+def number_of(name: str) -> int | None:
+    """The number of a checkpoint's folder; None for a name that is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _checkpoint_name(name: str) -> str:
+    if number_of(name) is None:
+        raise ValueError(f"{name!r} is not allowed; allowed: save- and 6 to 18 digits")
+    return name
+
+
+CheckpointName = Annotated[Text, AfterValidator(_checkpoint_name)]
 
 
 @dataclass(frozen=True)
 class FileFacts:
     """A file of a checkpoint or published model: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
 
-    file: str
-    bytes: int
-    xxh3: str
+    file: FileName
+    bytes: Count
+    xxh3: Text
 
 
 @dataclass(frozen=True)
@@ -23,18 +44,18 @@ class PartEntry(FileFacts):
     rows too.
     """
 
-    shard: int
-    first_slot: int
-    end_slot: int
-    rows: int
+    shard: Count
+    first_slot: Count
+    end_slot: Count
+    rows: Count
 
 
 @dataclass(frozen=True)
 class SlotsEntry(FileFacts):
     """What one shard knew of its slots, all of which are in [first_slot, end_slot)."""
 
-    first_slot: int
-    end_slot: int
+    first_slot: Count
+    end_slot: Count
 
 
 @dataclass(frozen=True)
@@ -54,9 +75,9 @@ class TableEntry:
 class WorkerEntry(FileFacts):
     """What a worker gave: dense side, optimizers, reader, random numbers."""
 
-    rank: int
-    worker_id: int
-    epoch: int
+    rank: Count
+    worker_id: Count
+    epoch: Count
 
 
 @dataclass(frozen=True)
@@ -70,11 +91,11 @@ class JobEntry:
         data: how much of an epoch the rows have, where the coordinator leases data; else {}.
     """
 
-    job_id: int
-    name: str
-    staleness: int | None
-    generation: int
-    step: int
-    sequences: tuple[tuple[int, int, int], ...]
+    job_id: Count
+    name: Text
+    staleness: Count | None
+    generation: Count
+    step: Int
+    sequences: tuple[tuple[Count, Count, Int], ...]
     windows: tuple[dict[str, Any], ...]
     data: dict[str, Any] = field(default_factory=dict)

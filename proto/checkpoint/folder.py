@@ -19,7 +19,8 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ..names import check_file_name
 from .local_file import write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
@@ -75,6 +76,8 @@ def file_system_of(url: str) -> tuple[Any, str]:
 class Folder:
     """A folder that need not exist yet. Thread-safe as fsspec is.
 
+    Every name of a file or folder in it is a plain file name; another one is InvalidArgument.
+
     Raises:
         InvalidArgument: an unknown scheme, or one whose package is not installed.
     """
@@ -86,7 +89,13 @@ class Folder:
         self.is_local = isinstance(self._file_system, LocalFileSystem)
 
     def __truediv__(self, name: str) -> Folder:
+        check_file_name(self.url, name)
         return Folder(f"{self.url}/{name}")
+
+    def _inside(self, name: str) -> str:
+        """The path of a file of this folder."""
+        check_file_name(self.url, name)
+        return f"{self._path}/{name}"
 
     def make(self) -> None:
         """Makes it, with its parents; harmless when it is there.
@@ -124,9 +133,10 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Whether a file of that name is there."""
+        path = self._inside(name)
         with typed(self.url):
             self._file_system.invalidate_cache()
-            return bool(self._again(lambda: self._file_system.exists(f"{self._path}/{name}")))
+            return bool(self._again(lambda: self._file_system.exists(path)))
 
     def size(self, name: str) -> int:
         """Bytes of a file.
@@ -134,8 +144,9 @@ class Folder:
         Raises:
             NotFound: there is none.
         """
+        path = self._inside(name)
         with typed(f"{self.url}/{name}"):
-            return int(self._again(lambda: self._file_system.size(f"{self._path}/{name}")))
+            return int(self._again(lambda: self._file_system.size(path)))
 
     def write(self, name: str, pieces: Sequence[Piece]) -> None:
         """Writes a file, which is on the disk when this returns; what is left of a failure has no use.
@@ -143,12 +154,13 @@ class Folder:
         Raises:
             FailedPrecondition, ResourceExhausted: naming the file.
         """
+        path = self._inside(name)
         with typed(f"{self.url}/{name}"):
             if not self.is_local:
                 data = b"".join(_bytes_of(piece) for piece in pieces)
-                self._again(lambda: self._file_system.pipe_file(f"{self._path}/{name}", data))
+                self._again(lambda: self._file_system.pipe_file(path, data))
                 return
-            write_file(f"{self._path}/{name}", [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
+            write_file(path, [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a small file that appears in one instant, after all that was written before it.
@@ -156,12 +168,13 @@ class Folder:
         Raises:
             FailedPrecondition, ResourceExhausted: naming the file.
         """
+        whole = self._inside(name)
         if not self.is_local:
             self.write(name, [data])
             return
         self.write(f"{name}.partial", [data])
         with typed(f"{self.url}/{name}"):
-            os.replace(f"{self._path}/{name}.partial", f"{self._path}/{name}")
+            os.replace(f"{whole}.partial", whole)
             for path in (self._path, str(Path(self._path).parent)):
                 held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
@@ -179,7 +192,7 @@ class Folder:
         Raises:
             FailedPrecondition, ResourceExhausted: naming the file.
         """
-        path = f"{self._path}/{name}"
+        path = self._inside(name)
         with typed(f"{self.url}/{name}"):
             try:
                 if not self.is_local:
@@ -203,8 +216,9 @@ class Folder:
         Raises:
             FailedPrecondition: it cannot be removed.
         """
+        path = self._inside(name)
         with typed(f"{self.url}/{name}"), suppress(FileNotFoundError):
-            self._again(partial(self._file_system.rm, f"{self._path}/{name}", recursive=True))
+            self._again(partial(self._file_system.rm, path, recursive=True))
 
     def read(self, name: str) -> memoryview:
         """A file's bytes; a local one is mapped, so that what is not looked at is not read.
@@ -212,20 +226,48 @@ class Folder:
         Raises:
             NotFound, FailedPrecondition: naming the file.
         """
+        path = self._inside(name)
         with typed(f"{self.url}/{name}"):
-            path = f"{self._path}/{name}"
             if not self.is_local:
                 return memoryview(self._again(lambda: self._file_system.cat_file(path)))
             if os.path.getsize(path) == 0:
                 return memoryview(b"")
             return memoryview(np.memmap(path, np.uint8, mode="r"))  # type: ignore[arg-type]
 
+    def read_small(self, name: str, most_bytes: int) -> bytes:
+        """A small file's bytes; no more than ``most_bytes`` and one are asked for.
+
+        Raises:
+            NotFound, FailedPrecondition: naming the file.
+            DataLoss: it has more bytes.
+        """
+        path = self._inside(name)
+        with typed(f"{self.url}/{name}"):
+            if self.is_local:
+                with open(path, "rb") as file:
+                    data = file.read(most_bytes + 1)
+            else:
+                data = bytes(self._again(lambda: self._cat_some(path, most_bytes + 1)))
+        if len(data) > most_bytes:
+            raise DataLoss(f"{self.url}/{name}: is damaged: has too many bytes; allowed: at most {most_bytes}")
+        return data
+
+    def _cat_some(self, path: str, most_bytes: int) -> bytes:
+        try:
+            return bytes(self._file_system.cat_file(path, start=0, end=most_bytes))
+        except _FINAL:
+            raise
+        except OSError:  # an object store has no range of an empty file
+            if self._file_system.size(path) != 0:
+                raise
+            return b""
+
     def read_ahead(self, name: str) -> None:
         """Lets the system read a local file that is about to be read whole, and does not wait for it; a wish."""
         if not self.is_local:
             return
         with suppress(OSError):
-            held = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            held = os.open(self._inside(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(held, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from pydantic import TypeAdapter
 
 from .. import control_pb2 as pb
-from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ..documents import Count, HexId64, Int, SlotCount, Text, checked, parse_json
+from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ..schema_message import message_of_schema, schema_of_message
+from .entries import CheckpointName as CheckpointName
 from .entries import FileFacts as FileFacts
 from .entries import JobEntry as JobEntry
 from .entries import PartEntry as PartEntry
 from .entries import SlotsEntry as SlotsEntry
 from .entries import TableEntry as TableEntry
 from .entries import WorkerEntry as WorkerEntry
+from .entries import number_of as number_of
 from .folder import Folder
 
 FORMAT = 2
 FORMATS = (1, 2)  # that this program reads
 FILE = "manifest.json"
 READ_WHOLE_FILE = "read-whole.json"
-_NAME = re.compile(r"save-(\d{6,})")
+MOST_BYTES = 256 << 20  # of a manifest
+_MOST_NOTE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,25 @@ class Manifest:
         config: what the job was made of, as its author gave it.
     """
 
-    name: str
-    created: str
-    cluster_id: int
-    slot_count: int
-    shards: int
-    lineage: int
+    name: CheckpointName
+    created: Text
+    cluster_id: HexId64
+    slot_count: SlotCount
+    shards: Count
+    lineage: Count
     tables: tuple[TableEntry, ...] = ()
     slots: tuple[SlotsEntry, ...] = ()
     jobs: tuple[JobEntry, ...] = ()
     workers: tuple[WorkerEntry, ...] = ()
-    job: int = 0
-    base: str = ""
-    chain: int = 0
-    chain_bytes: int = 0
-    needs: tuple[str, ...] = ()
-    full_bytes: int = 0
-    since_full: int = 0
+    job: Count = 0
+    base: CheckpointName | Literal[""] = ""
+    chain: Count = 0
+    chain_bytes: Count = 0
+    needs: tuple[CheckpointName, ...] = ()
+    full_bytes: Count = 0
+    since_full: Count = 0
     config: dict[str, Any] = field(default_factory=dict)
-    stats: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, Int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -100,7 +105,11 @@ class Manifest:
                 raise DataLoss(f"{self.name}: two files are named {facts.file}")
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The file.
+
+        Raises:
+            ResourceExhausted: it is longer than a program reads.
+        """
         document = asdict(replace(self, tables=()))
         parts = {part.file: part for table in self.tables for part in table.parts}
         number = {file: index for index, file in enumerate(parts)}
@@ -118,7 +127,10 @@ class Manifest:
         ]
         document["cluster_id"] = f"{self.cluster_id:x}"
         body = json.dumps({"format": FORMAT, **document}, sort_keys=True)
-        return json.dumps({"xxh3": _checksum(body), "checkpoint": json.loads(body)}, indent=1).encode()
+        data = json.dumps({"xxh3": _checksum(body), "checkpoint": json.loads(body)}, indent=1).encode()
+        if len(data) > MOST_BYTES:
+            raise ResourceExhausted(f"{self.name}/{FILE}: has {len(data)} bytes; allowed: at most {MOST_BYTES}")
+        return data
 
     @staticmethod
     def of_bytes(data: bytes, where: str) -> Manifest:
@@ -128,64 +140,60 @@ class Manifest:
             DataLoss: it is damaged.
             FailedPrecondition: it is of another version.
         """
+        document = parse_json(data, where, MOST_BYTES)
         try:
-            document = json.loads(data)
             body = document["checkpoint"]
             if body["format"] not in FORMATS:
                 raise FailedPrecondition(f"{where}: has format {body['format']}; this program reads formats 1 and 2")
             if document["xxh3"] != _checksum(json.dumps(body, sort_keys=True)):
                 raise DataLoss(f"{where}: is damaged: its checksum does not hold")
-            is_first = body.pop("format") == 1
-            written = body.pop("parts", ())
-            body["cluster_id"] = int(body["cluster_id"], 16)
-            body["tables"] = tuple(
-                TableEntry(
-                    schema_of_message(pb.TableSchema.FromString(base64.b64decode(table["schema"]))),
-                    tuple(PartEntry(**part) if is_first else _part_of(part, written) for part in table["parts"]),
-                )
-                for table in body["tables"]
-            )
-            every_slot = {"first_slot": 0, "end_slot": body["slot_count"]}
-            body["slots"] = tuple(SlotsEntry(**{**every_slot, **entry}) for entry in body["slots"])
-            body["needs"] = tuple(body.get("needs", ()))
-            body.setdefault("since_full", body["chain"])
-            body["workers"] = tuple(WorkerEntry(**entry) for entry in body["workers"])
-            body["jobs"] = tuple(_job_of(entry) for entry in body["jobs"])
-            return Manifest(**body)
-        except SparserowError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
+            fields = _fields_of(body)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ProtobufDecodeError) as error:
+            if isinstance(error, SparserowError):
+                raise
             raise DataLoss(f"{where}: is damaged, or no manifest: {type(error).__name__}: {error}") from None
+        return checked(_MANIFEST, fields, where)
+
+
+def _fields_of(body: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields as documents of today's format, which are not checked yet."""
+    is_first = body["format"] == 1
+    written = body.get("parts", ())
+    every_slot = {"first_slot": 0, "end_slot": body["slot_count"]}
+    tables = [
+        {
+            "schema": schema_of_message(pb.TableSchema.FromString(base64.b64decode(table["schema"]))),
+            "parts": [part if is_first else _part_of(part, written) for part in table["parts"]],
+        }
+        for table in body["tables"]
+    ]
+    slots = [{**every_slot, **entry} for entry in body["slots"]]
+    return {"since_full": body["chain"], **body, "tables": tables, "slots": slots}
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def _checksum(text: str) -> str:
     return str(xxhash.xxh3_64_hexdigest(text.encode()))
 
 
-def _part_of(part: list[int], written: list[list[Any]]) -> PartEntry:
+def _part_of(part: list[Any], written: list[list[Any]]) -> dict[str, Any]:
     number, first_slot, end_slot, rows = part
+    if type(number) is not int or number < 0:
+        raise ValueError(f"a part's file is number {number!r}; allowed: an integer >= 0")
     file, size, xxh3, shard = written[number]
-    return PartEntry(file, size, xxh3, shard, first_slot, end_slot, rows)
+    facts = {"file": file, "bytes": size, "xxh3": xxh3, "shard": shard}
+    return {**facts, "first_slot": first_slot, "end_slot": end_slot, "rows": rows}
 
 
 def _distinct(facts: Iterable[FileFacts]) -> list[FileFacts]:
     return list({each.file: each for each in facts}.values())
 
 
-def _job_of(entry: dict[str, Any]) -> JobEntry:
-    sequences = tuple((worker, epoch, sequence) for worker, epoch, sequence in entry["sequences"])
-    return JobEntry(**{**entry, "sequences": sequences, "windows": tuple(entry["windows"])})
-
-
 def now_text() -> str:
     """The present time as a manifest has it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def number_of(name: str) -> int | None:
-    """The number of a checkpoint's folder; None for a name that is none."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
 
 
 def list_names(folder: Folder, known: set[str] | None = None) -> list[str]:
@@ -214,21 +222,21 @@ def read_manifest(folder: Folder, name: str | None = None) -> Manifest:
     try:
         if number_of(name) is None:
             raise NotFound(f"{name!r} is no name of a checkpoint")
-        data = (folder / name).read(FILE)
+        data = (folder / name).read_small(FILE, MOST_BYTES)
     except NotFound:
         there = ", ".join(list_names(folder)) or "none"
         raise NotFound(f"{folder.url}: there is no checkpoint {name!r}; there are: {there}") from None
-    return replace(Manifest.of_bytes(bytes(data), f"{folder.url}/{name}/{FILE}"), name=name)
+    return replace(Manifest.of_bytes(data, f"{folder.url}/{name}/{FILE}"), name=name)
 
 
 def _newest(folder: Folder) -> Manifest:
     there = [name for name in folder.names() if number_of(name) is not None]
     for name in sorted(there, key=lambda name: number_of(name) or 0, reverse=True):
         try:
-            data = (folder / name).read(FILE)
+            data = (folder / name).read_small(FILE, MOST_BYTES)
         except NotFound:
             continue  # being written, or left by a save that was killed
-        return replace(Manifest.of_bytes(bytes(data), f"{folder.url}/{name}/{FILE}"), name=name)
+        return replace(Manifest.of_bytes(data, f"{folder.url}/{name}/{FILE}"), name=name)
     raise NotFound(f"{folder.url}: there is no checkpoint")
 
 
@@ -358,9 +366,10 @@ def note_read_whole(folder: Folder, name: str) -> None:
 def last_read_whole(folder: Folder) -> str | None:
     """Name of the checkpoint that was read whole last; None: none was, or the note is damaged."""
     try:
-        name = json.loads(bytes(folder.read(READ_WHOLE_FILE)))["name"]
-    except (NotFound, ValueError, KeyError, TypeError):
+        note = parse_json(folder.read_small(READ_WHOLE_FILE, _MOST_NOTE_BYTES), READ_WHOLE_FILE, _MOST_NOTE_BYTES)
+    except (NotFound, DataLoss):
         return None
+    name = note.get("name") if isinstance(note, dict) else None
     return name if isinstance(name, str) else None
 
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..documents import parse_json
 from ..errors import DataLoss
 from ..schema import Dtype
-from .tensor_file import Encoded, Tensor, check_sum, decode, encode
+from .tensor_file import MOST_HEADER_BYTES, Encoded, Tensor, check_sum, decode, encode
 
 FORMAT, SHARED_FORMAT = "1", "2"
 _PREFIX = "sparserow."
@@ -142,7 +143,7 @@ def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> lis
     try:
         if said["format"] == FORMAT:
             return [(_facts_of(said, said), _rows_of(tensors, ""))]
-        tables = json.loads(said["tables"])
+        tables = parse_json(said["tables"].encode(), name, MOST_HEADER_BYTES)
         return [(_facts_of(said, table), _rows_of(tensors, f"{table['table_id']}.")) for table in tables]
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise DataLoss(f"{name}: its header lacks {error}") from None
@@ -162,6 +163,12 @@ def _facts_of(said: Mapping[str, str], table: Mapping[str, Any]) -> PartFacts:
 
 def _rows_of(tensors: Mapping[str, Tensor], prefix: str) -> Rows:
     names = ("key", "version", "update_count", "weight", "state")
+    for name, dtype in (("key", "U64"), ("version", "U64"), ("update_count", "U32"), ("state", "F32")):
+        if tensors[prefix + name].dtype != dtype:
+            raise ValueError(f"a {prefix}{name} of dtype {dtype}")
+    shapes = [tensors[prefix + name].values.shape for name in names]
+    if [len(shape) for shape in shapes] != [1, 1, 1, 2, 2] or len({shape[0] for shape in shapes}) != 1:
+        raise ValueError(f"columns {prefix}* of one length")
     aligned = {name: np.require(tensors[prefix + name].values, requirements="A") for name in names}
     ages = {
         name: np.require(tensors[prefix + name].values, requirements="A") for name in _AGES if prefix + name in tensors

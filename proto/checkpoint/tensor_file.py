@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ..documents import parse_json
 from ..errors import DataLoss
 from .folder import Piece
 
@@ -35,6 +36,7 @@ DTYPES: dict[str, str] = {
     "F32": "<f4",
     "F64": "<f8",
 }
+MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 _CHECKSUM = "sparserow.xxh3"
 
 
@@ -92,18 +94,22 @@ def decode(data: memoryview, name: str) -> tuple[dict[str, str], dict[str, Tenso
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 or length > len(data) - 8:
             raise ValueError(f"its header ends beyond its {len(data)} bytes")
-        header = json.loads(bytes(data[8 : 8 + length]))
+        header = parse_json(data[8 : 8 + length], name, MOST_HEADER_BYTES)
         metadata: dict[str, str] = header.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata is not all text")
         body = data[8 + length :]
         tensors: dict[str, Tensor] = {}
         for tensor, entry in header.items():
             begin, end = entry["data_offsets"]
+            if not all(type(size) is int and size >= 0 for size in (begin, end, *entry["shape"])):
+                raise ValueError(f"tensor {tensor} has a size that is no integer >= 0")
             dtype = np.dtype(DTYPES[entry["dtype"]])
             if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry["shape"]) * dtype.itemsize:
                 raise ValueError(f"tensor {tensor} lies beyond its end")
             values = np.frombuffer(body[begin:end], dtype).reshape(entry["shape"])
             tensors[tensor] = Tensor(entry["dtype"], values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataLoss(f"{name}: is damaged, or no safetensors file: {error}") from None
     return metadata, tensors
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...proto.checkpoint.tensor_file import DTYPES, Encoded, Tensor, check_sum, decode, encode
+from ...proto.checkpoint.tensor_file import DTYPES, MOST_HEADER_BYTES, Encoded, Tensor, check_sum, decode, encode
+from ...proto.documents import parse_json
 from ...proto.errors import DataLoss, InvalidArgument
 
 FORMAT = "1"
@@ -55,9 +56,11 @@ def decode_tree(data: memoryview, name: str) -> dict[str, Any]:
         raise DataLoss(f"{name}: has format {metadata.get(_FORMAT)!r}; this program reads {FORMAT}")
     check_sum(metadata, list(tensors.values()), name)
     try:
-        tree: dict[str, Any] = _whole(json.loads(metadata[_TREE]), tensors)
-    except (KeyError, ValueError) as error:
+        tree = _whole(parse_json(metadata[_TREE].encode(), name, MOST_HEADER_BYTES), tensors)
+    except (KeyError, ValueError, TypeError) as error:
         raise DataLoss(f"{name}: is damaged: {error}") from None
+    if not isinstance(tree, dict):
+        raise DataLoss(f"{name}: is damaged: its state is a {type(tree).__name__}; allowed: a mapping")
     return tree
 
 
