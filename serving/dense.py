@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
+from pydantic import TypeAdapter
+
 from ..proto.checkpoint.folder import Folder, Piece
 from ..proto.checkpoint.manifest import FileFacts
+from ..proto.documents import Count, Positive, Text, checked, parse_json
 from ..proto.errors import DataLoss, NotFound
 from .manifest import MANIFEST
 from .program_proof import ProgramProof
@@ -28,7 +31,8 @@ PROOF = "proof.json"  # beside the manifest, whose members the version before kn
 CLAIM = "claim.json"  # by the process that writes them
 _GIVEN_UP_SEC = 3600.0  # after which a claim without a manifest is of a process that has ended
 _KEPT = 2  # whoever has just seen the one before the newest may still read it
-_NUMBER = re.compile(r"(\d{6,})")
+_MOST_BYTES = 65536  # of a manifest or a claim
+_NUMBER = re.compile(r"(\d{6,18})")
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,13 @@ class DenseVersion:
         weights: the file.
     """
 
-    number: int
-    step: int
-    created: str
+    number: Positive
+    step: Count
+    created: Text
     weights: FileFacts
+
+
+_DENSE_VERSION = TypeAdapter(DenseVersion)
 
 
 def newest_number(version: Folder) -> int:
@@ -63,11 +70,8 @@ def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
         DataLoss: they are damaged.
     """
     folder = _folder(version, number)
-    try:
-        document = json.loads(bytes(folder.read(MANIFEST)))
-        facts = DenseVersion(**{**document, "weights": FileFacts(**document["weights"])})
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataLoss(f"{folder.url}/{MANIFEST}: is damaged: {error}") from None
+    where = f"{folder.url}/{MANIFEST}"
+    facts = checked(_DENSE_VERSION, parse_json(folder.read_small(MANIFEST, _MOST_BYTES), where, _MOST_BYTES), where)
     return facts, read_file(folder, facts.weights)
 
 
@@ -129,9 +133,13 @@ def _is_over(folder: Folder) -> bool:
     if folder.exists(MANIFEST):
         return True
     try:
-        return time.time() - float(json.loads(bytes(folder.read(CLAIM)))["time"]) > _GIVEN_UP_SEC
+        claim = parse_json(folder.read_small(CLAIM, _MOST_BYTES), CLAIM, _MOST_BYTES)
     except NotFound:  # of a program that made no claims, or they were removed just now
         return True
+    except DataLoss:  # it is being written, or damaged
+        return False
+    claimed_at = claim.get("time") if isinstance(claim, dict) else None
+    return isinstance(claimed_at, int | float) and claimed_at < time.time() - _GIVEN_UP_SEC
 
 
 def _folder(version: Folder, number: int) -> Folder:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from google.protobuf import json_format
+from pydantic import BeforeValidator, TypeAdapter
 
 from ..proto import control_pb2 as pb
 from ..proto.checkpoint.manifest import FileFacts
-from ..proto.errors import DataLoss
+from ..proto.documents import Count, HexId64, Positive, SlotCount, Text, checked, parse_json
+from ..proto.errors import DataLoss, ResourceExhausted
 from ..proto.schema import DTYPES, Dtype, TableSchema
 from ..proto.schema_message import message_of_schema, schema_of_message
 from .program_proof import ProgramProof
@@ -28,23 +30,35 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SLOTS = "slots.safetensors"
 PROGRAM = "program.pt2"
+MOST_BYTES = 64 << 20  # of a manifest
 
 ServedDtype: TypeAlias = Dtype | Literal["int8"]
 SERVED_DTYPES: tuple[ServedDtype, ...] = (*DTYPES, "int8")
+
+
+def _schema_of_document(document: object) -> object:
+    return (
+        document
+        if isinstance(document, TableSchema)
+        else schema_of_message(json_format.ParseDict(document, pb.TableSchema(), max_recursion_depth=20))
+    )
+
+
+DocumentSchema = Annotated[TableSchema, BeforeValidator(_schema_of_document)]
 
 
 @dataclass(frozen=True)
 class Part(FileFacts):
     """Some rows of a table."""
 
-    rows: int
+    rows: Count
 
 
 @dataclass(frozen=True)
 class PublishedTable:
     """A table of a version; ``dtype`` is that of the published rows, ``schema`` the table's in training."""
 
-    schema: TableSchema
+    schema: DocumentSchema
     dtype: ServedDtype
     parts: tuple[Part, ...]
 
@@ -70,12 +84,12 @@ class Manifest:
         proof: the program's SHA-256 and signature; None: the version before published it.
     """
 
-    model: str
-    version: int
-    created: str
-    cluster_id: int
-    slot_count: int
-    namespace: str
+    model: Text
+    version: Positive
+    created: Text
+    cluster_id: HexId64
+    slot_count: SlotCount
+    namespace: Text
     tables: tuple[PublishedTable, ...]
     slots: FileFacts
     program: FileFacts | None = None
@@ -94,7 +108,11 @@ class Manifest:
         return parts + self.slots.bytes + (self.program.bytes if self.program is not None else 0)
 
     def to_json(self) -> bytes:
-        """The manifest's file."""
+        """The manifest's file.
+
+        Raises:
+            ResourceExhausted: it is longer than a program reads.
+        """
         tables = [
             {
                 "schema": json_format.MessageToDict(message_of_schema(table.schema), preserving_proto_field_name=True),
@@ -112,7 +130,10 @@ class Manifest:
             "program": None if self.program is None else asdict(self.program),
             "program_proof": None if self.proof is None else asdict(self.proof),
         }
-        return json.dumps(document, indent=2).encode() + b"\n"
+        data = json.dumps(document, indent=2).encode() + b"\n"
+        if len(data) > MOST_BYTES:
+            raise ResourceExhausted(f"{MANIFEST}: has {len(data)} bytes; allowed: at most {MOST_BYTES}")
+        return data
 
     @staticmethod
     def from_json(data: bytes, where: str) -> Manifest:
@@ -121,38 +142,12 @@ class Manifest:
         Raises:
             DataLoss: it is damaged, or of another format; names ``where``.
         """
-        try:
-            document = json.loads(data)
-            if document["format"] != FORMAT:
-                raise DataLoss(f"{where}: has format {document['format']!r}; this program reads {FORMAT}")
-            tables = tuple(
-                PublishedTable(
-                    schema=schema_of_message(json_format.ParseDict(table["schema"], pb.TableSchema())),
-                    dtype=_served_dtype(table["dtype"]),
-                    parts=tuple(Part(**part) for part in table["parts"]),
-                )
-                for table in document["tables"]
-            )
-            program = document["program"]
-            return Manifest(
-                model=document["model"],
-                version=document["version"],
-                created=document["created"],
-                cluster_id=int(document["cluster_id"], 16),
-                slot_count=document["slot_count"],
-                namespace=document["namespace"],
-                tables=tables,
-                slots=FileFacts(**document["slots"]),
-                program=None if program is None else FileFacts(**program),
-                card=document["card"],
-                proof=None if (proof := document.get("program_proof")) is None else ProgramProof(**proof),
-            )
-        except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
-            raise DataLoss(f"{where}: is damaged: {type(error).__name__}: {error}") from None
+        document = parse_json(data, where, MOST_BYTES)
+        found = document.get("format") if isinstance(document, dict) else None
+        if found != FORMAT:
+            raise DataLoss(f"{where}: is damaged: has format {found!r}; this program reads {FORMAT}")
+        document["proof"] = document.pop("program_proof", None)
+        return checked(_MANIFEST, document, where)
 
 
-def _served_dtype(name: str) -> ServedDtype:
-    for dtype in SERVED_DTYPES:
-        if dtype == name:
-            return dtype
-    raise ValueError(f"dtype {name!r}")
+_MANIFEST = TypeAdapter(Manifest)

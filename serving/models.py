@@ -122,6 +122,7 @@ class ServedModels:
         self._lock = threading.Lock()
         self._moves: dict[tuple[str, str], _Move] = {}  # aliases whose new version has to catch up
         self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
+        self._unused_problem = ""  # why versions that are used no more are still there
         self._book = _Book()  # replaced whole, so that readers need no lock for long
 
     def refresh(self) -> None:
@@ -133,10 +134,16 @@ class ServedModels:
             try:
                 self._refresh(model, which)
                 self._forget_problem(model, which)
-            except SparserowError as error:
-                self._say_problem(model, which, str(error))
-        self._give_up_unused()
-        self._options.memory.remove_unused(self._options.place)
+            except Exception as error:  # whatever it is, other models and what is served go on
+                self._say_problem(model, which, error)
+        try:
+            self._give_up_unused()
+            self._options.memory.remove_unused(self._options.place)
+            self._unused_problem = ""
+        except Exception as error:
+            if self._unused_problem != _text_of(error):
+                log.error("unused versions: %s", _text_of(error), exc_info=_unforeseen(error))
+            self._unused_problem = _text_of(error)
 
     def book(self) -> _Book:
         """What is served now; not to be changed."""
@@ -170,10 +177,13 @@ class ServedModels:
         )
 
     def problems(self) -> dict[str, str]:
-        """Why something is not served, by ``MODEL@ALIAS``, and ``peers`` while they are not known."""
+        """Why something is not served, by ``MODEL@ALIAS``.
+
+        ``peers`` is there while they are not known, ``unused versions`` while they cannot be removed.
+        """
         said = {f"{model}@{which}": problem for (model, which), problem in self.book().problems.items()}
-        peers = self._peers_problem()
-        return {**said, "peers": peers} if peers else said
+        others = {"peers": self._peers_problem(), "unused versions": self._unused_problem}
+        return {**said, **{name: problem for name, problem in others.items() if problem}}
 
     def close(self) -> None:
         """Ends live sync."""
@@ -324,9 +334,10 @@ class ServedModels:
                     served.follower.close()
                 log.info("%s@%d is given up: no alias names it", *key)
 
-    def _say_problem(self, model: str, which: str, text: str) -> None:
+    def _say_problem(self, model: str, which: str, error: Exception) -> None:
+        text = _text_of(error)
         if self.book().problems.get((model, which)) != text:
-            log.error("%s@%s: %s", model, which, text)
+            log.error("%s@%s: %s", model, which, text, exc_info=_unforeseen(error))
         self._change(lambda book: book.problems.update({(model, which): text}))
 
     def _forget_problem(self, model: str, which: str) -> None:
@@ -340,3 +351,12 @@ class ServedModels:
             book = _Book(dict(self._book.versions), dict(self._book.aliases), dict(self._book.problems))
             change(book)
             self._book = book
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, SparserowError) else f"{type(error).__name__}: {error}"
+
+
+def _unforeseen(error: Exception) -> Exception | None:
+    """The error where its traceback is of use: it is none of ours."""
+    return None if isinstance(error, SparserowError) else error

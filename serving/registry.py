@@ -11,17 +11,23 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated
+
+from pydantic import AfterValidator, TypeAdapter
 
 from ..proto.checkpoint.folder import Folder
+from ..proto.documents import Positive, Share, Text, checked, parse_json
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from .manifest import MANIFEST, Manifest
+from .manifest import MANIFEST, MOST_BYTES, Manifest
+from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES
 from .shared_file import SharedFile, signature
 
 ALIASES = "aliases.json"
 CLAIM = "claim.json"  # of a version: by the process that publishes it
 DEFAULT_ALIAS = "live"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_VERSION = re.compile(r"v(\d{6,})")
+_VERSION = re.compile(r"v(\d{6,18})")
+_MOST_HISTORY = 1000
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,13 @@ class Alias:
     Attributes:
         version: that it names.
         canary: another version, which answers ``canary_share`` of routing keys; None: none.
-        history: versions that it named before, the last one last.
+        history: versions that it named before, the last one last; at most 1,000 are kept.
     """
 
-    version: int
-    canary: int | None = None
-    canary_share: float = 0.0
-    history: tuple[int, ...] = field(default=())
+    version: Positive
+    canary: Positive | None = None
+    canary_share: Share = 0.0
+    history: tuple[Positive, ...] = field(default=())
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -52,6 +58,9 @@ def check_name(what: str, name: str) -> str:
             f"{what}: {name!r} is not allowed; allowed: 1 to 100 of A-Z a-z 0-9 _ . -, not digits alone"
         )
     return name
+
+
+_ALIASES = TypeAdapter(dict[Annotated[Text, AfterValidator(lambda name: check_name("alias", name))], Alias])
 
 
 def parse_model(text: str) -> tuple[str, str]:
@@ -99,7 +108,12 @@ class ModelRegistry:
         if not folder.exists(MANIFEST):
             known = ", ".join(map(str, self.versions(model))) or "none"
             raise NotFound(f"model {model!r} at {self.root.url}: has no version {version}; it has: {known}")
-        return Manifest.from_json(bytes(folder.read(MANIFEST)), f"{folder.url}/{MANIFEST}")
+        where = f"{folder.url}/{MANIFEST}"
+        manifest = Manifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where)
+        if (manifest.model, manifest.version) != (model, version):
+            said = f"model {manifest.model!r} and version {manifest.version}"
+            raise DataLoss(f"{where}: is damaged: names {said}; allowed here: {model!r} and {version}")
+        return manifest
 
     def claim_version(self, model: str) -> int:
         """One that has never been used, also by a publication that was not finished; it is the caller's alone."""
@@ -160,7 +174,7 @@ class ModelRegistry:
             history = () if before is None else before.history
             if before is not None and before.version != version:
                 history = (*history, before.version)
-            return Alias(version, history=history)
+            return Alias(version, history=history[-_MOST_HISTORY:])
 
         return self._move(model, alias, point)
 
@@ -246,13 +260,8 @@ class ModelRegistry:
     def _parsed(self, model: str, content: bytes | None) -> dict[str, Alias]:
         if content is None:
             return {}
-        try:
-            document = json.loads(content)
-            return {
-                name: Alias(**{**entry, "history": tuple(entry.get("history", ()))}) for name, entry in document.items()
-            }
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataLoss(f"{(self.root / model).url}/{ALIASES}: is damaged: {error}") from None
+        where = f"{(self.root / model).url}/{ALIASES}"
+        return checked(_ALIASES, parse_json(content, where, MOST_ALIASES_BYTES), where)
 
     def _known(self, model: str, alias: str, aliases: dict[str, Alias]) -> Alias:
         if alias not in aliases:

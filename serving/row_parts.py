@@ -67,6 +67,10 @@ def read_rows(folder: Folder, part: Part, dtype: ServedDtype, dim: int) -> tuple
         keys, versions = tensors["key"], tensors["version"]
     except KeyError as error:
         raise DataLoss(f"{folder.url}/{part.file}: has no tensor {error}") from None
+    except (ValueError, IndexError) as error:
+        raise DataLoss(f"{folder.url}/{part.file}: its tensors do not fit each other: {error}") from None
+    if keys.dtype != np.uint64 or versions.dtype != np.uint64:
+        raise DataLoss(f"{folder.url}/{part.file}: its keys and versions are no uint64")
     if keys.shape != (part.rows,) or versions.shape != keys.shape or rows.shape != (part.rows, dim):
         raise DataLoss(f"{folder.url}/{part.file}: its tensors do not fit ({part.rows}, {dim}) rows")
     return keys, versions, rows

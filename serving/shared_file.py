@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 
 from ..proto.checkpoint.folder import Folder
-from ..proto.errors import NotFound, Unavailable
+from ..proto.errors import NotFound, ResourceExhausted, Unavailable
 
 CLAIM_SEC = 20.0  # after which a claim is given up for another one; its process has half of it
+MOST_BYTES = 1 << 20
 _LONGEST_WAIT_SEC = 120.0
 _LOOK_SEC = 0.05
 
@@ -41,9 +42,13 @@ class SharedFile:
         self._claim_sec = claim_sec
 
     def read(self) -> bytes | None:
-        """What it holds; None: it is not there."""
+        """What it holds; None: it is not there.
+
+        Raises:
+            DataLoss: it has more than 1 MiB.
+        """
         try:
-            return bytes(self._folder.read(self._name))
+            return self._folder.read_small(self._name, MOST_BYTES)
         except NotFound:
             return None
 
@@ -85,6 +90,9 @@ class SharedFile:
                 is_late = time.monotonic() > claimed_at + self._claim_sec / 2
                 if is_late or self._claims(before)[-1:] != [mine]:
                     raise Unavailable(f"{self._folder.url}/{self._name}: changing it took too long; try again")
+                if len(after) > MOST_BYTES:
+                    where = f"{self._folder.url}/{self._name}"
+                    raise ResourceExhausted(f"{where}: has {len(after)} bytes; allowed: at most {MOST_BYTES}")
                 self._folder.put(self._name, after)
         finally:
             for claim in self._claims(before):

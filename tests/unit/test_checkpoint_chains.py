@@ -178,7 +178,9 @@ def test_what_was_written_is_compared_before_it_is_a_checkpoint(folder: Folder) 
 def test_a_manifest_names_a_shared_file_once(folder: Folder) -> None:
     part = files.PartEntry("rows.0.0.safetensors", 1000, "ab", 0, 0, 64, 3)
     tables = tuple(files.TableEntry(replace(SCHEMA, name=f"t{number}"), (part,)) for number in range(100))
-    manifest = files.Manifest("save-000001", files.now_text(), 1, 64, 1, 1, tables, needs=("a", "b"))
+    manifest = files.Manifest(
+        "save-000001", files.now_text(), 1, 64, 1, 1, tables, needs=("save-000002", "save-000003")
+    )
     assert (manifest.size, manifest.row_bytes, manifest.rows) == (1000, 1000, 300)
     assert files.Manifest.of_bytes(manifest.to_bytes(), "x") == manifest
     assert json.loads(manifest.to_bytes())["checkpoint"]["parts"] == [["rows.0.0.safetensors", 1000, "ab", 0]]

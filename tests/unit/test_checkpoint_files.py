@@ -219,7 +219,7 @@ def test_damage_is_named(tmp_path):
     with pytest.raises(FailedPrecondition, match="has format 99; this program reads formats 1 and 2"):
         files.read_manifest(folder)
     manifest.write_text("{")
-    with pytest.raises(DataLoss, match="is damaged, or no manifest"):
+    with pytest.raises(DataLoss, match="is damaged: is no JSON"):
         files.read_manifest(folder)
 
 

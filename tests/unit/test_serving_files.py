@@ -7,46 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from published_files import DIM, write_version
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.checkpoint.tensor_file import Tensor
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from sparserow.proto.schema import SGD, TableSchema, Uniform
 from sparserow.serving.loaded_version import load_version
-from sparserow.serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
+from sparserow.serving.manifest import MANIFEST, Manifest, ServedDtype
 from sparserow.serving.place import Place
 from sparserow.serving.registry import ModelRegistry, parse_model
-from sparserow.serving.row_parts import write_rows, write_tensors
-
-SLOT_COUNT = 64
-DIM = 6
-
-
-def write_version(root: str, model: str, rows: np.ndarray, dtype: ServedDtype = "float32") -> Manifest:
-    registry = ModelRegistry(root)
-    version = registry.claim_version(model)
-    folder = registry.folder(model, version)
-    keys = np.arange(len(rows), dtype=np.uint64) * np.uint64(7)
-    versions = np.arange(1, len(rows) + 1, dtype=np.uint64) + np.uint64(1 << 48)
-    half = len(rows) // 2
-    parts = tuple(
-        write_rows(folder, f"rows.0.0.{i}.safetensors", dtype, keys[part], versions[part], rows[part])
-        for i, part in enumerate((slice(0, half), slice(half, None)))
-    )
-    schema = TableSchema("ads", "user", DIM, SGD(), init=Uniform(-1, 1), id=77)
-    slots = np.full(SLOT_COUNT, 1 << 48, np.uint64)
-    manifest = Manifest(
-        model=model,
-        version=version,
-        created="2026-01-01T00:00:00+00:00",
-        cluster_id=9,
-        slot_count=SLOT_COUNT,
-        namespace="ads",
-        tables=(PublishedTable(schema, dtype, parts),),
-        slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}, {}),
-        card={"auc": 0.8, "step": 12},
-    )
-    folder.put(MANIFEST, manifest.to_json())
-    return manifest
 
 
 @pytest.fixture
