@@ -19,8 +19,10 @@ from ..proto.config import ClusterConfig, LogConfig
 from ..proto.coordinators import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..ps_server.advertise import is_wildcard
+from ..ps_server.coordinator.checkpoint_roots import CheckpointRoots
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
+from ..ps_server.listen import is_loopback
 from ..ps_server.stopping import StopRequest
 from .security_files import security_arguments
 
@@ -86,7 +88,13 @@ async def run_embedded(
     """
     cluster = options.cluster
     coordinator_options = CoordinatorOptions(
-        cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
+        cluster=ClusterOptions(
+            cluster.shards,
+            cluster.slot_count,
+            cluster.worker_lease,
+            cluster.shard_lease,
+            CheckpointRoots(cluster.checkpoint_roots, is_loopback=is_loopback(options.host)),
+        ),
         host=options.host,
         port=cluster.port,
         advertise=options.advertise,

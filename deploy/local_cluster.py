@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..proto.config import ClusterConfig, LogConfig, validate
@@ -77,6 +77,7 @@ def local_cluster(
     io_threads: int = 2,
     worker_lease: float | str = 10.0,
     shard_lease: float | str = 10.0,
+    checkpoint_roots: Sequence[str] = (),
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalCluster]:
@@ -92,6 +93,8 @@ def local_cluster(
         slot_count: power of two in [2, 65536].
         io_threads: network threads of each shard.
         worker_lease, shard_lease: seconds of silence after which a worker or a shard is given up.
+        checkpoint_roots: absolute paths or URLs below which checkpoints are saved and restored; empty: any where no
+            tokens are asked for, else none.
         log_level: least severity that the processes write to stderr.
         deadline_sec: within which the cluster must be ready.
 
@@ -113,6 +116,7 @@ def local_cluster(
             "io_threads": io_threads,
             "worker_lease": worker_lease,
             "shard_lease": shard_lease,
+            "checkpoint_roots": [*checkpoint_roots],
         },
     )
     log = validate(LogConfig, {"level": log_level})
@@ -198,6 +202,7 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
         f"--log-format={log.format}",
         f"--log-level={log.level}",
         f"--parent-fd={parent_fd}",
+        *(f"--checkpoint-root={root}" for root in config.checkpoint_roots),
     ]
     if config.memory_budget is not None:
         command.append(f"--memory-budget={config.memory_budget}")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..proto.checkpoint.manifest import number_of
-from ..proto.config import LogConfig
+from ..proto.checkpoint.urls import absolute
+from ..proto.config import ClusterConfig, LogConfig
 from ..proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -203,6 +204,14 @@ def _starts_cluster(job: JobConfig) -> bool:
     return job.model.backend == "ps" and job.cluster.address is None
 
 
+def _with_root(job: JobConfig) -> ClusterConfig:
+    """The job's own cluster, which saves below the folder of the job's checkpoints."""
+    if job.train.checkpoint is None:
+        return job.cluster
+    roots = (*job.cluster.checkpoint_roots, absolute(job.train.checkpoint.url))
+    return job.cluster.model_copy(update={"checkpoint_roots": roots})
+
+
 @contextlib.contextmanager
 def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
     """The coordinator's address (of the running cluster, or of one for the duration of the block; None for none), and
@@ -213,7 +222,7 @@ def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
         return
     from .local_cluster import start_local
 
-    cluster = start_local(job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
+    cluster = start_local(_with_root(job), LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
     try:
         yield cluster.address, cluster.check
         cluster.check()

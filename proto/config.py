@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from .allowed import allowed_of_field, field_at, tag_values
+from .checkpoint.urls import URL_FORM, check_url
 from .errors import InvalidArgument
 from .route import DEFAULT_SLOT_COUNT, check_slot_count
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
@@ -62,6 +63,13 @@ SlotCount = Annotated[
 ]
 
 
+CheckpointRoot = Annotated[
+    str,
+    AfterValidator(lambda root: check_url("checkpoint_roots", root)),
+    Field(json_schema_extra={"allowed": URL_FORM}),
+]
+
+
 class ClusterConfig(StrictModel):
     """Where the rows live: a running cluster (``address``), or one that the job starts and stops itself."""
 
@@ -98,6 +106,12 @@ class ClusterConfig(StrictModel):
     )
     shard_lease: Seconds = Field(
         10.0, ge=0.1, le=3600, description="Seconds without a sign of life after which a shard counts as lost."
+    )
+
+    checkpoint_roots: Annotated[tuple[CheckpointRoot, ...], FromList] = Field(
+        (),
+        description="Absolute paths or URLs below which the cluster saves and restores checkpoints, beside "
+        "train.checkpoint.url; empty and no such section: any where no tokens are asked for.",
     )
 
     @model_validator(mode="after")

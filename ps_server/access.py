@@ -40,7 +40,8 @@ _ROLES: dict[str, Role] = {method: role for role, methods in _METHODS.items() fo
 # Of the whole cluster: a token that names namespaces may not.
 _OF_ALL_NAMESPACES = frozenset(
     {
-        *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/KeepRows", "Coordinator/Restore"),
+        *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
+        "Coordinator/Restore",
         *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
         "Coordinator/GetStatus",
     }

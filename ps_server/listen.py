@@ -17,15 +17,24 @@ def check_host(host: str, *, insecure: bool) -> None:
     """
     if insecure or process_security().protects_listeners:
         return
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise InvalidArgument(f"--host {host}: cannot be resolved: {error.strerror}") from None
-    if not all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found):
+    if not is_loopback(host):
         raise InvalidArgument(
             f"--host {host}: is reachable from other machines; give certificates and tokens with --security, "
             "listen on 127.0.0.1, or accept unprotected connections with --insecure"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a server that listens on this address.
+
+    Raises:
+        InvalidArgument: ``host`` cannot be resolved.
+    """
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise InvalidArgument(f"--host {host}: cannot be resolved: {error.strerror}") from None
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def check_port_free(host: str, port: int, *, option: str = "--port") -> None:

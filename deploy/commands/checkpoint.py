@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...proto.checkpoint.urls import absolute
 from . import options
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def save_(
 
     if keep < 0 or full_every < 1:
         raise InvalidArgument(f"--keep {keep} --full-every {full_every}: allowed: >= 0, and >= 1")
-    folder = _absolute(url)
+    folder = absolute(url)
     columns = (SpinnerColumn(), TextColumn("save: {task.completed:,} bytes"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
         name = control.begin_save(folder, None, deadline_sec=_SAVE_DEADLINE_SEC)
@@ -98,7 +98,7 @@ def restore_(
         if not all(pair):
             raise InvalidArgument(f"--rename {''.join(pair)!r} is not allowed; allowed: NAMESPACE/OLD=NAMESPACE/NEW")
     request = pb.RestoreRequest(
-        url=_absolute(url),
+        url=absolute(url),
         name=name or "",
         tables=tables or [],
         renames=[pb.TableRename(saved=saved, name=present) for saved, _, present in pairs],
@@ -106,7 +106,7 @@ def restore_(
     )
     with ControlClient(coordinator) as control:
         reply = control.restore(request, None, deadline_sec=_SAVE_DEADLINE_SEC)
-    typer.echo(f"restored {reply.rows:,} rows of {_absolute(url)}/{reply.name}")
+    typer.echo(f"restored {reply.rows:,} rows of {absolute(url)}/{reply.name}")
 
 
 @app.command("list")
@@ -227,8 +227,3 @@ def _table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     return table
-
-
-def _absolute(url: str) -> str:
-    """The coordinator and the shards may have other working folders."""
-    return url if "://" in url else os.path.abspath(url)

@@ -28,6 +28,7 @@ def coordinator(
     slot_count: options.SlotCount = 16384,
     worker_lease: options.WorkerLease = "10s",
     shard_lease: options.ShardLease = "10s",
+    checkpoint_root: options.CheckpointRoot = None,
     metrics_port: options.MetricsPort = None,
     health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
@@ -39,10 +40,12 @@ def coordinator(
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...ps_server.coordinator.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.cluster import ClusterOptions
     from ...ps_server.coordinator.elected import run_elected
     from ...ps_server.coordinator.etcd import EtcdPlace
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
+    from ...ps_server.listen import is_loopback
     from ...ps_server.logs import start_log
     from ...ps_server.stopping import StopRequest
 
@@ -54,6 +57,7 @@ def coordinator(
             "slot_count": slot_count,
             "worker_lease": worker_lease,
             "shard_lease": shard_lease,
+            "checkpoint_roots": options.absolute_roots(checkpoint_root),
         },
     )
     start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
@@ -63,7 +67,13 @@ def coordinator(
     async def run() -> None:
         stop = StopRequest()
         config = CoordinatorOptions(
-            cluster=ClusterOptions(cluster.shards, cluster.slot_count, cluster.worker_lease, cluster.shard_lease),
+            cluster=ClusterOptions(
+                cluster.shards,
+                cluster.slot_count,
+                cluster.worker_lease,
+                cluster.shard_lease,
+                CheckpointRoots(cluster.checkpoint_roots, is_loopback=is_loopback(host)),
+            ),
             host=host,
             port=cluster.port,
             advertise=advertise,

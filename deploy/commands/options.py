@@ -15,6 +15,13 @@ def _follow_parent(parent_pid: int) -> int:
     return parent_pid
 
 
+def absolute_roots(roots: list[str] | None) -> list[str]:
+    """Paths and URLs that mean the same to a process with another working folder."""
+    from ...proto.checkpoint.urls import absolute
+
+    return [absolute(root) for root in roots or ()]
+
+
 DEFAULT_PORT = 7000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_SERVING = "127.0.0.1:7100"
@@ -31,6 +38,13 @@ Advertise = Annotated[
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Listen on an address that others can reach without TLS and tokens.")
+]
+CheckpointRoot = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Path or URL below which checkpoints are saved and restored; may be given several times. Default: any on "
+        "loopback without tokens, else none."
+    ),
 ]
 MemoryBudget = Annotated[
     str | None, typer.Option(help="Rows and indexes that a shard may hold, such as 8GiB. Default: no budget.")

@@ -49,6 +49,7 @@ def up(
     slot_count: options.SlotCount = 16384,
     worker_lease: options.WorkerLease = "10s",
     shard_lease: options.ShardLease = "10s",
+    checkpoint_root: options.CheckpointRoot = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Prometheus page of the coordinator; the shards use the ports after it. Default: none."),
@@ -89,6 +90,7 @@ def up(
                 "slot_count": slot_count,
                 "worker_lease": worker_lease,
                 "shard_lease": shard_lease,
+                "checkpoint_roots": options.absolute_roots(checkpoint_root),
             },
         )
         log = validate(LogConfig, {"format": log_format, "level": log_level or ("warning" if on is None else "info")})

@@ -256,6 +256,7 @@ def _coordinator(options: RayOptions, folder: str) -> ServerCommand:
         f"--slot-count={cluster.slot_count}",
         f"--worker-lease={cluster.worker_lease}s",
         f"--shard-lease={cluster.shard_lease}s",
+        *(f"--checkpoint-root={root}" for root in cluster.checkpoint_roots),
         "--state={folder}/state.json",
     )
     return ServerCommand("coordinator", arguments, r"coordinator at (?P<address>\S+:\d+)", "--port", folder)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -89,8 +90,10 @@ class Folder:
         self.is_local = isinstance(self._file_system, LocalFileSystem)
 
     def __truediv__(self, name: str) -> Folder:
-        check_file_name(self.url, name)
-        return Folder(f"{self.url}/{name}")
+        path = self._inside(name)
+        made = copy(self)  # a file system is not made anew, which may take time
+        made.url, made._path = f"{self.url.rstrip('/')}/{name}", path
+        return made
 
     def _inside(self, name: str) -> str:
         """The path of a file of this folder."""

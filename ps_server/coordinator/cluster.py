@@ -18,6 +18,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.manifest import Manifest
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema, schema_of_message
+from .checkpoint_roots import CheckpointRoots
 from .damage import Damage
 from .data_leases import DataLeases, JobData
 from .faults import FaultBook
@@ -41,12 +42,14 @@ class ClusterOptions:
         shards: number of parameter servers.
         slot_count: power of two in [2, 65536].
         worker_lease_sec, shard_lease_sec: see :class:`Membership` and :class:`ShardBook`.
+        checkpoint_roots: below which folders it saves and restores.
     """
 
     shards: int
     slot_count: int
     worker_lease_sec: float = 10.0
     shard_lease_sec: float = 10.0
+    checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Cluster:
     faults: FaultBook = field(default_factory=FaultBook)
     lost: LostCommits = field(default_factory=LostCommits)
     damage: Damage | None = None  # tables without all of their rows
+    checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
     loads: int = 0  # restores that began to empty tables, since this process started
 
     @staticmethod
@@ -82,6 +86,7 @@ class Cluster:
             slots=SlotMap.even(options.slot_count, options.shards),
             shards=ShardBook(options.shards, options.shard_lease_sec),
             jobs=Membership(options.worker_lease_sec),
+            checkpoint_roots=options.checkpoint_roots,
         )
 
     def check_ready(self) -> None:
@@ -187,6 +192,7 @@ class Cluster:
                 slots=SlotMap.from_runs(route["epoch"], route["slot_count"], runs),
                 shards=ShardBook(options.shards, options.shard_lease_sec),
                 jobs=Membership(options.worker_lease_sec),
+                checkpoint_roots=options.checkpoint_roots,
             )
             cluster.shards.lineage = document["lineage"]
             for index, saved in enumerate(document["shards"]):

@@ -96,7 +96,7 @@ class Recoveries:
         if cluster.rows_source is None:
             raise FailedPrecondition("no checkpoint has the rows of this cluster")
         url, name = cluster.rows_source
-        folder = Folder(url)
+        folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(url))
         began = asyncio.get_running_loop().time()
         async with self._tables_lock:
             _check_held(shard, instance)

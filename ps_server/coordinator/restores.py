@@ -112,13 +112,16 @@ class Restores:
         """Answers when all workers of the caller's job have called, and all shards have their rows.
 
         Raises:
-            FailedPrecondition: another job works on this cluster, or the checkpoint does not fit its tables.
+            InvalidArgument: the URL is not allowed anywhere.
+            FailedPrecondition: the URL is not allowed here, another job is at work, or the checkpoint does not
+                fit its tables.
             NotFound, DataLoss: the checkpoint, or a file of it, is missing or damaged.
             SparserowError: a shard cannot be reached, or has no room.
         """
         caller = request.caller
         if caller.job_id:
             self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        self._cluster.checkpoint_roots.check(request.url)
         current = self._current
         if current is None:
             current = self._begin(_Restore(request))
@@ -174,7 +177,7 @@ class Restores:
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
         cluster, request = self._cluster, restore.request
         self._check_shards()
-        folder = Folder(request.url)
+        folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(request.url))
         chain = await asyncio.to_thread(files.read_chain, folder, request.name or None)
         manifest = chain[-1]
         if manifest.slot_count != cluster.slots.slot_count:

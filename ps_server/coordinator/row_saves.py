@@ -48,19 +48,20 @@ class RowSaves:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def keep(self, request: pb.KeepRowsRequest) -> None:
+    async def keep(self, request: pb.KeepRowsRequest) -> None:
         """Begins a series, which goes on as long as one of the jobs that asked for it, as often as one of them wants;
         harmless when another worker has begun it.
 
         Raises:
-            InvalidArgument: an unknown URL scheme, or a time out of range.
+            InvalidArgument, FailedPrecondition: the URL is not allowed here, or a time out of range.
             Fenced: the caller is no worker of its job.
         """
         caller = request.caller
         self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         if not 0 < request.every_sec <= _LONGEST_SEC:
             raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
-        url = Folder(request.url).url
+        url = self._cluster.checkpoint_roots.check(request.url)
+        await asyncio.to_thread(Folder, url)  # it says that a scheme is unknown
         jobs = self._cluster.row_saves.setdefault(url, {})
         if caller.job_id not in jobs:
             jobs[caller.job_id] = request.every_sec

@@ -15,6 +15,7 @@ from typing import Any
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.urls import check_url
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -105,10 +106,11 @@ class Saves:
         """Opens a save, or joins the one that another worker of the job has opened; waits for one that is writing.
 
         Raises:
+            InvalidArgument, FailedPrecondition: the URL is not allowed here.
             SparserowError: the folder cannot be made.
         """
         caller = self._caller(request.caller)
-        folder = Folder(request.url)
+        folder = await asyncio.to_thread(Folder, self._cluster.checkpoint_roots.check(request.url))
         while True:
             async with self._opening:  # not while another save goes on: those who are in it have to come here, too
                 current = self._current
@@ -199,9 +201,10 @@ class Saves:
             raise save.problem
 
     def _find(self, request: pb.EnterSaveRequest | pb.GetSaveRequest) -> Save:
-        save = self._saves.get((Folder(request.url).url, request.name))
+        url = check_url("url", request.url)
+        save = self._saves.get((url, request.name))
         if save is None:
-            raise NotFound(f"there is no save {request.name!r} to {request.url} under way, and none has just ended")
+            raise NotFound(f"there is no save {request.name!r} to {url} under way, and none has just ended")
         return save
 
     def _caller(self, message: pb.CheckpointCaller) -> Caller:

@@ -357,7 +357,7 @@ class CoordinatorService:
 
     async def KeepRows(self, request: pb.KeepRowsRequest, context: Any) -> pb.KeepRowsReply:
         """Saves rows over and over while a job goes on."""
-        self._row_saves.keep(request)
+        await self._row_saves.keep(request)
         return pb.KeepRowsReply()
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:

@@ -21,6 +21,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import FileFacts, check_file
 from ...proto.checkpoint.row_parts import PartFacts, Rows, encode_rows
 from ...proto.checkpoint.tensor_file import Encoded, Tensor, decode, encode
+from ...proto.checkpoint.urls import check_url
 from ...proto.errors import NotFound
 from ...proto.schema import Dtype
 from .engine import ShardEngine
@@ -80,7 +81,7 @@ class ShardCheckpoints:
         """Versions of slots in the checkpoint that only changes are saved since; 0 where it has nothing of a slot."""
         if not request.base_url:
             return None
-        since, folder = np.zeros(self._engine.slot_count, np.uint64), Folder(request.base_url)
+        since, folder = np.zeros(self._engine.slot_count, np.uint64), Folder(check_url("base_url", request.base_url))
         for slots in request.base_slots:
             if not self._engine.owned_slots[slots.first_slot : slots.end_slot].any():
                 continue
@@ -116,7 +117,7 @@ class ShardCheckpoints:
         if snapshot is None:
             raise NotFound(f"shard {self._engine.shard}: there is no cut of save {request.save}")
         try:
-            folder = Folder(request.url)
+            folder = Folder(check_url("url", request.url))
             part_bytes = snapshot.page_bytes(request.part_bytes)
             yield from self._dump_rows(snapshot, folder, part_bytes)
             yield pb.DumpReply(slots=_write(folder, f"slots.{self._engine.shard}.safetensors", self._slots(snapshot)))

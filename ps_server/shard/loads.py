@@ -20,6 +20,7 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
 from ...proto.checkpoint.tensor_file import Tensor, decode
+from ...proto.checkpoint.urls import check_url
 from ...proto.errors import DataLoss, Unavailable
 from ...proto.schema import TableSchema
 from ...proto.schema_message import schema_of_message
@@ -71,7 +72,7 @@ class _Chain:
     """What a request asks for, of a checkpoint and those that it adds to."""
 
     def __init__(self, request: pb.LoadRequest) -> None:
-        folder = Folder(request.url)
+        folder = Folder(check_url("url", request.url))
         self.links = files.read_chain(folder, request.name)
         self.folders = [folder / link.name for link in self.links]
         self.cluster_id = self.links[-1].cluster_id

@@ -140,7 +140,13 @@ def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher,
     job = load_config(JobConfig, JOBS / "demo.yaml", [*settings, keeps])
     ray.init(address=nodes.address, log_to_driver=False)
     try:
-        cluster = ClusterConfig(shards=2, slot_count=64, shard_lease=2.0, worker_lease=3.0)
+        cluster = ClusterConfig(
+            shards=2,
+            slot_count=64,
+            shard_lease=2.0,
+            worker_lease=3.0,
+            checkpoint_roots=(str(tmp_path / "ckpt"),),
+        )
         with ray_cluster(RayOptions(cluster, insecure=True)) as running:
             killed: list[int] = []
 

@@ -337,6 +337,7 @@ def test_a_restore_begins_anew_with_the_coordinator(launcher: Launcher, tmp_path
     url = tmp_path / "ckpt"
     url.mkdir()
     with GatedStore(url) as store:
+        launcher.environment |= store.environment
         scene = Scene(launcher, tmp_path)
         with sr.connect(scene.address, staleness=None) as session:
             table = filled(session)
@@ -395,6 +396,7 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
     url = tmp_path / "ckpt"
     url.mkdir()
     with GatedStore(url) as store:
+        launcher.environment |= store.environment
         scene = Scene(launcher, tmp_path)
         with sr.connect(scene.address, staleness=None, deadline_sec=60.0) as session:
             table = filled(session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of
 from ..session import Session
@@ -232,8 +232,3 @@ def bare(model: nn.Module) -> nn.Module:
 def several(scheduler: OneOrMore) -> Sequence[Stateful]:
     """A sequence of one or more."""
     return scheduler if isinstance(scheduler, Sequence) else [scheduler]
-
-
-def absolute(url: str) -> str:
-    """A URL that means the same to processes with other working folders."""
-    return url if "://" in url else os.path.abspath(url)
