@@ -140,6 +140,12 @@ class LogConfig(StrictModel):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is written.")
 
 
+# Of a document, with its aliases written out.
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 200_000
+_MOST_DEPTH = 50
+
+
 class _Yaml(yaml.SafeLoader):
     """YAML 1.2's core scalars: ``no`` and ``on`` are strings, ``1e-3`` is a number; a repeated key is an error."""
 
@@ -175,12 +181,52 @@ _Yaml.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def _parse_yaml(text: str, where: str) -> Any:
+    loader = _Yaml(text)
     try:
-        return yaml.load(text, Loader=_Yaml)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise InvalidArgument(f"{where}: is nested too deep; allowed: {_MOST_DEPTH} levels") from None
     except yaml.YAMLError as error:
         raise InvalidArgument(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _check_size(document: yaml.Node) -> None:
+    """Bounds what a document becomes when its aliases are written out; each node is looked at once."""
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    open_nodes: set[int] = set()
+    stack = [(document, False)]
+    while stack:
+        node, is_left = stack.pop()
+        children = _children(node)
+        if is_left:
+            open_nodes.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
+            depths[id(node)] = 1 + max((depths[id(child)] for child in children), default=0)
+            if sizes[id(node)] > _MOST_VALUES:
+                raise InvalidArgument(f"it has more than {_MOST_VALUES} values with its aliases; that many are allowed")
+            if depths[id(node)] > _MOST_DEPTH:
+                raise InvalidArgument(f"it is nested too deep; allowed: {_MOST_DEPTH} levels")
+        elif id(node) in open_nodes:
+            raise InvalidArgument(f"line {node.start_mark.line + 1}: an alias stands within what it names")
+        elif id(node) not in sizes:
+            open_nodes.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in children)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:
@@ -221,7 +267,11 @@ def load_config(model: type[Model], path: Path | None = None, overrides: Sequenc
     tree: Any = {}
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            if len(data) > _MOST_BYTES:
+                raise InvalidArgument(f"{path}: has more than {_MOST_BYTES} bytes; that many are allowed")
+            text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"{path}: cannot be read: {error}") from None
         tree = _parse_yaml(text, str(path))

@@ -19,6 +19,7 @@ A process has one identity by default, set where it starts (:func:`use_security`
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,10 @@ class SecurityFile(StrictModel):
         None, description="PEM file of authorities; servers take only clients with a certificate of these."
     )
     token_file: str | None = Field(None, description="File of the token to show to servers.")
+    token_in_clear: bool = Field(
+        False,
+        description="Whether the token may be shown on plain connections, where others on the network can read it.",
+    )
     tokens: str | None = Field(None, description="File of the tokens that servers take; null: whoever reaches them.")
     verification_key: str | None = Field(
         None, description="PEM file of publishers' public keys; programs without a signature of these are refused."
@@ -102,6 +107,11 @@ class SecurityFile(StrictModel):
             raise InvalidArgument("cert and key belong together; give both or none")
         if self.client_ca is not None and self.cert is None:
             raise InvalidArgument("client_ca has no effect without cert; give a certificate or remove it")
+        if self.token_file is not None and self.ca is None and not self.token_in_clear:
+            raise InvalidArgument(
+                "token_file without ca would send the token in clear; allowed: name ca, or set token_in_clear: true "
+                "where nobody else can read the network"
+            )
         if self.cert is not None and self.ca is None:
             raise InvalidArgument(
                 "ca is missing: who shows a certificate also dials others, and must know whom to trust"
@@ -237,7 +247,7 @@ class Security:
             return TokenEntry(name="anyone", sha256="0" * 64, role="admin")
         digest = digest_of(token)
         for entry in self.tokens:
-            if entry.sha256 == digest:
+            if hmac.compare_digest(entry.sha256, digest):
                 return entry
         raise FailedPrecondition("token: it is missing, or not one that this server knows")
 

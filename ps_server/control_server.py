@@ -16,11 +16,13 @@ from grpc_reflection.v1alpha import reflection
 
 from ..proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
 from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
+from ..proto.log_rate import RateLimit
 from ..proto.security import process_security
 from .access import check_call, server_credentials
 from .listen import check_port_free
 
 log = logging.getLogger(__name__)
+log.addFilter(RateLimit())  # peers cause these lines
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xxhash
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
-from ..proto.security import check_namespace, process_security
+from ..proto.security import check_namespace, process_security, reaches_namespace
 from .loaded_version import LoadedVersion
 from .models import Served, ServedModels, handle_of
 from .peers import FoundRows, Peers
@@ -130,18 +131,19 @@ class LocalLookup:
     def _checked(self, model: str, tables: Iterable[str], routing_key: str, token: str) -> tuple[str, int, Served]:
         """Name, number and state of the version that answers, which has the tables and is the token's to read."""
         name, which = parse_model(model)
-        version, served = self._chosen(name, which, routing_hash(routing_key))
+        grant = process_security().grant_of(token)
+        version, served = self._chosen(name, which, routing_hash(routing_key), partial(reaches_namespace, grant))
         loaded = served.loaded
-        check_namespace(process_security().grant_of(token), loaded.namespace)
+        check_namespace(grant, loaded.namespace)
         unknown = next((table for table in tables if table not in loaded.tables), None)
         if unknown is not None:
             raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
         return name, version, served
 
-    def _chosen(self, name: str, which: str, routing: int) -> tuple[int, Served]:
+    def _chosen(self, name: str, which: str, routing: int, reaches: Callable[[str], bool]) -> tuple[int, Served]:
         """The version that answers. While an alias moves the peers have its new version at different moments; one that
         all of them have is used until then."""
-        alias, versions = self._models.find(name, which)
+        alias, versions = self._models.find(name, which, reaches)
         common = self._peers.alias(name, which) if self._peers is not None else None
         if common is not None and common.version != alias.version:
             with contextlib.suppress(NotFound):

@@ -94,6 +94,11 @@ class _Book:
     aliases: dict[tuple[str, str], Alias] = field(default_factory=dict)
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
+    def namespace_of(self, model: str, alias: Alias) -> str:
+        """Whose rows an alias serves; "" while nobody knows."""
+        served = self.versions.get((model, alias.version))
+        return "" if served is None else served.loaded.namespace
+
 
 class ServedModels:
     """Loads what the aliases name and tells the native server. ``refresh`` belongs to one thread; reads to any.
@@ -150,19 +155,27 @@ class ServedModels:
         with self._lock:
             return self._book
 
-    def find(self, model: str, which: str) -> tuple[Alias, dict[int, Served]]:
+    def find(
+        self, model: str, which: str, reaches: Callable[[str], bool] = lambda _: True
+    ) -> tuple[Alias, dict[int, Served]]:
         """What ``MODEL@which`` names here, and the loaded versions that it needs.
 
+        Args:
+            model, which: as they were asked for.
+            reaches: whether the caller may know of a namespace.
+
         Raises:
-            NotFound: this process does not serve it (says what it does).
+            NotFound: this process does not serve it (says what it does, of the namespaces that the caller reaches).
         """
         book = self.book()
         if which.isdecimal() and (model, int(which)) in book.versions:
             return Alias(int(which)), {int(which): book.versions[model, int(which)]}
         alias = book.aliases.get((model, which))
         if alias is None:
-            problem = book.problems.get((model, which))
-            served = ", ".join(f"{name}@{named}" for name, named in sorted(book.aliases)) or "nothing yet"
+            known = [key for key, one in sorted(book.aliases.items()) if reaches(book.namespace_of(key[0], one))]
+            # Nobody knows whose a model is that could not be loaded.
+            problem = book.problems.get((model, which)) if reaches("") else None
+            served = ", ".join(f"{name}@{named}" for name, named in known) or "nothing yet"
             raise NotFound(f"model {model}@{which}: " + (problem or f"is not served here; served: {served}"))
         return alias, {version: book.versions[model, version] for version in alias.versions}
 

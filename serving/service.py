@@ -14,7 +14,7 @@ import numpy as np
 
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
-from ..proto.security import bearer_token
+from ..proto.security import bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .follower import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
@@ -85,7 +85,12 @@ class ServingService:
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         """What this process serves, and where."""
         book = self._models.book()
-        versions = [served for (model, _), served in sorted(book.versions.items()) if request.model in ("", model)]
+        grant = process_security().grant_of(bearer_token(context.invocation_metadata()))
+        versions = [
+            served
+            for (model, _), served in sorted(book.versions.items())
+            if request.model in ("", model) and reaches_namespace(grant, served.loaded.namespace)
+        ]
         aliases = [
             pb.ServedAlias(
                 model=model,
@@ -95,7 +100,9 @@ class ServingService:
                 canary_share=alias.canary_share,
             )
             for (model, which), alias in sorted(book.aliases.items())
-            if request.model in ("", model) and not which.isdecimal()
+            if request.model in ("", model)
+            and not which.isdecimal()
+            and reaches_namespace(grant, book.namespace_of(model, alias))
         ]
         return pb.DescribeReply(
             shard=self._place.shard,

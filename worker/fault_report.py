@@ -8,12 +8,18 @@ import traceback
 
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import DeadlineExceeded, Fenced, Unavailable
+from ..proto.security import process_security
 
 _log = logging.getLogger(__name__)
 
 _DEADLINE_SEC = 2.0
 _TRACEBACK_CHARS = 16 << 10
 _CREDENTIALS = re.compile(r"(\w://)[^/\s@]+@")  # of a URL
+# What follows such a word in a text, up to the next space, quote, comma or ampersand.
+_SECRETS = re.compile(
+    r"(?i)\b((?:[\w-]*(?:token|secret|password|passwd|api[_-]?key|access[_-]?key|signature)[\w-]*)[\"']?\s*[=:]\s*"
+    r"|bearer\s+)([\"']?)[^\s\"',;&)]{4,}"
+)
 
 
 def report_fault(control: ControlClient, identity: WorkerIdentity, error: BaseException) -> None:
@@ -44,8 +50,11 @@ def is_echo(error: BaseException) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """Text whose URLs have lost their user and password."""
-    return _CREDENTIALS.sub(r"\1***@", text)
+    """Text without users and passwords of URLs, without this process's token, and without what is called a secret."""
+    token = process_security().token
+    if token:
+        text = text.replace(token, "***")
+    return _SECRETS.sub(r"\1\2***", _CREDENTIALS.sub(r"\1***@", text))
 
 
 def _shortened(text: str) -> str:

@@ -16,9 +16,12 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import check_url
+from ...proto.documents import parse_json
 from ...proto.errors import (
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidArgument,
     NotFound,
     SparserowError,
     Unavailable,
@@ -34,6 +37,7 @@ from .shards import Shard
 log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
+_MOST_CONFIG_BYTES = 1 << 20  # of a job's configuration
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
@@ -166,7 +170,7 @@ class Saves:
         else:
             save.entered[caller] = None
         if request.config_json:
-            save.config = save.config or json.loads(request.config_json)
+            save.config = save.config or _config_of(request.config_json)
         save.keep = save.keep or request.keep
         save.full_every = max(save.full_every, request.full_every)
         save.side_budget_bytes = save.side_budget_bytes or request.side_budget_bytes
@@ -422,3 +426,11 @@ def _put_manifest(folder: Folder, manifest: files.Manifest) -> None:
     """Makes a checkpoint of what was written, when all of it is there."""
     files.check_written(folder, manifest)
     folder.put(files.FILE, manifest.to_bytes())
+
+
+def _config_of(text: str) -> Any:
+    """The job's configuration, which the manifest repeats."""
+    try:
+        return parse_json(text.encode(), "config_json", _MOST_CONFIG_BYTES)
+    except DataLoss as error:
+        raise InvalidArgument(str(error)) from None

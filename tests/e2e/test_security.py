@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import sparserow as sr
 from sparserow.deploy.readiness import wait_until_ready
 from sparserow.deploy.security_files import add_token, init_security, revoke_token, sign_certificate
+from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security import Security
 from sparserow.worker.session import Session
@@ -164,6 +166,8 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
     with pytest.raises(sr.Unavailable):
         sr.ServingClient(ready[1], deadline_sec=2.0)
 
+    check_names_of_others_are_kept(ready[1], secured)
+
     body = json.dumps({"model": "ctr", "tables": {"served": [1, 2]}}).encode()
     context = ssl.create_default_context(cafile=str(secured.folder / "ca.pem"))
 
@@ -184,6 +188,37 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
     assert refused.value.code == 409
     with pytest.raises(OSError):  # noqa: PT011 - the connection ends, in whichever way
         ask(token, "http")
+
+
+def check_names_of_others_are_kept(address: str, secured: Secured) -> None:
+    """A token of another namespace learns neither models nor versions."""
+    for namespace, names in (("ads", ["ctr"]), ("shop", [])):
+        token = add_token(secured.tokens, f"reads {namespace}", "serve-read", (namespace,))
+        wait_until(lambda token=token: described(address, secured, token) is not None, "the new token")  # type: ignore[misc]
+        reply = described(address, secured, token)
+        assert reply is not None
+        assert [version.model for version in reply.versions] == names
+        assert [alias.model for alias in reply.aliases] == names
+        with secured_channel(address, secured) as channel, pytest.raises(grpc.RpcError) as refused:
+            request = serving_pb2.LookupRequest(model="unknown")
+            metadata = (("authorization", f"Bearer {token}"),)
+            serving_pb2_grpc.ServingStub(channel).Lookup(request, timeout=60, metadata=metadata)
+        assert ("ctr" in refused.value.details()) == bool(names)
+
+
+def secured_channel(address: str, secured: Secured) -> grpc.Channel:
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials((secured.folder / "ca.pem").read_bytes()))
+
+
+def described(address: str, secured: Secured, token: str) -> serving_pb2.DescribeReply | None:
+    with secured_channel(address, secured) as channel:
+        try:
+            return serving_pb2_grpc.ServingStub(channel).Describe(
+                serving_pb2.DescribeRequest(), timeout=60, metadata=(("authorization", f"Bearer {token}"),)
+            )
+        except grpc.RpcError as error:
+            assert "token: " in error.details()
+            return None
 
 
 def test_certificates_and_tokens_change_under_way(cluster: sr.LocalCluster, secured: Secured) -> None:

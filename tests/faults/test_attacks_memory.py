@@ -56,8 +56,8 @@ class Scene:
             self.tokens[name] = add_token(folder / "tokens.yaml", name, role, namespaces)  # type: ignore[arg-type]
             (folder / f"{name}.token").write_text(self.tokens[name])
             (folder / f"{name}.token").chmod(0o600)
-            (folder / f"{name}.yaml").write_text(f"token_file: {name}.token\n")
-        (folder / "server.yaml").write_text("tokens: tokens.yaml\ntoken_file: owner.token\n")
+            (folder / f"{name}.yaml").write_text(f"token_file: {name}.token\ntoken_in_clear: true\n")
+        (folder / "server.yaml").write_text("tokens: tokens.yaml\ntoken_file: owner.token\ntoken_in_clear: true\n")
 
     def look(self, address: str) -> None:
         self.address = address

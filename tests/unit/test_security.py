@@ -105,7 +105,7 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
         ("{cert: server.pem, key: server.key}", "ca is missing"),
         ("client_ca: ca.pem", "client_ca has no effect without cert"),
         ("ca: nowhere.pem", "ca: .*nowhere.pem cannot be read"),
-        ("token_file: empty", "token_file: allowed: a token of 1 to"),
+        ("token_file: empty\ntoken_in_clear: true", "token_file: allowed: a token of 1 to"),
         ("tokens: bad.yaml", "sha256: 'xyz' is not allowed"),
         ("limits: {connections: 0}", "limits.connections: 0 is not allowed; allowed: "),
         ("limits: {client_inflight_bytes: 1MiB}", "client_inflight_bytes: 1048576 is less than frame_bytes"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from .storage import format_of, local_copy
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MOST_INFLATION = 256  # of a compressed entry; trained weights come to less than 2
 # TorchRec's modules hold one weight per table: "...embedding_bags.NAME.weight" in an EmbeddingBagCollection,
 # "...embeddings.NAME.weight" in an EmbeddingCollection (torchrec/modules/embedding_modules.py).
 _TORCHREC = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.(?P<table>[^.]+)$")
@@ -79,6 +82,7 @@ def _read(url: str, open_files: ExitStack) -> Mapping[str, Any]:
     path = open_files.enter_context(local_copy(url))
     try:
         if kind == "npz":
+            _check_inflation(path)
             loaded: Any = open_files.enter_context(np.load(path, allow_pickle=False))
         elif kind == "safetensors":
             from safetensors.torch import load_file
@@ -93,6 +97,17 @@ def _read(url: str, open_files: ExitStack) -> Mapping[str, Any]:
     if not isinstance(loaded, Mapping):
         raise InvalidArgument(f"{url}: holds a {type(loaded).__name__}; allowed: a state dict (name -> tensor)")
     return loaded
+
+
+def _check_inflation(path: Path) -> None:
+    """A file of some megabytes must not become gigabytes in memory before anything is known of it."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.file_size > _MOST_INFLATION * max(entry.compress_size, 1 << 16):
+                raise ValueError(
+                    f"entry {entry.filename!r} inflates {entry.compress_size} bytes to {entry.file_size}; allowed: "
+                    f"{_MOST_INFLATION} times as many; numpy.savez writes entries uncompressed"
+                )
 
 
 def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
