@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from ..proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
 from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ..proto.log_rate import RateLimit
+from ..proto.request_names import check_names
 from ..proto.security import process_security
 from .access import check_call, server_credentials
 from .listen import check_port_free
@@ -42,6 +43,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
                 check_call(process_security(), method, request, context.invocation_metadata())
+                check_names(request)
                 return await handler.unary_unary(request, context)
             except Exception as error:
                 return await _abort(context, method, error)
@@ -49,6 +51,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def answer_many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
                 check_call(process_security(), method, request, context.invocation_metadata())
+                check_names(request)
                 async for reply in handler.unary_stream(request, context):
                     yield reply
             except Exception as error:

@@ -44,7 +44,7 @@ def test_the_command(launcher, tmp_path):
         ).error_line()
         assert "there is no checkpoint 'save-9'; there are: save-000002, save-000003" in line
         line = launcher.start("checkpoint", "save", "nosuch://x", f"--coordinator={cluster.address}").error_line()
-        assert "InvalidArgument: nosuch://x: " in line
+        assert "InvalidArgument: url: 'nosuch://x' is not allowed" in line
     with sr.local_cluster(shards=1, slot_count=64) as other:
         where = f"--coordinator={other.address}"
         out = run(launcher, "restore", url, "--name=save-000002", where, "--rename=ads/user=ads/person")

@@ -56,7 +56,8 @@ class Field:
     def start_cluster(self) -> None:
         leases = (f"--worker-lease={LEASE}", f"--shard-lease={LEASE}", "--slot-count=64")
         told = f"--advertise={self.hosts['control'].address}"
-        coordinator = self.server("control", "coordinator", "--shards=2", *leases, told)
+        root = f"--checkpoint-root={self.kept}"
+        coordinator = self.server("control", "coordinator", "--shards=2", *leases, told, root)
         coordinator.wait_for(f"coordinator at {re.escape(self.coordinator)}")
         for shard in (0, 1):
             self.start_shard(shard)
