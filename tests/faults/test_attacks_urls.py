@@ -109,6 +109,7 @@ class Cluster:
         named = (f"--checkpoint-root={root}" for root in roots)
         self.process: Process = launcher.start(*self._security, "coordinator", *arguments, *named)
         self.address = f"127.0.0.1:{port}"
+        self.process.wait_for("coordinator at ")
         launcher.start(*self._security, "ps", f"--coordinator={self.address}", "--shard=0")
         with self.control() as control:
             wait_until(lambda: self._is_ready(control), "the cluster")
