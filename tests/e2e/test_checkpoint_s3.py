@@ -13,7 +13,7 @@ import psutil
 import pytest
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
-from moto.server import ThreadedMotoServer
+from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import FailedPrecondition, SparserowError
@@ -25,28 +25,15 @@ PART_BYTES = 5 << 20  # the least that S3 allows; s3fs cuts what is twice as lon
 
 @pytest.fixture(scope="module")
 def server():
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    made.start()
-    yield "http://{}:{}".format(*made.get_host_and_port())
-    made.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
-def bucket(server, monkeypatch, request):
-    """An empty bucket; processes that are started now find the server by the environment."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    name = f"bucket-{abs(hash(request.node.name)):x}"
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=name)
-    yield name, client
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
+def bucket(server, monkeypatch):
+    """An empty bucket and a client of it."""
+    with s3_bucket(server, monkeypatch) as name:
+        yield name, boto3.client("s3")
 
 
 def keys_of(bucket) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import Rows, decode_rows
+from sparserow.proto.schema import TableSchema
 
 
 def rows_of_checkpoint(url, name=None) -> dict[str, dict[int, tuple]]:
@@ -28,3 +29,18 @@ def rows_of_checkpoint(url, name=None) -> dict[str, dict[int, tuple]]:
                     columns.state[i].tobytes(),
                 )
     return found
+
+
+def checkpoint_without_rows(folder: Folder, cluster_id: int, schema: TableSchema, slot_count: int) -> files.Manifest:
+    """Writes a checkpoint of one table and one shard that has no rows; its manifest."""
+    manifest = files.Manifest(
+        name=files.begin_folder(folder),
+        created=files.now_text(),
+        cluster_id=cluster_id,
+        slot_count=slot_count,
+        shards=1,
+        lineage=1,
+        tables=(files.TableEntry(schema, ()),),
+    )
+    (folder / manifest.name).put(files.FILE, manifest.to_bytes())
+    return manifest

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_rows import checkpoint_without_rows
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
@@ -75,17 +76,7 @@ def cluster(tmp_path: Path) -> Cluster:
     made = Cluster.create(ClusterOptions(shards=1, slot_count=64))
     schema, _ = made.registry.admit(TableSchema("ads", "user", 8, SGD()))
     folder = Folder(str(tmp_path))
-    name = files.begin_folder(folder)
-    manifest = files.Manifest(
-        name=name,
-        created=files.now_text(),
-        cluster_id=made.cluster_id,
-        slot_count=64,
-        shards=1,
-        lineage=1,
-        tables=(files.TableEntry(schema, ()),),
-    )
-    (folder / name).put(files.FILE, manifest.to_bytes())
+    manifest = checkpoint_without_rows(folder, made.cluster_id, schema, 64)
     made.shards.register(0, instance=1, control=("127.0.0.1", 1), pid=1, tables=0, now=0.0)
     made.shards.heartbeat(0, instance=1, data=("127.0.0.1", 2), draining=False, now=0.0)
     made.shards.mark_serving(0, 1)

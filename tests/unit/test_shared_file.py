@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import boto3
-import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
+from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import NotFound, Unavailable
 from sparserow.serving.dense import newest_number, write_dense
@@ -30,21 +27,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "local":
         yield str(tmp_path)
         return
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    for name, value in {
-        "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    bucket = f"models-{uuid.uuid4().hex}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    yield f"s3://{bucket}/root"
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    server.stop()
+    with s3_server() as server, s3_bucket(server, monkeypatch) as bucket:
+        yield f"s3://{bucket}/root"
 
 
 def add_one(content: bytes | None) -> bytes:
