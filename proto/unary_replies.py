@@ -43,7 +43,7 @@ class UnaryReplies:
             raise InvalidArgument(
                 f"keys: the reply would have {count} bytes; allowed: at most {UNARY_REPLY_BYTES}, which holds {fit}"
             )
-        client = _account(context)
+        client = account_of(context)
         await self._memory.take(client, _COPIES * count)
         context.add_done_callback(lambda _: self._memory.give_back(client, _COPIES * count))
 
@@ -52,7 +52,7 @@ def _row_bytes(dim: int) -> int:
     return 4 * dim + _KEY_BYTES
 
 
-def _account(context: Any) -> str:
-    """A client is a token at an address."""
+def account_of(context: Any) -> str:
+    """The client of a gRPC call, as it is charged for what it holds: a token at an address."""
     host = str(context.peer()).rsplit(":", 1)[0]
     return f"{bearer_token(context.invocation_metadata())}@{host}"

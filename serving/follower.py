@@ -9,6 +9,7 @@ and one of another lineage sends its slots whole.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -224,10 +225,12 @@ class Follower:
             return time.monotonic() - min(self._caught_up.values())
 
     def _run(self, shard: int) -> None:
-        cursor = f"{self._options.name}/{self._version.model}@{self._version.version}"
+        # Of this follower alone: one that comes after it, in this process or another, cannot show its key.
+        cursor = f"{self._options.name}/{self._version.model}@{self._version.version}/{secrets.token_hex(4)}"
+        key = _Key()
         while not self._stop.is_set():
             try:
-                with _ShardStream(self._version, self._owned, self._options, shard, cursor) as stream:
+                with _ShardStream(self._version, self._owned, self._options, shard, cursor, key) as stream:
                     self._set_problem(shard, "")
                     self._follow(shard, stream)
             except SparserowError as error:
@@ -289,15 +292,30 @@ class Follower:
                 self._problems[shard] = problem
 
 
+@dataclass
+class _Key:
+    """What proves that a cursor is this follower's; b"" before it was opened."""
+
+    value: bytes = b""
+
+
 class _ShardStream:
-    """An open cursor at one shard."""
+    """An open cursor at one shard. ``key`` takes what the shard gives, for the next stream."""
 
     def __init__(
-        self, version: LoadedVersion, owned: NDArray[np.bool_], options: FollowOptions, shard: int, cursor: str
+        self,
+        version: LoadedVersion,
+        owned: NDArray[np.bool_],
+        options: FollowOptions,
+        shard: int,
+        cursor: str,
+        key: _Key,
     ) -> None:
         self._store = version.store
         self._slots = version.slots
         self._cursor = cursor
+        self._key = key
+        self._acknowledged = 0
         with ControlClient(options.coordinator) as control:
             view = control.cluster()
             status = control.status()
@@ -316,7 +334,7 @@ class _ShardStream:
         versions = np.where(wanted, version.slots, np.uint64(_server.NOT_FOLLOWED)).astype("<u8")
         hold = options.hold
         try:
-            self._call(
+            opened = self._call(
                 self._stub.OpenCursor,
                 pb.OpenCursorRequest(
                     cursor=cursor,
@@ -327,8 +345,11 @@ class _ShardStream:
                     hold_updates=hold.updates,
                     hold_move=hold.move,
                     hold_ms=int(hold.longest_sec * 1000) if hold.is_on else 0,
+                    is_owned=True,
+                    key=key.value,
                 ),
             )
+            key.value = opened.key
         except BaseException:
             self._channel.close()
             raise
@@ -339,7 +360,7 @@ class _ShardStream:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             try:
-                self._stub.CloseCursor(pb.CloseCursorRequest(cursor=self._cursor), timeout=1.0)
+                self._stub.CloseCursor(pb.CloseCursorRequest(cursor=self._cursor, key=self._key.value), timeout=1.0)
             except grpc.RpcError as error:
                 log.info("%s: the cursor ends by itself: %s", self._peer, error.code())
         self._channel.close()
@@ -358,10 +379,17 @@ class _ShardStream:
                 begin=self._begin,
                 max_bytes=_PAGE_BYTES,
                 wait_ms=_WAIT_MS,
+                key=self._key.value,
             ),
         )
+        self._acknowledged += len(slots) // 4
         self._acked = (b"", b"")
         reply, page = read_reply(data)
+        if self._key.value and reply.acknowledged != self._acknowledged:
+            raise FailedPrecondition(
+                f"{self._peer}: {reply.acknowledged} positions were acknowledged in the name of this follower, "
+                f"{self._acknowledged} of them by itself; it begins anew from what it has"
+            )
         self._begin = reply.next_begin
         if not reply.slots:
             return None, reply.is_last

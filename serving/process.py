@@ -223,8 +223,8 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...], 
     place = options.place
     follow = None
     if options.follow is not None:
-        # A cursor is one process's: replicas that are started alike, as a Deployment's pods, have one each. A process
-        # that is started again at its address takes its former self's over.
+        # A cursor is one follower's: replicas that are started alike, as a Deployment's pods, have one each. That of a
+        # process that ended ends by itself.
         at = f"{socket.gethostname()}:{data_port}"
         name = f"serving/{place.shard}/{place.shards}.{place.replica}/{at}"
         follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec, hold=options.sync_hold)

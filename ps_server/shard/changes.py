@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -14,10 +15,13 @@ from ...proto import changes_pb2 as pb
 from ...proto import changes_pb2_grpc as pb_grpc
 from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.unary_replies import account_of
+from .cursor_owners import CursorOwners
 from .engine import ShardEngine
 
 _LOOK_SEC = 0.05  # between looks for a change that a follower waits for
 _MOST_WAIT_MS = 10_000
+_MOST_IDLE_SEC = 86_400
 _MOST_PAGE_BYTES = 64 << 20
 
 T = TypeVar("T")
@@ -32,16 +36,21 @@ class ChangesService:
 
     def __init__(self, engine: Callable[[], ShardEngine]) -> None:
         self._engine = engine
+        self._owners = CursorOwners()
+        self._kept_key = secrets.token_bytes(16)  # of cursors that publishers open and do not read
 
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
         """The version of each slot, and a cursor there when one is asked for."""
         engine = self._checked(request.cluster_id)
+        if request.cursor:  # it keeps changes, and is nobody's to read: a publisher that comes again opens it anew
+            idle_sec = _idle_sec(request.idle_sec)
+            self._owners.open(request.cursor, self._kept_key, account_of(context), idle_sec, is_owned=True)
         versions = await asyncio.to_thread(_followed, engine, engine.store.change_versions)
         if request.cursor:
             await asyncio.to_thread(
                 _followed,
                 engine,
-                partial(engine.store.open_cursor, request.cursor, versions, idle_sec=_idle_sec(request.idle_sec)),
+                partial(engine.store.open_cursor, request.cursor, versions, idle_sec=idle_sec),
             )
         return pb.GetVersionsReply(versions=versions.tobytes())
 
@@ -49,18 +58,25 @@ class ChangesService:
         """Keeps changes for a follower from now on."""
         engine = self._checked(request.cluster_id)
         versions = _array(request.versions, np.uint64, "versions")
+        idle_sec = _idle_sec(request.idle_sec)
+        key = self._owners.open(request.cursor, request.key, account_of(context), idle_sec, is_owned=request.is_owned)
         opened = partial(
             engine.store.open_cursor,
             request.cursor,
             versions,
             tables=list(request.table_ids),
-            idle_sec=_idle_sec(request.idle_sec),
+            idle_sec=idle_sec,
             hold_updates=request.hold_updates,
             hold_move=request.hold_move,
             hold_ms=request.hold_ms,
         )
-        await asyncio.to_thread(_followed, engine, opened)
-        return pb.OpenCursorReply()
+        try:
+            await asyncio.to_thread(_followed, engine, opened)
+        except BaseException:
+            self._owners.close(request.cursor, key)
+            engine.store.close_cursor(request.cursor)
+            raise
+        return pb.OpenCursorReply(key=key)
 
     async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> bytes:
         """Takes acknowledgements and gives the next page, waiting for a change when there is none. Returns the bytes of
@@ -73,6 +89,7 @@ class ChangesService:
                 f"allowed: [1, {_MOST_PAGE_BYTES}] and [0, {_MOST_WAIT_MS}]"
             )
         slots = _array(request.acked_slots, np.uint32, "acked_slots")
+        acknowledged = self._owners.use(request.cursor, request.key, len(slots))
         if len(slots):
             versions = _array(request.acked_versions, np.uint64, "acked_versions")
             await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions)
@@ -83,12 +100,13 @@ class ChangesService:
             read = partial(store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes)
             page, count, begin, is_last = await asyncio.to_thread(_followed, engine, read)
             if count or loop.time() >= deadline:
-                fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last)
+                fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last, acknowledged=acknowledged)
                 return write_reply(fields, page if count else b"")
             await asyncio.sleep(_LOOK_SEC)
 
     async def CloseCursor(self, request: pb.CloseCursorRequest, context: Any) -> pb.CloseCursorReply:
         """Keeps changes for this follower no longer; harmless when it is not known."""
+        self._owners.close(request.cursor, request.key)
         await asyncio.to_thread(self._engine().store.close_cursor, request.cursor)
         return pb.CloseCursorReply()
 
@@ -140,8 +158,8 @@ def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
 
 
 def _idle_sec(seconds: int) -> int:
-    if seconds < 1:
-        raise InvalidArgument("idle_sec: 0 is not allowed; allowed: >= 1")
+    if not 1 <= seconds <= _MOST_IDLE_SEC:
+        raise InvalidArgument(f"idle_sec: {seconds} is not allowed; allowed: [1, {_MOST_IDLE_SEC}]")
     return seconds
 
 
