@@ -95,6 +95,7 @@ class Server::Impl {
   std::atomic<bool> stopping_{false};
   std::mutex connections_mutex_;
   std::list<std::weak_ptr<Connection>> connections_;  // guarded by connections_mutex_
+  std::list<std::weak_ptr<Connection>> greeting_;     // guarded by connections_mutex_; some have said HELLO since
   std::map<std::string, std::weak_ptr<Peer>> peers_;  // guarded by connections_mutex_
 };
 
@@ -138,6 +139,7 @@ void Server::Impl::admit(int fd) {
   {
     const std::lock_guard lock(connections_mutex_);
     connections_.push_back(connection);
+    greeting_.push_back(connection);
   }
   connection->start();
 }
@@ -155,8 +157,15 @@ void Server::Impl::make_room_to_greet() {
   const std::uint32_t limit = std::max(kLeastGreeting, core_.options.max_connections / 8);
   if (core_.counters.connections_greeting < limit) return;
   std::map<const Peer*, std::vector<std::shared_ptr<Connection>>> greeting;
-  for (const auto& connection : connections()) {
-    if (connection->is_greeting()) greeting[&connection->peer()].push_back(connection);
+  {
+    const std::lock_guard lock(connections_mutex_);
+    std::erase_if(greeting_, [&](const std::weak_ptr<Connection>& weak) {
+      auto connection = weak.lock();
+      if (!connection || !connection->is_greeting()) return true;
+      auto& of_peer = greeting[&connection->peer()];
+      of_peer.push_back(std::move(connection));
+      return false;
+    });
   }
   const auto most = std::max_element(greeting.begin(), greeting.end(), [](const auto& left, const auto& right) {
     return left.second.size() < right.second.size();
@@ -179,6 +188,10 @@ std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
 std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
   std::vector<std::shared_ptr<Connection>> alive;
   const std::lock_guard lock(connections_mutex_);
+  std::erase_if(greeting_, [](const std::weak_ptr<Connection>& weak) {
+    const auto connection = weak.lock();
+    return !connection || !connection->is_greeting();
+  });
   std::erase_if(connections_, [&](const std::weak_ptr<Connection>& weak) {
     auto connection = weak.lock();
     if (!connection) return true;
