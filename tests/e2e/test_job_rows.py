@@ -62,6 +62,7 @@ class Worker:
             job_id=identity.job_id,
             worker_id=identity.worker_id,
             worker_epoch=identity.epoch,
+            worker_proof=identity.proof,
         )
 
     def push(self, step: int, scale: float = 1.0) -> None:

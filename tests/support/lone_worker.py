@@ -47,6 +47,7 @@ def main() -> None:
             job_id=identity.job_id,
             worker_id=identity.worker_id,
             worker_epoch=identity.epoch,
+            worker_proof=identity.proof,
         )
         say("joined")
         ended = threading.Event()
