@@ -8,9 +8,10 @@ a push is one commit. A push that has begun runs to its end, whatever becomes of
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
@@ -27,10 +28,12 @@ from ..proto.errors import (
     Fenced,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     SparserowError,
     StaleRoute,
     Unavailable,
 )
+from ..proto.names import check_name
 from ..proto.schema import TableSchema
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from ..worker.lease import REPLAY_BYTES, Lease
@@ -58,11 +61,14 @@ class _Namespace:
     """A place in a job of the namespace, and its tables. Thread-safe.
 
     Attributes:
-        users: calls that use it now; guarded by the gateway's lock, as ``is_over`` is.
+        job: in which it has its place.
+        used_at: when the last call ended, monotonic seconds; guarded by the gateway's lock, as the next two are.
+        users: calls that use it now.
         is_over: whether later calls get another one; the last user closes it.
     """
 
-    def __init__(self, coordinator: str, namespace: str, table: str) -> None:
+    def __init__(self, coordinator: str, namespace: str, table: str, job: str) -> None:
+        self.job = job
         self._control = ControlClient(coordinator)
         self._name = namespace
         self._tables: dict[str, TableSchema] = {}
@@ -71,7 +77,7 @@ class _Namespace:
             view = self._control.cluster()
             identity = self._control.register_worker(
                 namespace=namespace,
-                job=f"gateway-{secrets.token_hex(8)}",
+                job=job,
                 rank=0,
                 world_size=1,
                 staleness=None,
@@ -91,6 +97,7 @@ class _Namespace:
             deadline_ms=_DEADLINE_MS,
         )
         self._lease.follow(self._native, self._client, _DEADLINE_MS / 1000)
+        self.used_at = time.monotonic()
         self.users = 0
         self.is_over = False
 
@@ -133,12 +140,20 @@ class Gateway:
 
     Args:
         coordinator: ``HOST:PORT`` of the training cluster.
-
-    Attributes:
-        metrics: of its calls.
+        name: of this gateway among those of the cluster; its jobs are named after it, so that they do not pile up at
+            the coordinator with each start.
+        namespaces: whose jobs it is in at once, at most. Beyond that it leaves the one that was idle longest.
+        idle_sec: after which it leaves a namespace that nobody asked for.
     """
 
-    def __init__(self, coordinator: str) -> None:
+    def __init__(self, coordinator: str, name: str, *, namespaces: int = 64, idle_sec: float = 600.0) -> None:
+        check_name("--name", name)
+        if namespaces < 1:
+            raise InvalidArgument(f"--namespaces {namespaces} is not allowed; allowed: >= 1")
+        if not idle_sec > 0:
+            raise InvalidArgument(f"--idle {idle_sec:g}s is not allowed; allowed: > 0s")
+        self._name, self._most, self._idle_sec = name, namespaces, idle_sec
+        self._jobs: dict[str, set[str]] = {}  # by namespace: those that it is in, or leaves
         self.metrics = GatewayMetrics()
         self._coordinator = coordinator
         self._lock = threading.Lock()
@@ -208,7 +223,7 @@ class Gateway:
                 self._retire(name, namespace)  # the next call looks where the shards are
                 raise
             finally:
-                self._leave(namespace)
+                self._leave(name, namespace)
         raise AssertionError("unreachable")
 
     def _enter(self, name: str, table: str) -> _Namespace:
@@ -223,18 +238,72 @@ class Gateway:
                     if namespace is not None:
                         namespace.users += 1
                         return namespace
-                made = _Namespace(self._coordinator, name, table)
+                namespace = self._join(name, table)
                 with self._lock:
-                    namespace = self._namespaces.setdefault(name, made)
                     namespace.users += 1
+                    self._namespaces[name] = namespace
                     self.metrics.namespaces = len(self._namespaces)
-                if namespace is not made:  # another call has joined it at the same moment
-                    made.close()
                 return namespace
         finally:
             with self._lock:
                 if not joining.locked():
                     self._joining.pop(name, None)
+
+    def _join(self, name: str, table: str) -> _Namespace:
+        """A place in a job of the namespace: of one that this gateway is not in, nor leaves just now."""
+        self._make_room()
+        with self._lock:
+            jobs = self._jobs.setdefault(name, set())
+            number = next(number for number in itertools.count() if self._job(number) not in jobs)
+            job = self._job(number)
+            jobs.add(job)
+        try:
+            return _Namespace(self._coordinator, name, table, job)
+        except BaseException:
+            self._forget_job(name, job)
+            raise
+
+    def _job(self, number: int) -> str:
+        return f"gateway-{self._name}" + (f"-{number}" if number else "")
+
+    def _forget_job(self, name: str, job: str) -> None:
+        with self._lock:
+            jobs = self._jobs[name]
+            jobs.discard(job)
+            if not jobs:
+                del self._jobs[name]
+
+    def _make_room(self) -> None:
+        with self._lock:
+            if len(self._namespaces) < self._most:
+                return
+            idle = {name: one for name, one in self._namespaces.items() if not one.users}
+            if not idle:
+                raise ResourceExhausted(
+                    f"namespaces: this gateway is busy in {self._most}; allowed: {self._most} at once (--namespaces)"
+                )
+            longest = min(idle, key=lambda name: idle[name].used_at)
+        self._leave_idle(longest, idle[longest])
+
+    def leave_idle(self) -> None:
+        """Leaves the namespaces that nobody has asked for in ``idle_sec``; to be called now and then, in any thread."""
+        now = time.monotonic()
+        with self._lock:
+            idle = {
+                name: one
+                for name, one in self._namespaces.items()
+                if not one.users and now - one.used_at >= self._idle_sec
+            }
+        for name, namespace in idle.items():
+            self._leave_idle(name, namespace)
+
+    def _leave_idle(self, name: str, namespace: _Namespace) -> None:
+        with self._lock:
+            if namespace.users:  # a call came meanwhile
+                return
+            namespace.users += 1
+        self._retire(name, namespace)
+        self._leave(name, namespace)
 
     def _retire(self, name: str, namespace: _Namespace) -> None:
         """Later calls get another one."""
@@ -244,15 +313,18 @@ class Gateway:
                 del self._namespaces[name]
                 self.metrics.namespaces = len(self._namespaces)
 
-    def _leave(self, namespace: _Namespace) -> None:
+    def _leave(self, name: str, namespace: _Namespace) -> None:
         with self._lock:
             namespace.users -= 1
+            namespace.used_at = time.monotonic()
             if namespace.users or not namespace.is_over:
                 return
         try:
             namespace.close()
         except SparserowError as error:
             log.info("leaving a job: %s", error)
+        finally:
+            self._forget_job(name, namespace.job)
 
 
 def _keys(keys: Any, packed: bytes) -> NDArray[np.uint64]:

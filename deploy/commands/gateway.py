@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import socket
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
+from ...proto.config import Seconds, StrictModel
 from . import options
 
 DEFAULT_PORT = 7200
+
+
+class _Times(StrictModel):
+    idle: Seconds = Field(600.0, gt=0, description="Time after which a gateway leaves a namespace.")
 
 
 def gateway(
@@ -17,6 +26,12 @@ def gateway(
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
     insecure: options.Insecure = False,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of this gateway among those of the cluster: its jobs bear it. Default: HOSTNAME-PORT."),
+    ] = None,
+    namespaces: Annotated[int, typer.Option(help="Namespaces that it is in at once; idle ones make room.")] = 64,
+    idle: Annotated[str, typer.Option(help="Time after which it leaves a namespace that nobody asks for.")] = "10min",
     metrics_port: options.MetricsPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
@@ -36,6 +51,7 @@ def gateway(
     from ...ps_server.stopping import StopRequest
     from ..gateway import Gateway
 
+    idle_sec = validate(_Times, {"idle": idle}).idle
     if not 0 <= port <= 65535:
         raise InvalidArgument(f"--port {port} is not allowed; allowed: [0, 65535]")
     check_port_free(host, port, option="--port")
@@ -46,7 +62,8 @@ def gateway(
 
     async def run() -> None:
         stop = StopRequest()
-        service = Gateway(coordinator)
+        of_process = f"{socket.gethostname()}-{port or secrets.token_hex(4)}"
+        service = Gateway(coordinator, name or of_process, namespaces=namespaces, idle_sec=idle_sec)
         with serve_metrics(service.metrics, host=host, port=metrics_port):
             await serve(service, stop)
 
@@ -59,12 +76,19 @@ def gateway(
         )
         await server.start()
         await server.set_serving(True)
+        leaving = asyncio.create_task(leave_idle(service))
         print(f"sparserow: gateway ready at gRPC {server.host}:{server.port}", flush=True)
         try:
             async with fresh_security():
                 await stop.wait()
         finally:
+            leaving.cancel()
             await server.stop(5.0)
             await service.close()
+
+    async def leave_idle(service: Gateway) -> None:
+        while True:
+            await asyncio.sleep(max(0.1, min(5.0, idle_sec / 4)))
+            await asyncio.to_thread(service.leave_idle)
 
     uvloop.run(run())

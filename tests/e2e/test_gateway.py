@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import sparserow as sr
 from sparserow.proto import rows_pb2 as pb
@@ -20,8 +21,8 @@ DIM = 4
 KEYS = np.arange(50, dtype=np.uint64)
 
 
-def start(launcher: Launcher, coordinator: str, port: int) -> Process:
-    gateway = launcher.start("gateway", f"--coordinator={coordinator}", f"--port={port}")
+def start(launcher: Launcher, coordinator: str, port: int, *options: str) -> Process:
+    gateway = launcher.start("gateway", f"--coordinator={coordinator}", f"--port={port}", *options)
     gateway.wait_for(r"gateway ready at gRPC \S+")
     return gateway
 
@@ -165,6 +166,39 @@ def test_clients_of_two_namespaces_and_made_up_tables(launcher: Launcher) -> Non
         assert gateway.end() == 0
         for session in sessions:
             session.close()
+
+
+def test_a_gateway_leaves_what_nobody_asks_for_and_keeps_its_name(launcher: Launcher) -> None:
+    port = free_port()
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "n0", staleness=None) as session:
+
+        def jobs_of_gateways() -> list[str]:
+            return sorted(job.name for job in session.catalog.status().jobs if job.name.startswith("gateway-"))
+
+        for namespace in ("n0", "n1", "n2"):
+            with sr.connect(cluster.address, namespace, job="maker", staleness=None) as maker:
+                maker.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        options = ("--name", "here", "--namespaces", "2", "--idle", "2s")
+        gateway = start(launcher, cluster.address, port, *options)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = pb_grpc.RowsStub(channel)
+            before = len(psutil.Process(gateway.popen.pid).net_connections())
+            for number in range(50):  # of no namespace that there is
+                asked = pb.PullRowsRequest(namespace=f"made-up-{number}", table="user", keys=[1])
+                assert refused(lambda asked=asked: stub.Pull(asked, timeout=60))[0] == grpc.StatusCode.NOT_FOUND
+            assert jobs_of_gateways() == []
+            for namespace in ("n0", "n1", "n2", "n0"):
+                stub.Pull(pb.PullRowsRequest(namespace=namespace, table="user", keys=[1]), timeout=60)
+                assert jobs_of_gateways() in (["gateway-here"], ["gateway-here"] * 2)
+            wait_until(lambda: jobs_of_gateways() == [], "a gateway that leaves what nobody asks for")
+            stub.Pull(pb.PullRowsRequest(namespace="n1", table="user", keys=[1]), timeout=60)
+            assert jobs_of_gateways() == ["gateway-here"]
+            wait_until(lambda: jobs_of_gateways() == [], "a gateway that leaves again")
+            wait_until(
+                lambda: len(psutil.Process(gateway.popen.pid).net_connections()) <= before + 2, "connections that end"
+            )
+        gateway.signal(signal.SIGTERM)
+        assert gateway.end() == 0
 
 
 def test_a_push_of_a_gateway_that_was_fenced_is_made_in_a_new_job(launcher: Launcher) -> None:
