@@ -93,8 +93,9 @@ def is_ready(control: ControlClient) -> bool:
 def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: Path, dial: str) -> None:
     ray_address = dial.format(address=nodes.address, clients=nodes.clients)
     leases = ("--worker-lease=20s", "--shard-lease=6s", "--slot-count=64")
+    serves = ("--serve=live", "--serve-namespace=ray")
     up = launcher.start(
-        "up", f"--on={ray_address}", "--shards=2", "--insecure", *leases, "--serve=live", "--serve-namespace=ray"
+        *("up", f"--on={ray_address}", "--shards=2", "--insecure", *leases, *serves, f"--checkpoint-root={tmp_path}")
     )
     wait_until(lambda: "ready at" in up.out or up.popen.poll() is not None, "a cluster on Ray", 600)
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
