@@ -51,7 +51,11 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
     """A restore in place empties the tables of the shards, and may fail then: replicas keep what they have."""
     rng = np.random.default_rng(2)
     url = tmp_path / "ckpt"
-    with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads") as session:
+    with (
+        GatedStore(url) as store,  # before the shards, which find it by the environment
+        sr.local_cluster(shards=2) as cluster,
+        sr.connect(cluster.address, "ads") as session,
+    ):
         table = session.create_table("user", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Uniform(-1, 1))
         table.assign(KEYS, rng.standard_normal((len(KEYS), DIM), np.float32))
         saved = table.pull(KEYS)
@@ -59,7 +63,6 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
         table.push(KEYS, rng.standard_normal((len(KEYS), DIM)).astype(np.float32))
         trained = table.pull(KEYS)
         with (
-            GatedStore(url) as store,
             ThreadPoolExecutor(1) as pool,
             sr.local_serving("now", follow=cluster.address, namespace="ads", sync_interval="20ms") as serving,
             sr.ServingClient(serving.addresses) as client,
