@@ -28,6 +28,11 @@ DIM, KEYS, STEPS, SHARDS, SLOTS, JOB = 2, 12, 8, 2, 64, 7
 ALL_KEYS = np.arange(KEYS, dtype=np.uint64)
 
 
+def proof_of(worker_id: int) -> bytes:
+    """What a worker shows to the shards as its own."""
+    return worker_id.to_bytes(16, "little")
+
+
 @dataclass
 class Worker:
     """One epoch of a worker, with the gradients (KEYS, DIM) of each of its commits that counts, by step."""
@@ -90,7 +95,15 @@ class Replay:
         for worker in gone:
             self.depart(worker)
         spans = [
-            (span.worker_id, span.epoch, span.rank, span.first_step, span.until_step, span.final_sequence)
+            (
+                span.worker_id,
+                span.epoch,
+                span.rank,
+                span.first_step,
+                span.until_step,
+                span.final_sequence,
+                proof_of(span.worker_id),
+            )
             for span in self.roster.spans.values()
         ]
         for server in self.rng.sample(self.servers, SHARDS):
@@ -162,6 +175,7 @@ class Replay:
             job_id=JOB,
             worker_id=ticket.worker_id,
             worker_epoch=ticket.epoch,
+            worker_proof=proof_of(ticket.worker_id),
         )
 
     def play(self, worker: Worker) -> Iterator[None]:
