@@ -29,6 +29,8 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 3_600_000),
     ("grpc.keepalive_timeout_ms", _SILENCE_MS),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    # A new channel makes its own attempt; from the shared pool it takes the refusal that an older one waits out.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
