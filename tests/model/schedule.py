@@ -40,6 +40,7 @@ WEIGHTS = {
     "cut": 4,
     "leave": 1,
     "refuse_prepare": 3,
+    "forget_worker": 0,
 }
 CALM = {"crash_worker": 0, "crash_shard": 0, "expire_lease": 0, "leave": 0}
 LATE = {"deliver": 30, "deliver_oldest": 10, "deliver_newest": 120}
@@ -53,6 +54,7 @@ PROFILES: dict[str, dict[str, int]] = {
     "late follower": {**CALM, **LATE, "crash_shard": 3, "start_shard": 30, "tick_shard": 15, "tick_coordinator": 15,
                       "cut": 10, "tick_follower": 60},
     "restores": {**CALM, "crash_shard": 6, "start_shard": 25, "cut": 16, "tick_follower": 40, "tick_coordinator": 25},
+    "forgotten": {**LATE, "crash_worker": 4, "expire_lease": 8, "start_worker": 12, "leave": 3, "forget_worker": 20},
     "storm": {"crash_worker": 3, "crash_shard": 3, "expire_lease": 3, "cut": 10, "drop": 2},
 }  # fmt: skip
 
@@ -204,6 +206,11 @@ class Cluster:
 
     def _leave(self, pick: int) -> None:
         self.workers[pick % len(self.workers)].wants_to_leave = True
+
+    def _forget_worker(self, pick: int) -> None:
+        worker = self.workers[pick % len(self.workers)]
+        if not worker.busy:  # its process is gone, its frames may still come
+            self.coordinator.forget(worker.worker)
 
     def _refuse_prepare(self, pick: int) -> None:
         self.shards[pick % len(self.shards)].refuse_next = True

@@ -27,11 +27,12 @@ PLANTED: dict[str, tuple[str | None, int, int]] = {
     "arrival_order": (None, 200, 0),  # a step reduced in the order of arrival
     "bound_off_by_one": (None, 200, 0),
     "conditional_newer": (None, 500, 0),  # a conditional pull compares versions with > instead of !=
-    "cut_answered_late": ("shards", 400, 1_700),  # a repeated answer of a cut carries the window of now
+    "cut_answered_late": ("shards", 400, 14_400),  # a repeated answer of a cut carries the window of now
     "cut_window_split": ("shards", 2_000, 0),  # the window is saved later than the rows
     "decide_early": (None, 1_000, 0),  # COMMIT before every shard has prepared
     "dedup_off": (None, 200, 0),
     "dirty_before_ack": (None, 2_000, 0),  # ring entries removed when sent
+    "epochs_begin_anew": ("forgotten", 2_000, 0),  # a worker that was forgotten is counted from 1 again
     "fenced_before_seen": ("leases", 2_000, 0),  # a fenced worker is refused before the window is asked
     "fenced_while_deciding": ("leases", 4_000, 0),  # it is refused while RESOLVE may still apply what it prepared
     "in_doubt_dropped": ("leases", 3_000, 0),  # a dead worker's half-delivered COMMIT is not finished

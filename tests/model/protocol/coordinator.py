@@ -54,6 +54,7 @@ class Coordinator:
         self.shards, self.staleness, self.witness, self.bugs = shards, staleness, witness, bugs
         self.generation, self.route, self.lineage = 0, 1, 1
         self.epochs = dict.fromkeys(range(workers), 1)
+        self.newest_epoch = 1  # of all workers, those that are forgotten too: it never goes back
         self.members = {(worker, 1): f.Span(0, None) for worker in range(workers)}
         self.first_step = dict.fromkeys(range(workers), 0)
         self.claims: dict[int, int | None] = dict.fromkeys(range(workers))
@@ -96,6 +97,19 @@ class Coordinator:
     def expected(self, worker: int) -> bool:
         """A rollback took this worker back into the job and its process has not come yet."""
         return self.live(worker) is not None and self.claims.get(worker) is None
+
+    def forget(self, worker: int) -> None:
+        """Knows nothing more of a worker that is no member, as of the ranks of a job that ended long ago."""
+        if self.idle and self.live(worker) is None:
+            self.epochs.pop(worker, None)
+            self.first_step.pop(worker, None)
+            self.claims.pop(worker, None)
+
+    def _new_epoch(self, worker: int) -> int:
+        if "epochs_begin_anew" in self.bugs:
+            return self.epochs.get(worker, 0) + 1
+        self.newest_epoch += 1
+        return self.newest_epoch
 
     # Operations
 
@@ -198,7 +212,7 @@ class Coordinator:
     def _join(self, worker: int, nonce: int, first: int) -> None:
         if self.live(worker) is not None:
             return
-        self.epochs[worker] = self.epochs.get(worker, 0) + 1
+        self.epochs[worker] = self._new_epoch(worker)
         self.members[(worker, self.epochs[worker])] = f.Span(first, None)
         self.first_step[worker] = first
         self.claims[worker] = nonce
@@ -238,7 +252,7 @@ class Coordinator:
             if span.until is None:
                 worker = pair[0]
                 if "rollback_keeps_epochs" not in self.bugs:
-                    self.epochs[worker] += 1
+                    self.epochs[worker] = self._new_epoch(worker)
                     self.claims[worker] = None
                 # The new epoch has no commit before the cut: it counts from the step after.
                 first = self.first_step[worker] = max(self.cut.step + 1, span.first)
