@@ -234,7 +234,10 @@ class CommitLog {
     std::string name;
     std::map<std::uint32_t, std::uint32_t> epochs;
   };
-  std::unordered_map<std::uint32_t, Dropped> dropped_;  // jobs that were dropped: their epochs do not go down
+  // Jobs that were dropped: their epochs do not go down. Of more than kMostDropped the oldest are forgotten; their
+  // worker ids never come again.
+  static constexpr std::size_t kMostDropped = 1'024;
+  std::unordered_map<std::uint32_t, Dropped> dropped_;
   LostCommits lost_;
   RetiredWindows retired_;                             // of workers that their jobs have forgotten
   std::unordered_map<std::uint32_t, JobImage> saved_;  // of a restore, by job id

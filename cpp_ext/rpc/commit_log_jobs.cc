@@ -234,6 +234,11 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
     outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
   }
   dropped_[job_id] = {std::max(operation, job.operation), job.name, job.epochs};
+  if (dropped_.size() > kMostDropped) {
+    dropped_.erase(std::min_element(dropped_.begin(), dropped_.end(), [](const auto& one, const auto& other) {
+      return one.second.operation < other.second.operation;
+    }));
+  }
   jobs_.erase(job_id);
   answered_.notify_all();
   lock.unlock();

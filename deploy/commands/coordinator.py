@@ -28,6 +28,13 @@ def coordinator(
     slot_count: options.SlotCount = 16384,
     worker_lease: options.WorkerLease = "10s",
     shard_lease: options.ShardLease = "10s",
+    job_memory: Annotated[
+        str,
+        typer.Option(
+            help="How long the coordinator remembers the worker ids of a job that has ended, such as 1h; at most "
+            "1,024 such jobs with 8,192 ranks."
+        ),
+    ] = "1h",
     checkpoint_root: options.CheckpointRoot = None,
     metrics_port: options.MetricsPort = None,
     health_port: options.HealthPort = None,
@@ -40,6 +47,8 @@ def coordinator(
     import uvloop
 
     from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.errors import InvalidArgument
+    from ...proto.units import parse_seconds
     from ...ps_server.coordinator.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.cluster import ClusterOptions
     from ...ps_server.coordinator.elected import run_elected
@@ -48,6 +57,11 @@ def coordinator(
     from ...ps_server.listen import is_loopback
     from ...ps_server.logs import start_log
     from ...ps_server.stopping import StopRequest
+
+    try:
+        job_memory_sec = parse_seconds(job_memory)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--job-memory: {error}") from None
 
     cluster = validate(
         ClusterConfig,
@@ -73,6 +87,7 @@ def coordinator(
                 cluster.worker_lease,
                 cluster.shard_lease,
                 CheckpointRoots(cluster.checkpoint_roots, is_loopback=is_loopback(host)),
+                job_memory_sec,
             ),
             host=host,
             port=cluster.port,

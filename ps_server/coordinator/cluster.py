@@ -31,7 +31,8 @@ from .slots import SlotMap
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
+_FORMAT_BEFORE = 4  # which counted generations by job
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class ClusterOptions:
         slot_count: power of two in [2, 65536].
         worker_lease_sec, shard_lease_sec: see :class:`Membership` and :class:`ShardBook`.
         checkpoint_roots: below which folders it saves and restores.
+        job_memory_sec: see :class:`Membership`.
     """
 
     shards: int
@@ -50,6 +52,7 @@ class ClusterOptions:
     worker_lease_sec: float = 10.0
     shard_lease_sec: float = 10.0
     checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
+    job_memory_sec: float = 3600.0
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Cluster:
             cluster_id=secrets.randbits(63) + 1,
             slots=SlotMap.even(options.slot_count, options.shards),
             shards=ShardBook(options.shards, options.shard_lease_sec),
-            jobs=Membership(options.worker_lease_sec),
+            jobs=Membership(options.worker_lease_sec, options.job_memory_sec),
             checkpoint_roots=options.checkpoint_roots,
         )
 
@@ -156,10 +159,11 @@ class Cluster:
             "next_worker_id": self.jobs.next_worker_id,
             "workers": [
                 [job_id, rank, identity.worker_id, identity.epoch, identity.proof.hex()]
-                for (job_id, rank), identity in self.jobs.identities.items()
+                for job_id, ranks in self.jobs.identities.items()
+                for rank, identity in ranks.items()
             ],
             "job_names": [[job_id, name] for job_id, name in self.jobs.names.items()],
-            "generations": [[job_id, generation] for job_id, generation in self.jobs.generations.items()],
+            "next_generation": self.jobs.next_generation,
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
             "rows_source": self.rows_source,
@@ -181,8 +185,10 @@ class Cluster:
             FailedPrecondition: it is of another format, or of a cluster with other options.
         """
         try:
-            if document["format"] != FORMAT:
-                raise FailedPrecondition(f"it has format {document['format']}, this program reads format {FORMAT}")
+            if document["format"] not in (FORMAT, _FORMAT_BEFORE):
+                raise FailedPrecondition(
+                    f"it has format {document['format']}, this program reads formats {_FORMAT_BEFORE} and {FORMAT}"
+                )
             route = document["route"]
             _check_same("shards", len(document["shards"]), options.shards)
             _check_same("slot count", route["slot_count"], options.slot_count)
@@ -191,7 +197,7 @@ class Cluster:
                 cluster_id=document["cluster_id"],
                 slots=SlotMap.from_runs(route["epoch"], route["slot_count"], runs),
                 shards=ShardBook(options.shards, options.shard_lease_sec),
-                jobs=Membership(options.worker_lease_sec),
+                jobs=Membership(options.worker_lease_sec, options.job_memory_sec),
                 checkpoint_roots=options.checkpoint_roots,
             )
             cluster.shards.lineage = document["lineage"]
@@ -204,12 +210,14 @@ class Cluster:
                 cluster.registry.admit(schema_of_message(pb.TableSchema.FromString(base64.b64decode(text))))
             jobs = cluster.jobs
             jobs.next_worker_id = document["next_worker_id"]
-            jobs.identities = {
-                (job, rank): Identity(worker, epoch, bytes.fromhex("".join(proof)))
-                for job, rank, worker, epoch, *proof in document["workers"]  # none in a state of the version before
-            }
+            for job_id, rank, worker, epoch, *proof in document["workers"]:  # no proof in a state of the version before
+                identity = Identity(worker, epoch, bytes.fromhex("".join(proof)))
+                jobs.identities.setdefault(job_id, {})[rank] = identity
             jobs.names = dict(document["job_names"])
-            jobs.generations = dict(document["generations"])
+            if document["format"] == _FORMAT_BEFORE:
+                jobs.next_generation = 1 + max((last for _, last in document["generations"]), default=0)
+            else:
+                jobs.next_generation = document["next_generation"]
             for saved in document["jobs"]:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
                 if job.members:  # of candidates alone it is over: they have to come again

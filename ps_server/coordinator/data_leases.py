@@ -22,6 +22,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 Key = tuple[int, int]  # (worker id, epoch of its registration)
 
 MOST_CHUNKS = 1 << 20
+MOST_JOBS = 1_024  # that have ended: a run may go on the next day
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,11 @@ class DataLeases:
 
     def __init__(self) -> None:
         self.jobs: dict[int, JobData] = {}  # by job id
+
+    def bound(self, running: Collection[int]) -> None:
+        """Forgets the data of ended jobs beyond ``MOST_JOBS``: of those that began to read first."""
+        for job_id in [job_id for job_id in self.jobs if job_id not in running][:-MOST_JOBS]:
+            del self.jobs[job_id]
 
     def left(self, job_id: int, holder: Key, last_step: int) -> None:
         """As :meth:`JobData.left`."""

@@ -206,8 +206,8 @@ class Fleet:
         await self._tell_all(lambda link: link.call("SetJob", self._job_message(job_id, roster)))
 
     def _job_message(self, job_id: int, roster: Roster) -> pb.SetJobRequest:
-        identities = self._cluster.jobs.identities
-        newest = filter(None, (identities.get((job_id, span.rank)) for span in roster.spans.values()))
+        identities = self._cluster.jobs.identities.get(job_id, {})
+        newest = filter(None, (identities.get(span.rank) for span in roster.spans.values()))
         proofs = {(identity.worker_id, identity.epoch): identity.proof for identity in newest}
         return job_message(job_id, roster, proofs)
 

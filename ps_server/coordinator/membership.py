@@ -8,7 +8,8 @@ fences all the other members: steps are reduced together, so workers go back tog
 one more: the job grows to the world size that it names.
 
 Invariants:
- 1. (job, rank) keeps its worker id for the cluster's life; its epoch only grows.
+ 1. (job, rank) keeps its worker id while its job is remembered; its epoch only grows. A worker id is given once, and
+    a generation is the number of one clock of one job: neither comes again, also for a job that was forgotten.
  2. All members and candidates of a job agree on world size, staleness and gradient scale.
  3. ``revision`` changes whenever what shards must know of a job changes.
 
@@ -18,10 +19,12 @@ Times are seconds of a monotonic clock that the caller passes in.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
 from ...proto.names import check_name, id_of_name
+from .ended_jobs import EndedJobs
 
 
 @dataclass(frozen=True)
@@ -91,15 +94,17 @@ class Membership:
 
     Args:
         lease_sec: a member that has not been heard of for so long leaves its job.
+        memory_sec: a job is forgotten so long after its end.
     """
 
-    def __init__(self, lease_sec: float) -> None:
+    def __init__(self, lease_sec: float, memory_sec: float = 3600.0) -> None:
         self.lease_sec = lease_sec
         self.jobs: dict[int, Job] = {}
-        self.identities: dict[tuple[int, int], Identity] = {}  # by (job id, rank)
-        self.names: dict[int, str] = {}  # job id -> full name, for ever
-        self.generations: dict[int, int] = {}  # job id -> the last one
+        self.identities: dict[int, dict[int, Identity]] = {}  # by job id and rank
+        self.names: dict[int, str] = {}  # job id -> full name
         self.next_worker_id = 1
+        self.next_generation = 1
+        self._ended = EndedJobs(memory_sec)
 
     def register(self, namespace: str, name: str, rank: int, terms: JobTerms, proof: bytes = b"") -> Ticket:
         """Adds a rank to its job as a candidate, or fences its former self.
@@ -120,16 +125,17 @@ class Membership:
         job = self._job(namespace, name, rank, terms)
         if job.gathered and terms.staleness == 0:  # it was here before: its steps are over, whoever still works
             self._begin_generation(job)
-        identity = self.identities.get((job.job_id, rank))
+        ranks = self.identities.setdefault(job.job_id, {})
+        identity = ranks.get(rank)
         if identity is None:
-            identity = self.identities[job.job_id, rank] = Identity(self.next_worker_id, 0)
+            identity = ranks[rank] = Identity(self.next_worker_id, 0)
             self.next_worker_id += 1
         identity.epoch += 1
         identity.proof = proof
         ticket = Ticket(job.job_id, rank, identity.worker_id, identity.epoch)
         job.members[rank] = Member(ticket, joins=job.gathered)
         job.revision += 1
-        job.gathered = job.gathered or not job.missing_ranks()
+        job.gathered = job.gathered or len(job.members) == job.terms.world_size
         return ticket
 
     def check(self, ticket: Ticket) -> Job:
@@ -169,7 +175,7 @@ class Membership:
         Raises:
             FailedPrecondition: the worker of this epoch has a proof, and this is another.
         """
-        identity = self.identities.get((ticket.job_id, ticket.rank))
+        identity = self.identities.get(ticket.job_id, {}).get(ticket.rank)
         if identity is None or identity.epoch != ticket.epoch or not identity.proof:
             return
         if not hmac.compare_digest(identity.proof, proof):
@@ -182,12 +188,14 @@ class Membership:
         """The full name of the job and the rank of a worker that is, or was, a member.
 
         Raises:
-            Fenced: there was never such a one.
+            Fenced: there was never such a one, or its job is forgotten.
         """
-        for (job, rank), identity in self.identities.items():
-            if (job, identity.worker_id) == (job_id, worker_id) and 0 < epoch <= identity.epoch:
+        for rank, identity in self.identities.get(job_id, {}).items():
+            if identity.worker_id == worker_id and 0 < epoch <= identity.epoch:
                 return self.names[job_id], rank
-        raise Fenced(f"worker {worker_id} (epoch {epoch}) was never a member of job {self.names.get(job_id, job_id)}")
+        raise Fenced(
+            f"worker {worker_id} (epoch {epoch}) is not known as a member of job {self.names.get(job_id, job_id)}"
+        )
 
     def joins_running(self, ticket: Ticket) -> bool:
         """Whether a candidate comes to a job that runs already and has no barrier.
@@ -252,6 +260,24 @@ class Membership:
             self._remove(self.jobs[ticket.job_id], ticket.rank)
         return ended
 
+    def forget_ended(self, in_use: Collection[int], now: float) -> list[int]:
+        """Forgets jobs that ended long ago, earlier where very many have ended.
+
+        Args:
+            in_use: jobs that are not forgotten although they have no members.
+            now: the time.
+
+        Returns:
+            Their ids.
+        """
+        running = self.jobs.keys() | set(in_use)
+        ranks = {job_id: len(self.identities.get(job_id, ())) for job_id in self.names}
+        forgotten = self._ended.to_forget(ranks, running, now)
+        for job_id in forgotten:
+            del self.names[job_id]
+            self.identities.pop(job_id, None)
+        return forgotten
+
     def extend(self, seconds: float) -> None:
         """Lengthens every lease: for a time in which nobody could have been heard."""
         for job in self.jobs.values():
@@ -276,8 +302,7 @@ class Membership:
             )
         job = self.jobs.get(job_id)
         if job is None:
-            self.generations[job_id] = self.generations.get(job_id, 0) + 1
-            job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.generations[job_id])
+            job = self.jobs[job_id] = Job(job_id, namespace, name, terms, generation=self.new_generation())
         others = [member for other, member in job.members.items() if other != rank]
         if (
             others
@@ -299,16 +324,26 @@ class Membership:
 
     def _begin_generation(self, job: Job) -> None:
         job.members.clear()
-        self.generations[job.job_id] += 1
-        job.generation = self.generations[job.job_id]
+        job.generation = self.new_generation()
         job.gathered = False
         job.revision += 1
 
-    def begin_clock(self, job_id: int) -> int:
-        """The same members begin a new clock together; returns its generation."""
-        job = self.jobs[job_id]
-        self.generations[job_id] += 1
-        job.generation = self.generations[job_id]
+    def new_generation(self) -> int:
+        """A number that no clock of any job had or will have."""
+        self.next_generation += 1
+        return self.next_generation - 1
+
+    def begin_clock(self, job: Job, generation: int) -> int:
+        """The same members begin a new clock together.
+
+        Args:
+            job: of these members.
+            generation: that was taken for it; another one is given where the job has begun a newer clock meanwhile.
+
+        Returns:
+            The generation of the new clock.
+        """
+        job.generation = generation if generation > job.generation else self.new_generation()
         job.revision += 1
         return job.generation
 

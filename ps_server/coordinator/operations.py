@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from ...proto.errors import SparserowError, Unavailable
 from .cluster import Cluster
@@ -88,7 +88,9 @@ class Operations:
         self._cluster = cluster
         self._fleet = fleet
         self._save = save
-        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # of jobs that work is under way for
         self._settled: dict[int, tuple[int, int]] = {}  # job id -> (generation, revision) that all shards know
         self._taking: asyncio.Future[Any] | None = None  # a cut that holds the jobs
 
@@ -96,7 +98,7 @@ class Operations:
         """Jobs of which the shards do not know the present members, because they could not be told."""
         wanted = {job_id for job_id, job in self._cluster.jobs.jobs.items() if not self._is_settled(job_id, job)}
         over = {job_id for job_id in self._cluster.rosters if job_id not in self._cluster.jobs.jobs}
-        return sorted(job_id for job_id in wanted | over if not self._locks[job_id].locked())
+        return sorted(job_id for job_id in wanted | over if not self._lock_of(job_id).locked())
 
     async def settle(self, job_id: int) -> None:
         """Brings all shards to a job's present members, or to its end; returns at once when they know.
@@ -107,7 +109,7 @@ class Operations:
         changed = self._cluster.jobs.jobs.get(job_id)
         if self._taking is not None and (changed is None or not self._is_settled(job_id, changed)):
             self._taking.cancel()  # nobody who comes or goes waits for a cut
-        async with self._locks[job_id]:
+        async with self._lock_of(job_id):
             while True:
                 job = self._cluster.jobs.jobs.get(job_id)
                 if job is None and job_id not in self._cluster.rosters:
@@ -116,6 +118,9 @@ class Operations:
                 if job is not None and self._is_settled(job_id, job):
                     return
                 await self._operate(job_id, job)
+
+    def _lock_of(self, job_id: int) -> asyncio.Lock:
+        return self._locks.setdefault(job_id, asyncio.Lock())
 
     def _is_settled(self, job_id: int, job: Job) -> bool:
         return self._settled.get(job_id) == (job.generation, job.revision)
@@ -162,7 +167,7 @@ class Operations:
         """
         async with contextlib.AsyncExitStack() as stack:
             for job_id in sorted(self._cluster.rosters):
-                await stack.enter_async_context(self._locks[job_id])
+                await stack.enter_async_context(self._lock_of(job_id))
             rosters = dict(sorted(self._cluster.rosters.items()))
             for roster in rosters.values():
                 roster.operation = self._next_operation()
@@ -195,21 +200,25 @@ class Operations:
             load: replaces the rows, and gives every shard these windows (JSON) before the new clock begins.
 
         Raises:
+            Unavailable: the job has ended.
             SparserowError: a shard could not be asked, or what ``load`` raised; the former clock goes on.
         """
-        async with self._locks[job_id]:
-            roster, job = self._cluster.rosters[job_id], self._cluster.jobs.jobs[job_id]
+        async with self._lock_of(job_id):
+            roster, job = self._cluster.rosters.get(job_id), self._cluster.jobs.jobs.get(job_id)
+            if roster is None or job is None:
+                raise Unavailable(f"job {job_id} has ended before its restore began; restore again")
             operation = roster.operation = self._next_operation()
             try:
                 reports = await self._fleet.hold_job(job_id, operation, [])
                 point = CutPoint.of_reports(job_id, operation, roster, reports)
-                generation = self._cluster.jobs.generations[job_id] + 1
+                generation = self._cluster.jobs.new_generation()
+                self._save()  # windows that a failed restore leaves on the shards are of a clock that never begins
                 result = await load(json.dumps([_windows(point, generation, first_step)]))
             except BaseException:
                 await self._release(job_id)
                 raise
             tickets = [member.ticket for member in job.members.values()]
-            roster.begin_generation(self._cluster.jobs.begin_clock(job_id), job.full_name, job.terms.staleness)
+            roster.begin_generation(self._cluster.jobs.begin_clock(job, generation), job.full_name, job.terms.staleness)
             roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
             self._save()
             await self._fleet.tell_job(job_id, roster)

@@ -207,8 +207,9 @@ class Restores:
             job_id = request.caller.job_id
             if job_id:
                 await self._operations.restart(job_id, next_step, loads.load)
-                saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
-                cluster.data.restore(job_id, cluster.jobs.jobs[job_id].generation, saved)
+                if (running := cluster.jobs.jobs.get(job_id)) is not None:  # it may have ended meanwhile
+                    saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
+                    cluster.data.restore(job_id, running.generation, saved)
             else:
                 await loads.load("[]")
             loads.check_loaded()

@@ -75,8 +75,13 @@ class RowSaves:
 
     async def _run(self, url: str) -> None:
         loop = asyncio.get_running_loop()
-        while asked := [sec for job, sec in self._cluster.row_saves[url].items() if job in self._cluster.jobs.jobs]:
-            began, every_sec = loop.time(), min(asked)
+        while True:
+            jobs = self._cluster.row_saves[url]
+            for ended in [job for job in jobs if job not in self._cluster.jobs.jobs]:
+                del jobs[ended]
+            if not jobs:
+                break
+            began, every_sec = loop.time(), min(jobs.values())
             try:
                 await self._save(url)
             except Unavailable as error:  # somebody came or went, or a shard is away: soon again

@@ -390,11 +390,19 @@ class CoordinatorService:
             name, key = self._cluster.jobs.names[ticket.job_id], (ticket.job_id, ticket.worker_id)
             lease_sec = self._cluster.jobs.lease_sec
             self._cluster.faults.lease_ended(name, key, ticket.rank, ticket.epoch, time.time(), lease_sec)
+        self._forget_ended(now)
         if ended:
             await self._notify()
         if not self._cluster.shards.problem():
             for job_id in self._operations.unsettled():
                 self._begin(self._after_leaving(job_id))
+
+    def _forget_ended(self, now: float) -> None:
+        """Forgets jobs that ended long ago; the saved state loses them with the next change."""
+        cluster = self._cluster
+        if forgotten := cluster.jobs.forget_ended(cluster.rosters, now):
+            log.info("%d jobs that have ended are forgotten", len(forgotten))
+        cluster.data.bound(cluster.jobs.jobs)
 
     async def _notify(self) -> None:
         async with self._membership_changed:

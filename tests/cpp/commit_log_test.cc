@@ -535,6 +535,22 @@ CommitLog::Options with_hook(std::function<void()> before) {
 
 }  // namespace
 
+TEST_CASE("of very many jobs that were dropped the oldest are forgotten") {
+  Fixture f(2u, 1);
+  constexpr std::uint32_t kJobs = 2'000, kFirst = 10;
+  for (std::uint32_t job = kFirst; job < kFirst + kJobs; ++job) {
+    JobSpec spec = resolved(2u, 2 * job, {{job, 1, 0}});
+    spec.job_id = job;
+    REQUIRE(f.log.set_job(spec).is_ok());
+    REQUIRE(f.log.drop_job(job, 2 * job + 1).is_ok());
+  }
+  const auto words_of = [&f](std::uint32_t job) { return f.log.drop_job(job).message(); };
+  CHECK(words_of(kFirst).find("is not known to this shard") != std::string::npos);
+  CHECK(words_of(kFirst + kJobs - 1025).find("is not known to this shard") != std::string::npos);
+  CHECK(words_of(kFirst + kJobs - 1024).find("is over") != std::string::npos);
+  CHECK(words_of(kFirst + kJobs - 1).find("is over") != std::string::npos);
+}
+
 TEST_CASE("a RESOLVE that is overtaken while it applies what is in doubt lets nothing go") {
   std::promise<void> applying, go_on;
   Fixture f(2u, 2, with_hook([&] {

@@ -78,12 +78,12 @@ class Trained:
 class Scene:
     """A coordinator at a fixed address with its state on disk, and two shards, all of them processes."""
 
-    def __init__(self, launcher: Launcher, folder: Path) -> None:
+    def __init__(self, launcher: Launcher, folder: Path, *options: str) -> None:
         self._launcher = launcher
         self.address = f"127.0.0.1:{free_port()}"
         self._options = ("--shards=2", "--slot-count=64", f"--port={self.address.rpartition(':')[2]}",
                          f"--worker-lease={LEASE_SEC}s", f"--shard-lease={LEASE_SEC}s",
-                         f"--state={folder / 'state.json'}", "--log-level=warning")  # fmt: skip
+                         f"--state={folder / 'state.json'}", "--log-level=warning", *options)  # fmt: skip
         self.process = self.start()
         self.shards = [self.shard(index) for index in range(2)]
         wait_until(self.is_ready, "the cluster to be ready")

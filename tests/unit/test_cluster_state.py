@@ -119,8 +119,28 @@ def test_a_document_without_a_part_is_damaged(key: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(FailedPrecondition, match="format 5, this program reads format 4"):
-        Cluster.from_document({**filled().to_document(), "format": 5}, OPTIONS, now=0.0)
+    with pytest.raises(FailedPrecondition, match="format 6, this program reads formats 4 and 5"):
+        Cluster.from_document({**filled().to_document(), "format": 6}, OPTIONS, now=0.0)
+
+
+def test_generations_of_the_format_before_do_not_come_again() -> None:
+    document = {**filled().to_document(), "format": 4, "generations": [[1, 3], [2, 17], [3, 1]]}
+    del document["next_generation"]
+    assert Cluster.from_document(document, OPTIONS, now=0.0).jobs.new_generation() == 18
+
+
+def test_the_state_of_two_hundred_jobs_that_have_ended_is_small() -> None:
+    cluster = Cluster.create(OPTIONS)
+    terms = JobTerms(1_000, None, "sum")
+    for number in range(200):
+        tickets = [
+            cluster.jobs.register("ads", f"nightly-{number:03d}", rank, terms, bytes(16)) for rank in range(1_000)
+        ]
+        for ticket in tickets:
+            cluster.jobs.leave_in_order(ticket)
+        cluster.jobs.forget_ended(cluster.rosters, now=0.0)
+    assert len(json.dumps(cluster.to_document())) < 1_000_000  # a state in etcd has 1.4 MB at most
+    assert list(cluster.jobs.names.values())[-1] == "ads/nightly-199"
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -111,3 +111,25 @@ def test_what_could_not_be_told_is_told_the_next_time() -> None:
     asyncio.run(operations.settle(tickets[0].job_id))
     assert operations.unsettled() == []
     assert shards.names == ["tell"]
+
+
+def test_the_generation_that_a_restore_puts_on_the_shards_is_saved_before_it_is_told() -> None:
+    cluster, tickets = gathered()
+    saved: list[str] = []
+    told: list[int] = []
+
+    async def restore() -> None:
+        operations = Operations(cluster, ToldShards(), lambda: saved.append(json.dumps(cluster.to_document())))  # type: ignore[arg-type]
+        await operations.settle(tickets[0].job_id)
+
+        async def load(windows: str) -> None:
+            told.append(json.loads(windows)[0]["generation"])
+            raise Unavailable("the coordinator is killed here")
+
+        with pytest.raises(Unavailable, match="killed here"):
+            await operations.restart(tickets[0].job_id, 10, load)
+
+    asyncio.run(restore())
+    after = Cluster.from_document(json.loads(saved[-1]), OPTIONS, now=0.0)
+    assert after.jobs.new_generation() > told[0]
+    assert cluster.jobs.jobs[tickets[0].job_id].generation < told[0], "the former clock goes on"

@@ -154,7 +154,7 @@ def test_only_who_was_a_member_has_an_origin() -> None:
     jobs.withdraw(ticket)
     assert jobs.origin(ticket.job_id, ticket.worker_id, 1) == ("ads/ctr", 0)
     for key in ((ticket.job_id, 9, 1), (7, ticket.worker_id, 1), (ticket.job_id, ticket.worker_id, 2)):
-        with pytest.raises(Fenced, match="was never a member"):
+        with pytest.raises(Fenced, match="is not known as a member"):
             jobs.origin(*key)
 
 
