@@ -7,8 +7,9 @@ import functools
 import io
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFou
 from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
 from ..proto.security import Security, loaded_security, open_channel, process_security
+from ..proto.units import format_bytes
 from ..serving.manifest import (
     MANIFEST,
     PROGRAM,
@@ -43,6 +45,7 @@ from ..serving.registry import ModelRegistry, check_name
 from ..serving.row_parts import read_file, write_rows, write_tensors
 from ..worker.shard_client import shard_client
 from .program_archive import confined
+from .program_export import ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +68,8 @@ class Published:
         model, version: its name.
         rows, bytes: of all tables; of all files.
         url: its folder.
+        program_bytes: of the program; 0 without one.
+        largest_tensors: of the program, at most three.
     """
 
     model: str
@@ -72,15 +77,8 @@ class Published:
     rows: int
     bytes: int
     url: str
-
-
-@dataclass(frozen=True)
-class ProgramSource:
-    """A model to export: the module, example arguments of its forward, and which of their dimensions vary."""
-
-    model: torch.nn.Module
-    example: tuple[Any, ...]
-    dynamic_shapes: Any = None
+    program_bytes: int = 0
+    largest_tensors: tuple[ProgramTensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def publish(
         name: of the model.
         root: folder of published models, by path or URL.
         model: in any mode; exported in eval mode by ``torch.export``. None: rows alone.
-        example: arguments of its forward, needed with ``model``.
+        example: arguments of its forward, needed with ``model``; nothing of them is published.
         dynamic_shapes: as in ``torch.export.export``; None: the first dimension of every tensor of ``example`` varies.
         alias: names the version afterwards; None: none does.
         dtype: of the published rows: "float32", "bfloat16", "float16" or "int8" for all tables, or a mapping from
@@ -135,7 +133,7 @@ def publish(
         card: goes into the manifest; ``step`` is added.
 
     Raises:
-        InvalidArgument: an argument is not allowed.
+        InvalidArgument: an argument is not allowed, or the model holds memory of ``example``.
         FailedPrecondition: the session is not of a cluster, or a row is not finite.
         Unavailable: a shard is down (names it).
         NotFound: the namespace has no tables.
@@ -148,7 +146,15 @@ def publish(
     session.flush()
     card = {"step": session.current_step, **(card or {})}
     publication = Publication(name, root, alias, dtype, card, program)
-    return publish_from(session.catalog, session.namespace, publication)
+    done = publish_from(session.catalog, session.namespace, publication)
+    if done.program_bytes:
+        largest = ", ".join(map(str, done.largest_tensors)) or "none"
+        print(
+            f"sparserow: {name}@{done.version}: a program of {format_bytes(done.program_bytes)}; its largest tensors: "
+            f"{largest}",
+            file=sys.stderr,
+        )
+    return done
 
 
 def publish_from(
@@ -167,7 +173,7 @@ def publish_from(
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
     is_signed = bool(loaded_security(control.security).signing_key)
-    program = None if publication.program is None else _export(publication.program, is_signed=is_signed)
+    program = None if publication.program is None else export_program(publication.program, is_signed=is_signed)
     view = control.cluster()
     version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)
@@ -181,8 +187,8 @@ def publish_from(
         )
         facts = proof = None
         if program is not None:
-            facts = _write_program(folder, program)
-            proof = make_proof(publication.name, version, facts, [program], loaded_security(control.security))
+            facts = _write_program(folder, program.archive)
+            proof = make_proof(publication.name, version, facts, [program.archive], loaded_security(control.security))
         manifest = Manifest(
             model=publication.name,
             version=version,
@@ -202,7 +208,10 @@ def publish_from(
         raise
     if publication.alias is not None:
         registry.point(publication.name, publication.alias, version)
-    return Published(publication.name, version, manifest.rows, manifest.size, folder.url)
+    done = Published(publication.name, version, manifest.rows, manifest.size, folder.url)
+    return (
+        done if program is None else replace(done, program_bytes=len(program.archive), largest_tensors=program.largest)
+    )
 
 
 def trusted_keys(security: Security | None) -> Security:
@@ -214,6 +223,8 @@ def trusted_keys(security: Security | None) -> Security:
 def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:
     """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
 
+    The operators of lookups are registered with torch as well, without which it could not read the program.
+
     Args:
         root: folder of published models, by path or URL.
         name, version: of the model.
@@ -224,6 +235,8 @@ def load_program(root: str, name: str, version: int, security: Security | None =
         DataLoss: it is damaged, or says what a program may not.
         FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
     """
+    from ..worker import ops  # noqa: F401 - registers operators
+
     security = trusted_keys(security)
     registry = ModelRegistry(root)
     manifest = registry.manifest(name, version)
@@ -349,40 +362,6 @@ def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidArgument(f"card[{key!r}]: {value!r} is not finite")
     return dict(card)
-
-
-def _export(source: ProgramSource, *, is_signed: bool) -> bytes:
-    """The model's program, with lookups that do not wait for each other in one round trip."""
-    import torch
-
-    from ..worker.merge_lookups import count_merged, merge_lookups
-
-    shapes = source.dynamic_shapes
-    if shapes is None:
-        batch = torch.export.Dim("batch", min=1)
-        shapes = tuple(
-            {0: batch} if isinstance(value, torch.Tensor) and value.dim() else None for value in source.example
-        )
-    was_training = source.model.training
-    source.model.eval()
-    try:
-        with torch.no_grad():
-            program = torch.export.export(source.model, source.example, dynamic_shapes=shapes)
-            merged = merge_lookups(program)  # not compared: rows may change while others train
-            if count_merged(merged):
-                program = torch.export.export(merged, source.example, dynamic_shapes=shapes)
-    except Exception as error:  # torch.export has errors of many kinds
-        raise InvalidArgument(f"publish: the model cannot be exported: {' '.join(str(error).split())[:500]}") from error
-    finally:
-        source.model.train(was_training)
-    program._example_inputs = None  # torch would pickle them
-    out = io.BytesIO()
-    torch.export.save(program, out)
-    try:
-        confined(out.getvalue(), "the model", is_signed=is_signed)
-    except DataLoss as error:
-        raise InvalidArgument(f"publish: {error}") from None
-    return out.getvalue()
 
 
 def _write_program(folder: Folder, program: bytes) -> FileFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .errors import InvalidArgument
 from .names import check_name
@@ -239,7 +239,7 @@ class Table:
     Args:
         dtype: of stored weights. Optimizer state is always float32.
         init: of rows that nobody has pushed to yet.
-        optimizer: in place of the one given to ``distribute``.
+        optimizer: in place of the one given to ``distribute``; torch's own where the servers have a counterpart.
         seed: of initial rows and stochastic rounding; None is 0.
         admit_after, admit_probability, admit_capacity, evict_after_steps, evict_after_seconds, evict_below_norm,
             max_rows, max_bytes, evict_by, ram_share: as in :class:`RowPolicy`.
@@ -247,7 +247,7 @@ class Table:
 
     dtype: Dtype | None = None
     init: Init | None = None
-    optimizer: RowOptimizer | None = None
+    optimizer: Any = None  # of worker/row_optimizers.py: this module does without torch
     seed: int | None = None
     admit_after: int = 1
     admit_probability: float = 1.0
@@ -296,6 +296,10 @@ class TableSchema:
             check_name(f"TableSchema.{part}", getattr(self, part))
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidArgument(f"TableSchema.dim: {self.dim!r} is not allowed; allowed: [1, {MAX_DIM}]")
+        given: Any = self.optimizer
+        if not isinstance(given, RowOptimizer):
+            allowed = "SGD, Adagrad, RowWiseAdagrad, Adam"
+            raise InvalidArgument(f"TableSchema.optimizer: {self.optimizer!r} is not allowed; allowed: {allowed}")
         if self.dtype not in DTYPES:
             raise InvalidArgument(f"TableSchema.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
         if not 0 <= self.seed < 2**64:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ..proto.schema import Constant, RowOptimizer, TableSchema
 from . import ops
+from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session import Session
 from .table import TableRows
 
@@ -44,7 +45,7 @@ class _Place:
 
 
 def dense_on_servers(
-    model: nn.Module, session: Session, *, optimizer: RowOptimizer, table: str = "dense", wait_sec: float = 60.0
+    model: nn.Module, session: Session, *, optimizer: OptimizerLike, table: str = "dense", wait_sec: float = 60.0
 ) -> DenseRows:
     """Moves what is left of a model's parameters to the parameter servers, in place.
 
@@ -73,7 +74,7 @@ def dense_on_servers(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
     session.check_no_dense_rows()
-    dense = DenseRows(model, session, optimizer, table)
+    dense = DenseRows(model, session, row_optimizer_of(optimizer, "dense_on_servers.optimizer"), table)
     dense.take_initial_values(wait_sec)
     session.attach_dense_rows(dense)
     model.register_forward_pre_hook(dense.before_forward, prepend=True)

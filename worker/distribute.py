@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import RowOptimizer, Table
+from ..proto.schema import Table
 from .lifted_layers import (
     Layer,
     Swap,
@@ -19,6 +19,7 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
+from .row_optimizers import OptimizerLike
 from .session import Session
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -30,7 +31,7 @@ def distribute(
     model: Model,
     session: Session,
     *,
-    optimizer: RowOptimizer,
+    optimizer: OptimizerLike,
     min_rows: int = 10_000,
     tables: Mapping[str, Table] | None = None,
     carry_weights: bool = True,
@@ -44,7 +45,9 @@ def distribute(
     Args:
         model: not itself an embedding.
         session: from :func:`connect`.
-        optimizer: of all tables that name no other; runs on the servers.
+        optimizer: of all tables that name no other; runs on the servers. One of ``sr.SGD``, ``sr.Adagrad``,
+            ``sr.RowWiseAdagrad`` and ``sr.Adam``, or torch's own where it has a counterpart: the class, a
+            ``functools.partial`` of it, or an instance that has not stepped.
         min_rows: layers with fewer rows stay local and dense.
         tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts.
         carry_weights: rank 0 sends the layers' present weights to tables that are new. A table that exists keeps its
@@ -55,8 +58,8 @@ def distribute(
         The same model.
 
     Raises:
-        InvalidArgument: nothing to distribute, a pattern that matches no layer of at least ``min_rows``, or a row cache
-            that the model's device cannot hold.
+        InvalidArgument: nothing to distribute, a pattern that matches no layer of at least ``min_rows``, an optimizer
+            without a counterpart on the servers, or a row cache that the model's device cannot hold.
         FailedPrecondition: a layer uses what cannot be honoured (names the layer and the reason), or a table is in
             use in this process, or exists with another schema. The model is then unchanged.
     """
@@ -75,7 +78,7 @@ def distribute(
 def _plan(
     model: nn.Module,
     session: Session,
-    optimizer: RowOptimizer,
+    optimizer: OptimizerLike,
     min_rows: int,
     tables: Mapping[str, Table],
     carry_weights: bool,

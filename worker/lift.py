@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.nn import functional
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import RowOptimizer, Table
+from ..proto.schema import Table
 from .embedding import BAG_MODES
 from .graph_check import largest_gap
 from .lifted_layers import (
@@ -31,6 +31,7 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
+from .row_optimizers import OptimizerLike
 from .session import Session
 
 _aten = torch.ops.aten
@@ -55,7 +56,7 @@ def lift_embeddings(
     program: ExportedProgram | fx.GraphModule,
     session: Session,
     *,
-    optimizer: RowOptimizer,
+    optimizer: OptimizerLike,
     min_rows: int = 10_000,
     tables: Mapping[str, Table] | None = None,
     carry_weights: bool = True,

@@ -14,9 +14,10 @@ from rich.progress import Progress
 from torch import nn
 
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ..proto.schema import Normal, RowOptimizer, Table, TableSchema
+from ..proto.schema import Normal, Table, TableSchema
 from .deferred import deferred_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session import Session
 
 _log = logging.getLogger(__name__)
@@ -42,16 +43,22 @@ def plan_tables(
     session: Session,
     *,
     what: str,
-    optimizer: RowOptimizer,
+    optimizer: OptimizerLike,
     tables: Mapping[str, Table],
     carry_weights: bool,
 ) -> list[Swap]:
     """The table of each layer, named after its first path; ``what`` is the caller's name, for errors.
 
     Raises:
-        InvalidArgument: a pattern of ``tables`` matches no path.
+        InvalidArgument: a pattern of ``tables`` matches no path, or an optimizer has no counterpart on the servers.
         FailedPrecondition: the session has bound a table of that name already.
     """
+    default = row_optimizer_of(optimizer, f"{what}.optimizer")
+    own = {
+        pattern: row_optimizer_of(table.optimizer, f"{what}: tables[{pattern!r}].optimizer")
+        for pattern, table in tables.items()
+        if table.optimizer is not None
+    }
     is_used = dict.fromkeys(tables, False)
     bound = set(session.bound_tables())
     swaps = []
@@ -65,7 +72,7 @@ def plan_tables(
             namespace=session.namespace,
             name=paths[0],
             dim=layer.embedding_dim,
-            optimizer=table.optimizer or optimizer,
+            optimizer=own.get(matching[0], default) if matching else default,
             dtype=table.dtype or "float32",
             init=table.init or deferred_init(layer) or Normal(0.0, 1.0),
             seed=table.seed or 0,

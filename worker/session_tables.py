@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ..proto.schema import Constant, Dtype, Init, RowOptimizer, RowPolicy, TableSchema
+from ..proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
 from .cache.settings import storage_on
+from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
@@ -74,7 +75,7 @@ class SessionTables:
         name: str,
         *,
         dim: int,
-        optimizer: RowOptimizer,
+        optimizer: OptimizerLike,
         dtype: Dtype = "float32",
         init: Init | None = None,
         seed: int = 0,
@@ -85,7 +86,7 @@ class SessionTables:
         Args:
             name: within the session's namespace.
             dim: columns.
-            optimizer: runs on the shards; its ``lr`` is the default of ``push``.
+            optimizer: runs on the shards; its ``lr`` is the default of ``push``. As that of :func:`distribute`.
             dtype: of stored weights.
             init: of rows nobody has pushed to; None is zeros.
             seed: of initial rows.
@@ -93,13 +94,14 @@ class SessionTables:
 
         Raises:
             FailedPrecondition: it exists with another schema (names the field).
+            InvalidArgument: an argument is out of its range, or the optimizer has no counterpart on the servers.
         """
         self.native.check_usable()
         schema = TableSchema(
             namespace=self.namespace,
             name=name,
             dim=dim,
-            optimizer=optimizer,
+            optimizer=row_optimizer_of(optimizer, "create_table.optimizer"),
             dtype=dtype,
             init=Constant() if init is None else init,
             seed=seed,

@@ -1,0 +1,86 @@
+"""An exported program holds what is the model's, and no data that its tensors or its example are views of."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import pytest
+import sparserow as sr
+import torch
+from sparserow.deploy.program_export import ProgramSource, export_program
+from torch import nn
+
+ROWS = 1_000_000
+KIB = 1 << 10
+
+
+class Model(nn.Module):
+    """A linear layer over normalised columns, whose tensors may be views of larger ones."""
+
+    def __init__(self, mean: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.scale = scale  # becomes a constant of the program
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, columns: list[torch.Tensor]) -> torch.Tensor:
+        return (torch.stack(columns, 1) - self.mean) * self.scale @ self.weight
+
+
+@pytest.fixture(scope="module")
+def column() -> torch.Tensor:
+    return torch.arange(ROWS, dtype=torch.float32)
+
+
+def source(model: nn.Module, column: torch.Tensor) -> ProgramSource:
+    batch = torch.export.Dim("batch", min=1)
+    return ProgramSource(model, ([column[:4], column[4:8]],), (([{0: batch}, {0: batch}]),))
+
+
+def test_views_of_data_are_published_alone(column: torch.Tensor) -> None:
+    large = torch.randn(ROWS)
+    model = Model(large[:2], large[10:14:2], large[100:102])
+    program = export_program(source(model, column), is_signed=False)
+    assert len(program.archive) < 64 * KIB, "4 MB are behind each of the model's tensors and of the example"
+    assert {tensor.name: tensor.bytes for tensor in program.largest} == {"mean": 8, "scale": 8, "weight": 8}
+    loaded = torch.export.load(io.BytesIO(program.archive)).module()
+    given = [column[20:27], column[30:37]]
+    torch.testing.assert_close(loaded(given), model(given))
+    assert large.untyped_storage().nbytes() == ROWS * 4, "the model itself is as it was"
+    assert model.mean.data_ptr() == large.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["mean", "scale", "weight"])
+def test_a_model_that_holds_data_is_not_published(column: torch.Tensor, name: str) -> None:
+    parts = {part: torch.ones(2) for part in ("mean", "scale", "weight")}
+    model = Model(**{**parts, name: column[:2]})
+    words = rf"publish: '{name}' of the model, \(2,\), lies in the memory of an argument in `example` \(3\.8 MiB\)"
+    with pytest.raises(sr.InvalidArgument, match=words):
+        export_program(source(model, column), is_signed=False)
+
+
+class Warns(nn.Module):
+    """Warns in its forward."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        warnings.warn("this model is old", UserWarning, stacklevel=1)
+        return value + 1
+
+
+def test_the_models_own_warnings_are_shown_and_those_of_torch_are_not(column: torch.Tensor) -> None:
+    class WithAnchor(Warns):
+        """Has a tensor like that of a distributed layer, of which torch warns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.anchor = torch.zeros(1, requires_grad=True)
+
+        def forward(self, value: torch.Tensor) -> Any:
+            return super().forward(value) + self.anchor
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        export_program(ProgramSource(WithAnchor(), (column[:4],)), is_signed=False)
+    assert {str(warning.message) for warning in seen} == {"this model is old"}

@@ -1,0 +1,108 @@
+"""The optimizers that a user may name for rows, and the refusal of the others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import sparserow as sr
+import torch
+from sparserow.worker.row_optimizers import row_optimizer_of
+from torch import nn, optim
+
+PARAMETER = [nn.Parameter(torch.zeros(3))]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (sr.SGD(lr=0.5), sr.SGD(lr=0.5)),
+        (sr.RowWiseAdagrad, sr.RowWiseAdagrad()),
+        (optim.SGD, sr.SGD(lr=1e-3)),
+        (optim.Adagrad, sr.Adagrad(lr=1e-2)),
+        (optim.Adam, sr.Adam(lr=1e-3)),
+        (partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True), sr.SGD(0.1, momentum=0.9, nesterov=True)),
+        (optim.Adagrad(PARAMETER, lr=0.2, initial_accumulator_value=0.5, eps=1e-6, weight_decay=0.1),
+         sr.Adagrad(0.2, eps=1e-6, initial_accumulator=0.5, weight_decay=0.1)),
+        (optim.Adam(PARAMETER, lr=0.2, betas=(0.8, 0.9), fused=False), sr.Adam(0.2, beta1=0.8, beta2=0.9)),
+        (optim.Adam(PARAMETER, lr=torch.tensor(0.25)), sr.Adam(0.25)),
+    ],
+)  # fmt: skip
+def test_a_counterpart_has_the_options_of_torch(given: Any, wanted: Any) -> None:
+    assert row_optimizer_of(given, "distribute.optimizer") == wanted
+
+
+def stepped() -> optim.Optimizer:
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = optim.Adam([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+class Own(optim.SGD):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (optim.AdamW, r"torch\.optim\.AdamW has no counterpart on the servers; allowed: sr\.SGD, .*\.Adam"),
+        (optim.AdamW(PARAMETER), r"torch\.optim\.AdamW has no counterpart"),
+        (optim.SparseAdam, r"SparseAdam has no counterpart"),
+        (Own, r"Own has no counterpart"),
+        (Own(PARAMETER), r"Own has no counterpart"),
+        (optim.Adam(PARAMETER, amsgrad=True), r"Adam with amsgrad=True has no counterpart"),
+        (optim.Adagrad(PARAMETER, lr_decay=0.1), r"Adagrad with lr_decay=0\.1 has no counterpart"),
+        (partial(optim.SGD, maximize=True), r"SGD with maximize=True has no counterpart"),
+        (partial(optim.SGD, lr=-1.0), r"torch\.optim\.SGD: Invalid learning rate"),
+        (partial(optim.SGD, rate=1.0), r"unexpected keyword argument 'rate'"),
+        (optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]},
+                    {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5}]), "2 groups with different options"),
+        (stepped(), "has stepped, and its state would be left behind"),
+        ("adam", r"'adam' is no optimizer"),
+        (None, r"None is no optimizer"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_refused_by_name(given: Any, words: str) -> None:
+    with pytest.raises((sr.InvalidArgument, sr.FailedPrecondition), match=rf"^distribute\.optimizer: .*{words}"):
+        row_optimizer_of(given, "distribute.optimizer")
+
+
+class Model(nn.Module):
+    """One embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(200, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.item(ids).square().sum()
+
+
+def test_rows_train_as_torch_trains_them() -> None:
+    torch.manual_seed(7)
+    local = Model()
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
+        far = Model()
+        far.load_state_dict(local.state_dict())
+        named = {"item": sr.Table(optimizer=partial(optim.Adagrad, lr=0.3))}
+        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100, tables=named)
+        assert session.create_table("own", dim=4, optimizer=optim.Adam).schema.optimizer == sr.Adam(lr=1e-3)
+        optimizer = optim.Adagrad(local.parameters(), lr=0.3)
+        for step in range(5):
+            ids = torch.arange(step, 100 + step)
+            for model in (local, far):
+                model(ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+        torch.testing.assert_close(far.eval().item(torch.arange(200)), local.item.weight.detach())
+        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.RMSprop"):
+            sr.distribute(Model(), session, optimizer=optim.RMSprop, min_rows=100)
+        other = {"item": sr.Table(optimizer=optim.RMSprop)}
+        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.RMSprop"):
+            sr.distribute(Model(), session, optimizer=optim.SGD, min_rows=100, tables=other)
+        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.RMSprop"):
+            session.create_table("new", dim=4, optimizer=optim.RMSprop)

@@ -1,0 +1,117 @@
+"""Row optimizers that are given as ``torch.optim`` names them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.schema import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
+
+OptimizerLike: TypeAlias = RowOptimizer | torch.optim.Optimizer | type | functools.partial[Any]
+
+_OURS = (SGD, Adagrad, RowWiseAdagrad, Adam)
+# Options of torch's that say how it computes, and not what.
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+
+
+def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
+    """The optimizer that the servers run for what a user names.
+
+    Args:
+        given: one of ours or its class (then with its defaults); ``torch.optim.SGD``, ``Adagrad`` or ``Adam``, as a
+            class, a ``functools.partial`` of one, or an instance that has not stepped, whose options are taken.
+        where: names the argument in errors.
+
+    Raises:
+        InvalidArgument: it has no counterpart, or an option of it has none (names both).
+        FailedPrecondition: an instance has stepped: its state would be left behind.
+    """
+    if isinstance(given, _OURS):
+        return given
+    if isinstance(given, type) and issubclass(given, _OURS):
+        return given()
+    made = _made(given, where)
+    if type(made) not in _COUNTERPARTS:
+        raise InvalidArgument(f"{where}: {_name(given)} has no counterpart on the servers; allowed: {_allowed()}")
+    if len({repr(_options(group)) for group in made.param_groups}) != 1:
+        raise InvalidArgument(
+            f"{where}: {_name(given)} has {len(made.param_groups)} groups with different options; a table has one "
+            "optimizer: give each table its own by tables={pattern: sr.Table(optimizer=...)}"
+        )
+    if any(float(state.get("step", 1)) > 0 for state in made.state.values()):
+        raise FailedPrecondition(f"{where}: {_name(given)} has stepped, and its state would be left behind; give a new")
+    options = _options(made.param_groups[0])
+    try:
+        return _COUNTERPARTS[type(made)](options)
+    except _Unsupported as error:
+        raise InvalidArgument(
+            f"{where}: {_name(given)} with {error} has no counterpart on the servers; allowed: {_allowed()}"
+        ) from None
+
+
+class _Unsupported(Exception):  # noqa: N818 - it never leaves this module
+    """An option that no row optimizer has."""
+
+
+def _made(given: Any, where: str) -> torch.optim.Optimizer:
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    kind = given.func if isinstance(given, functools.partial) else given
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise InvalidArgument(f"{where}: {given!r} is no optimizer; allowed: {_allowed()}")
+    if kind not in _COUNTERPARTS:
+        raise InvalidArgument(f"{where}: {_name(given)} has no counterpart on the servers; allowed: {_allowed()}")
+    try:
+        made: torch.optim.Optimizer = given([nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{where}: {_name(given)}: {error}") from None
+    return made
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params" and name not in _HOW}
+
+
+def _take(options: dict[str, Any], *names: str) -> list[float]:
+    """The values of these options as floats; the others must be off."""
+    taken = [float(options.pop(name)) for name in names]
+    for name, value in options.items():
+        if name != "initial_lr" and value not in (0, False, None):
+            raise _Unsupported(f"{name}={value!r}")
+    return taken
+
+
+def _sgd(options: dict[str, Any]) -> RowOptimizer:
+    is_nesterov = bool(options.pop("nesterov"))
+    lr, momentum, dampening, decay = _take(options, "lr", "momentum", "dampening", "weight_decay")
+    return SGD(lr, momentum=momentum, dampening=dampening, nesterov=is_nesterov, weight_decay=decay)
+
+
+def _adagrad(options: dict[str, Any]) -> RowOptimizer:
+    lr, eps, initial, decay = _take(options, "lr", "eps", "initial_accumulator_value", "weight_decay")
+    return Adagrad(lr, eps=eps, initial_accumulator=initial, weight_decay=decay)
+
+
+def _adam(options: dict[str, Any]) -> RowOptimizer:
+    beta1, beta2 = options.pop("betas")
+    lr, eps, decay = _take(options, "lr", "eps", "weight_decay")
+    return Adam(lr, beta1=float(beta1), beta2=float(beta2), eps=eps, weight_decay=decay)
+
+
+_COUNTERPARTS = {torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam}
+
+
+def _name(given: Any) -> str:
+    kind = given.func if isinstance(given, functools.partial) else given
+    kind = kind if isinstance(kind, type) else type(kind)
+    return f"{kind.__module__.removesuffix('.' + kind.__name__.lower())}.{kind.__name__}"
+
+
+def _allowed() -> str:
+    ours = ", ".join(f"sr.{kind.__name__}" for kind in _OURS)
+    return f"{ours}, " + ", ".join(f"torch.optim.{kind.__name__}" for kind in _COUNTERPARTS)
