@@ -20,7 +20,7 @@ from ..proto.errors import SparserowError
 
 # In the order of the help text.
 COMMANDS: tuple[str, ...] = (
-    *("demo", "train", "up", "status", "top", "doctor", "plan", "table", "checkpoint", "inspect"),
+    *("demo", "train", "up", "status", "top", "doctor", "plan", "table", "namespace", "checkpoint", "inspect"),
     *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
     *("bench", "security", "coordinator", "ps", "gateway"),
 )

@@ -160,6 +160,38 @@ class ControlClient(Closing):
         """
         self._call("DropTable", pb.DropTableRequest(namespace=namespace, name=name))
 
+    def drop_tables(
+        self,
+        namespace: str,
+        names: Sequence[str] | None,
+        *,
+        dry_run: bool = False,
+        only_unused: bool = False,
+        deadline_sec: float = 600.0,
+    ) -> pb.DropTablesReply:
+        """Removes tables and their rows from every shard.
+
+        Args:
+            namespace: of the tables.
+            names: of the tables; None: all of the namespace, which is forgotten with them.
+            dry_run: removes nothing, and says what would go.
+            only_unused: refuses while a job of the namespace has workers.
+            deadline_sec: of the call.
+
+        Raises:
+            NotFound: there is no such table or namespace. Nothing is removed.
+            FailedPrecondition: a job may use them, with ``only_unused``.
+        """
+        request = pb.DropTablesRequest(
+            namespace=namespace,
+            names=names or (),
+            whole_namespace=names is None,
+            dry_run=dry_run,
+            only_unused=only_unused,
+        )
+        reply: pb.DropTablesReply = self._call("DropTables", request, deadline_sec)
+        return reply
+
     def sweep_table(
         self, namespace: str, name: str, *, dry_run: bool = False, deadline_sec: float = 3600.0
     ) -> pb.SweepTableReply:

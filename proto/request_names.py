@@ -50,7 +50,8 @@ NAMES: dict[str, Check] = {
     **dict.fromkeys(
         (
             *("TableSchema.namespace", "TableSchema.name", "Address.host", "ListTablesRequest.namespace"),
-            *("DropTableRequest.namespace", "DropTableRequest.name"),
+            *("DropTableRequest.namespace", "DropTableRequest.name", "DropTablesRequest.namespace"),
+            "DropTablesRequest.names",
             *("SweepTableRequest.namespace", "SweepTableRequest.name"),
             *("RegisterWorkerRequest.namespace", "RegisterWorkerRequest.job", "RegisterWorkerRequest.host"),
             *("ReportFaultRequest.host", "LeaseDataRequest.run", "EnterSaveRequest.name", "GetSaveRequest.name"),

@@ -29,7 +29,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
         *("Serving/Lookup", "Serving/Describe", "Rows/Pull"),
     ),
     "train": (
-        *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/SweepTable"),
+        *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/DropTables", "Coordinator/SweepTable"),
         *("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat", "Coordinator/DeregisterWorker"),
         *("Coordinator/LeaseData", "Coordinator/ReportFault", "Coordinator/ListFaults"),
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),

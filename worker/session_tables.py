@@ -124,6 +124,21 @@ class SessionTables:
             raise NotFound(f"table {name!r} is not in namespace {self.namespace!r}; tables there: {known}")
         return self._rows_of(self._schemas[name])
 
+    def drop_table(self, name: str) -> None:
+        """Removes a table of the namespace and all of its rows, for every worker and for ever.
+
+        Raises:
+            NotFound: the namespace has no such table.
+            FailedPrecondition: a model of this process uses it.
+        """
+        self.native.check_usable()
+        if name in self.bound_tables():
+            raise FailedPrecondition(
+                f"drop_table: {name!r} is in use by a model of this session; close the session first"
+            )
+        self.catalog.drop_table(self.namespace, name)
+        self._schemas.pop(name, None)
+
     def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
         """Makes a registered table known to the ops of this process; what ``distribute`` calls.
 

@@ -13,7 +13,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ...worker.session import Session
 
@@ -29,7 +29,7 @@ BatchRows = Annotated[int, typer.Option(help="How many rows are moved at a time.
 
 @app.callback()
 def table() -> None:
-    """Export, import or sweep rows of a table, or import the weights of a model trained elsewhere."""
+    """Export, import, sweep or drop rows of a table, or import the weights of a model trained elsewhere."""
 
 
 @app.command("export")
@@ -133,6 +133,61 @@ def sweep_(
             for rule, freed in zip(SWEPT_BY, reply.freed, strict=True):
                 if freed.rows:
                     typer.echo(f"  {rule}: {freed.rows:,} rows, {format_bytes(freed.bytes)}")
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Although a job of the namespace has workers: their calls end as NotFound.")
+]
+
+
+@app.command("drop")
+def drop_(
+    tables: Annotated[list[str], typer.Argument(help="NAMESPACE/NAME of each table, of one namespace.")],
+    *,
+    coordinator: Coordinator = options.DEFAULT_ADDRESS,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    force: Force = False,
+) -> None:
+    """Remove tables with all of their rows, for ever. Checkpoints and publications that were made stay."""
+    from ...proto.errors import InvalidArgument
+
+    namespaces, names = zip(*map(parts_of, tables), strict=True)
+    if len(set(namespaces)) > 1:
+        raise InvalidArgument(f"table drop: {' '.join(tables)} is not allowed; allowed: tables of one namespace")
+    drop(coordinator, namespaces[0], names, dry_run=dry_run, yes=yes, force=force)
+
+
+def drop(
+    coordinator: str, namespace: str, names: Sequence[str] | None, *, dry_run: bool, yes: bool, force: bool
+) -> None:
+    """Asks, and removes tables of a namespace; ``names`` None: the namespace."""
+    import sys
+
+    from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
+    from ...proto.units import format_bytes
+
+    with ControlClient(coordinator) as client:
+        found = client.drop_tables(namespace, names, dry_run=True, only_unused=not (dry_run or force))
+        for table in found.tables:
+            typer.echo(f"{namespace}/{table.name}: {table.rows:,} rows, {format_bytes(table.bytes)}")
+        for job in found.jobs:
+            typer.echo(f"job {job} has workers", err=True)
+        what = f"namespace {namespace} with {len(found.tables)}" if names is None else f"{len(found.tables)}"
+        what += " table" if len(found.tables) == 1 else " tables"
+        if dry_run:
+            typer.echo(f"would remove {what}")
+            return
+        if not yes and not sys.stdin.isatty():
+            raise InvalidArgument("drop: there is no terminal to ask at; allowed: --yes, or --dry-run")
+        if not yes and not typer.confirm(f"remove {what}, for ever?", err=True):
+            typer.echo("nothing was removed", err=True)
+            raise typer.Exit(1)
+        client.drop_tables(namespace, names, only_unused=not force)
+        typer.echo(f"removed {what}")
 
 
 def parts_of(table: str) -> tuple[str, str]:

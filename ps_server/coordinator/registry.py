@@ -59,7 +59,8 @@ class Registry:
             field, old, new = difference
             raise FailedPrecondition(
                 f"table {schema.full_name} exists with {field} {old!r}, the request says {new!r}; "
-                "ask for the same schema, choose another name or drop the table"
+                "ask for the same schema, choose another name or drop the table "
+                f"(sparserow table drop {schema.full_name})"
             )
         return existing, False
 
@@ -85,6 +86,13 @@ class Registry:
     def remove(self, table_id: int) -> None:
         """Forgets a table; harmless when it is gone."""
         self._tables.pop(table_id, None)
+
+    def remove_namespace(self, namespace: str) -> None:
+        """Forgets a namespace; harmless when it is gone. It has no tables any more.
+
+        A job that goes on in it keeps its numbers: the id of a namespace is a hash of its name.
+        """
+        self._namespaces.pop(id_of_name(namespace), None)
 
     def tables(self, namespace: str = "") -> list[TableSchema]:
         """The tables of a namespace (empty: of all), by name."""

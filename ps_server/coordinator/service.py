@@ -183,8 +183,12 @@ class CoordinatorService:
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableReply:
         """Removes a table and its rows from all shards, also when the caller is gone by then."""
-        await self._tables.drop(request)
+        await self._tables.drop(pb.DropTablesRequest(namespace=request.namespace, names=[request.name]))
         return pb.DropTableReply()
+
+    async def DropTables(self, request: pb.DropTablesRequest, context: Any) -> pb.DropTablesReply:
+        """Removes tables, or a namespace with its tables, also when the caller is gone by then."""
+        return await self._tables.drop(request)
 
     async def SweepTable(self, request: pb.SweepTableRequest, context: Any) -> pb.SweepTableReply:
         """Removes what a table's policy no longer wants, on all shards at once."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ...proto import control_pb2 as pb
-from ...proto.errors import SparserowError
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ...proto.schema import TableSchema
 from ...proto.schema_message import message_of_schema, schema_of_message
 from .cluster import Cluster
 from .fleet import Fleet
@@ -56,15 +58,19 @@ class Tables:
         """
         return await self._to_the_end(lambda: self._create(request))
 
-    async def drop(self, request: pb.DropTableRequest) -> None:
-        """Removes a table and its rows.
+    async def drop(self, request: pb.DropTablesRequest) -> pb.DropTablesReply:
+        """Removes tables and their rows, or a namespace with its tables; says in a dry run what would go.
 
         Raises:
-            NotFound: there is no such table.
-            Unavailable: not every shard serves and nothing is changed, or one was lost meanwhile and drops the table
+            InvalidArgument: neither tables nor the whole namespace are named, or both.
+            NotFound: there is no such table, or no such namespace.
+            FailedPrecondition: a job of the namespace has workers, and the request wants none.
+            Unavailable: not every shard serves and nothing is changed, or one was lost meanwhile and drops the tables
                 when it is back.
         """
-        await self._to_the_end(lambda: self._drop(request))
+        if bool(request.names) == request.whole_namespace:
+            raise InvalidArgument("DropTablesRequest: names or whole_namespace must be given, and not both")
+        return await self._to_the_end(lambda: self._drop(request))
 
     async def _create(self, request: pb.CreateTableRequest) -> pb.CreateTableReply:
         schema, created = self._cluster.registry.admit(schema_of_message(request.schema))
@@ -90,17 +96,50 @@ class Tables:
         except SparserowError as error:
             log.warning("table %d: %s", table_id, error)
 
-    async def _drop(self, request: pb.DropTableRequest) -> None:
-        schema = self._cluster.registry.find(request.namespace, request.name)
-        self._cluster.registry.remove(schema.id)
+    async def _drop(self, request: pb.DropTablesRequest) -> pb.DropTablesReply:
+        schemas = self._named(request)
+        jobs = [job.full_name for job in self._cluster.jobs.jobs.values() if job.namespace == request.namespace]
+        if jobs and request.only_unused:
+            raise FailedPrecondition(
+                f"namespace {request.namespace!r}: {', '.join(sorted(jobs)[:5])} may use its tables; end "
+                f"{'the job' if len(jobs) == 1 else 'the jobs'} first, or force it: their calls then end as NotFound"
+            )
+        reply = pb.DropTablesReply(tables=await self._usage(schemas), jobs=sorted(jobs))
+        if request.dry_run:
+            return reply
+        ids = [schema.id for schema in schemas]
+        for table_id in ids:
+            self._cluster.registry.remove(table_id)
+        if request.whole_namespace:
+            self._cluster.registry.remove_namespace(request.namespace)
         self._save()
-        await self._fleet.drop_table(schema.id)
+        for schema in schemas:
+            await self._fleet.drop_table(schema.id)
+            log.info("table %s dropped", schema.full_name)
         damage = self._cluster.damage
-        if damage is not None and schema.id in damage.table_ids:
-            self._cluster.damage = damage.without([schema.id])
+        if damage is not None and damage.table_ids.intersection(ids):
+            self._cluster.damage = damage.without(ids)
             self._save()
             await self.tell_refusal()
-        log.info("table %s dropped", schema.full_name)
+        return reply
+
+    def _named(self, request: pb.DropTablesRequest) -> list[TableSchema]:
+        registry = self._cluster.registry
+        if not request.whole_namespace:
+            return [registry.find(request.namespace, name) for name in sorted(set(request.names))]
+        if request.namespace not in registry.namespaces():
+            known = ", ".join(registry.namespaces()) or "none"
+            raise NotFound(f"there is no namespace {request.namespace!r}; namespaces: {known}")
+        return registry.tables(request.namespace)
+
+    async def _usage(self, schemas: list[TableSchema]) -> list[pb.DroppedTable]:
+        """Rows and bytes of tables on all shards."""
+        rows, size = Counter[int](), Counter[int]()
+        for stats in await asyncio.gather(*map(self._fleet.stats, self._cluster.shards.shards)):
+            for usage in stats.tables:
+                rows[usage.table_id] += usage.rows
+                size[usage.table_id] += usage.total_bytes + usage.ssd_bytes
+        return [pb.DroppedTable(name=schema.name, rows=rows[schema.id], bytes=size[schema.id]) for schema in schemas]
 
     async def tell_refusal(self) -> None:
         """Tells every shard which tables lack rows now; a shard that cannot be told is behind, and is told later."""

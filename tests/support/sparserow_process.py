@@ -103,13 +103,15 @@ def interruptible(command: Sequence[str]) -> list[str]:
 class Process:
     """One running command line, which signals reach; its output is kept in files."""
 
-    def __init__(self, command: Sequence[str], name: str, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], name: str, folder: Path, environment: dict[str, str], stdin: int
+    ) -> None:
         stem = folder / f"{uuid.uuid4().hex[:8]}-{name}"
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             self.popen = subprocess.Popen(
                 interruptible(command),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 env=environment,
@@ -168,10 +170,10 @@ class Launcher:
         self.environment = {**os.environ, MARK: self.mark}
         self._started: list[Process] = []
 
-    def start(self, *arguments: str, within: Sequence[str] = ()) -> Process:
+    def start(self, *arguments: str, within: Sequence[str] = (), stdin: int = subprocess.DEVNULL) -> Process:
         """Starts ``sparserow ARGUMENTS``; ``within`` stands before the command line."""
         name = next((word for word in arguments if not word.startswith("-")), "sparserow")
-        return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name)
+        return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name, stdin)
 
     def start_torchrun(self, *options: str, arguments: Sequence[str]) -> Process:
         """Starts an agent of torchrun whose workers run ``sparserow ARGUMENTS``."""
@@ -183,8 +185,8 @@ class Launcher:
         script = Path(__file__).with_name(name)
         return self._start([*within, sys.executable, str(script), *arguments], script.stem)
 
-    def _start(self, command: Sequence[str], name: str) -> Process:
-        self._started.append(Process(command, name, self._folder, self.environment))
+    def _start(self, command: Sequence[str], name: str, stdin: int = subprocess.DEVNULL) -> Process:
+        self._started.append(Process(command, name, self._folder, self.environment, stdin))
         return self._started[-1]
 
     def living(self) -> list[psutil.Process]:
