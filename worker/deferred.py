@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -36,7 +37,9 @@ def deferred(*, min_rows: int = 10_000_000) -> Iterator[None]:
 
     Their rows come into being on the parameter servers after ``distribute``. An initialisation of such a weight
     (``normal_``, ``uniform_``, ``fill_``, ``zero_``, and what ``torch.nn.init`` builds on them) is noted and becomes
-    the table's initial distribution; torch's default is normal(0, 1). Applies to the thread that enters it.
+    the table's initial distribution; torch's default is normal(0, 1). Applies to the thread that enters it. Such a
+    layer stays on the meta device when its model is moved (``.to(device)``, ``.cuda()``, ``.to_empty()``), in its
+    constructor or later; a change of dtype is taken over.
 
     Args:
         min_rows: smaller layers are allocated as usual.
@@ -70,8 +73,21 @@ def _on_meta(original: Callable[..., None], min_rows: int, thread: int, notes: _
         kwargs["device"] = "meta"
         with notes.layer(self):
             original(self, num_embeddings, *args, **kwargs)
+        self.__dict__["_apply"] = types.MethodType(_stay_on_meta, self)
 
     return init
+
+
+def _stay_on_meta(
+    self: nn.Embedding | nn.EmbeddingBag, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Embedding | nn.EmbeddingBag:
+    """What ``_apply`` of a deferred layer does: there is no row to move, but its dtype follows."""
+    del recurse  # it has no children
+    dtype = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
+    if dtype != self.weight.dtype:
+        moved = torch.empty_like(self.weight, dtype=dtype, device="meta")
+        self.weight = nn.Parameter(moved, requires_grad=self.weight.requires_grad)
+    return self
 
 
 class _InitNotes(TorchFunctionMode):
@@ -79,7 +95,7 @@ class _InitNotes(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: dict[int, nn.Module] = {}  # by storage of the weight
+        self._layers: dict[int, nn.Embedding | nn.EmbeddingBag] = {}  # by storage of the weight
         self._in_constructor = False
 
     @contextmanager
@@ -105,11 +121,19 @@ class _InitNotes(TorchFunctionMode):
         is_in_place = name.endswith("_") and not name.startswith("__") and name not in _HARMLESS
         if is_in_place and not self._in_constructor:
             target = args[0] if args else kwargs.get("tensor")
-            if isinstance(target, Tensor) and target.is_meta and _storage(target) in self._layers:
-                self._note(self._layers[_storage(target)], target, func, args[1:], kwargs)
-        elif func == _IS_META and not self._in_constructor and _storage(args[0]) in self._layers:
+            if isinstance(target, Tensor) and target.is_meta and (layer := self._layer_of(target)) is not None:
+                self._note(layer, target, func, args[1:], kwargs)
+        elif func == _IS_META and not self._in_constructor and args[0].is_meta and self._layer_of(args[0]) is not None:
             self._refuse_skipped_init(self._layers[_storage(args[0])])
         return func(*args, **kwargs)
+
+    def _layer_of(self, tensor: Tensor) -> nn.Embedding | nn.EmbeddingBag | None:
+        """The deferred layer whose weight a tensor is of; a weight has another storage after its dtype has changed."""
+        layer = self._layers.get(_storage(tensor))
+        if layer is None or _storage(layer.weight) != _storage(tensor):
+            self._layers = {_storage(layer.weight): layer for layer in self._layers.values()}
+            layer = self._layers.get(_storage(tensor))
+        return layer
 
     @staticmethod
     def _refuse_skipped_init(layer: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -165,6 +166,35 @@ def test_deferred_layers_take_the_init_they_were_given(session: sr.Session) -> N
     bound = (6 / (2_000_000 + 8)) ** 0.5
     assert inits["xavier"].high == -inits["xavier"].low == pytest.approx(bound)
     assert model.plain(torch.tensor([999_999_999])).shape == (1, 8)
+
+
+@pytest.mark.parametrize("where", ["inside", "later"])
+def test_deferred_layers_stay_when_their_model_is_moved(session: sr.Session, where: str) -> None:
+    class Foreign(nn.Module):
+        """As libraries of models build theirs: moved by the constructor, initialised before and after."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleDict({"user": nn.Embedding(2_000_000, 8), "item": nn.Embedding(2_000_000, 8)})
+            nn.init.normal_(self.tables["user"].weight, std=1e-4)
+            self.out = nn.Linear(8, 1)
+            if where == "inside":
+                self.to("cpu").to(torch.float64).to(torch.float32)
+            nn.init.uniform_(self.tables["item"].weight, -0.5, 0.5)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.out(self.tables["user"](ids) + self.tables["item"](ids))
+
+    with sr.deferred(min_rows=1_000_000):
+        model = Foreign()
+    if where == "later":
+        model = copy.deepcopy(model).cpu().double().to(torch.float32)
+    assert model.tables["user"].weight.is_meta
+    assert (model.out.weight.device.type, model.tables["user"].weight.dtype) == ("cpu", torch.float32)
+    sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
+    inits = {schema.name: schema.init for schema in session.catalog.list_tables("ads")}
+    assert inits == {"tables.user": sr.Normal(0.0, 1e-4), "tables.item": sr.Uniform(-0.5, 0.5)}
+    assert model.to("cpu")(torch.tensor([1_999_999])).shape == (1, 1)
 
 
 def test_deferred_refuses_what_a_server_cannot_repeat() -> None:
