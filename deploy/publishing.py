@@ -178,7 +178,7 @@ def publish_from(
     version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)
     try:
-        slots = _slot_versions(control, view, f"publish/{publication.name}@{version}")
+        slots = _slot_versions(control, view, f"publish/{publication.name}@{version}", schemas)
         client = shard_client(view, control.security)
         writer = _RowWriter(folder, client, len(view.shards), progress)
         tables = tuple(
@@ -316,14 +316,21 @@ def _joined(held: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
     return keys, versions, rows
 
 
-def _slot_versions(control: ControlClient, view: ClusterView, cursor: str) -> NDArray[np.uint64]:
+def _slot_versions(
+    control: ControlClient, view: ClusterView, cursor: str, schemas: tuple[TableSchema, ...]
+) -> NDArray[np.uint64]:
     """(slot_count) what each slot's owner has now; it keeps what changes afterwards for whoever follows."""
     addresses = {entry.shard: entry.control for entry in control.status().shards}
     versions = np.zeros(view.slot_count, np.uint64)
     for shard in view.shards:
         address = f"{addresses[shard.index].host}:{addresses[shard.index].port}"
         with open_channel(address, control.security) as channel:
-            request = pb.GetVersionsRequest(cluster_id=view.cluster_id, cursor=cursor, idle_sec=_CURSOR_IDLE_SEC)
+            request = pb.GetVersionsRequest(
+                cluster_id=view.cluster_id,
+                cursor=cursor,
+                idle_sec=_CURSOR_IDLE_SEC,
+                table_ids=[schema.id for schema in schemas],
+            )
             stub: Any = pb_grpc.ChangesStub(channel)
             try:
                 reply = stub.GetVersions(request, timeout=_CALL_DEADLINE_SEC)

@@ -58,6 +58,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
                                         " versions; allowed: one for each of " + std::to_string(slot_count) + " slots"};
   }
   std::sort(tables.begin(), tables.end());
+  tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
   const std::lock_guard lock(cursors_mutex_);
   if (cursors_.empty()) SR_RETURN_IF_ERROR(start_rings());
   Cursor cursor{.versions = {versions.begin(), versions.end()},
@@ -70,12 +71,14 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
   }
-  const Cursor* const before = find(name);
   Store::Impl& store = *store_->impl_;
+  const Cursor* const before = find(name);
+  const bool is_wider = store.follow(cursor.tables);
   const std::uint32_t stripes = store.slots.stripe_count();
   for (std::uint32_t number = 0; number < stripes; ++number) {
     Store::Impl::Stripe& stripe = store.stripes[number];
     const std::unique_lock stripe_lock(stripe.mutex);
+    if (is_wider) stripe.log.widen(stripe.sequences);
     for (std::uint32_t slot = number; slot < slot_count; slot += stripes) {
       const std::uint64_t version = cursor.versions[slot];
       const std::uint64_t sequence = version & kSequence;
@@ -87,6 +90,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
     }
   }
   if (hold.updates > 0) store.counts_writes = true;
+  if (before != nullptr) store.unfollow(before->tables);
   cursors_.insert_or_assign(name, std::move(cursor));
   return Status::ok();
 }
@@ -112,6 +116,7 @@ bool ChangeLog::is_open(const std::string& name) const {
 }
 
 void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
+  store_->impl_->unfollow(cursor->second.tables);
   cursors_.erase(cursor);
   if (cursors_.empty()) {
     end_rings();
@@ -184,8 +189,24 @@ ChangeLog::Cursor* ChangeLog::find(const std::string& name) {
   return &found->second;
 }
 
+// (slot_count) the version of the last change of each slot that some cursor may want.
+std::vector<std::uint64_t> ChangeLog::touched_versions() const {
+  const Store::Impl& store = *store_->impl_;
+  std::vector<std::uint64_t> out(store.options.slot_count);
+  const std::uint32_t stripes = store.slots.stripe_count();
+  for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
+    const std::shared_lock lock(store.stripes[stripe].mutex);
+    const StripeLog& log = store.stripes[stripe].log;
+    if (!log.is_open()) continue;  // nobody follows any more
+    for (std::uint32_t slot = stripe; slot < out.size(); slot += stripes) {
+      out[slot] = store.version_of_sequence(log.touched(slot / stripes));
+    }
+  }
+  return out;
+}
+
 Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32_t begin) {
-  const std::vector<std::uint64_t> now = versions();
+  const std::vector<std::uint64_t> now = touched_versions();
   const std::lock_guard lock(cursors_mutex_);
   const Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
@@ -268,8 +289,11 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
   std::vector<std::shared_ptr<Table>> all;
   {
     const std::shared_lock lock(store.tables_mutex);
-    for (const auto& [id, table] : store.tables) {
-      if (is_wanted(wanted, id)) all.push_back(table);
+    for (const std::uint32_t id : wanted) {
+      if (const auto found = store.tables.find(id); found != store.tables.end()) all.push_back(found->second);
+    }
+    if (wanted.empty()) {
+      for (const auto& [id, table] : store.tables) all.push_back(table);
     }
   }
   for (const auto& table : all) {

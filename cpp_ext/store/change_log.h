@@ -1,10 +1,11 @@
 // Which rows of a store changed, and which are gone, for those who follow it: serving processes, checkpoints.
 //
 // A follower opens a *cursor*: for each slot the version up to which it has everything (0: it has nothing,
-// kNotFollowed: it does not want the slot). While a cursor is open each stripe keeps notes of the last writes, and each
-// slot a ring of tombstones (change_ring.h), within StoreOptions::change_log_bytes for all of them; without a cursor
-// there are none, and writes cost one test. What every cursor has passed is dropped; what does not fit is forgotten,
-// oldest first.
+// kNotFollowed: it does not want the slot). While a cursor is open each stripe keeps notes of the last writes to tables
+// that a cursor wants, and each slot a ring of tombstones of all tables (change_ring.h), within
+// StoreOptions::change_log_bytes for all of them; without a cursor there are none. A write to a table that nobody
+// follows costs one test, and its slot is not looked at. What every cursor has passed is dropped; what does not fit is
+// forgotten, oldest first.
 //
 // read() says what a slot has for a cursor. Newest wins: it names keys, whose rows are read afterwards and may be
 // newer.
@@ -169,6 +170,7 @@ class ChangeLog {
     std::shared_ptr<ChangeHold> hold;  // null: no row waits
   };
 
+  [[nodiscard]] std::vector<std::uint64_t> touched_versions() const;
   Cursor* find(const std::string& name);
   void drop(std::map<std::string, Cursor>::iterator cursor);
   Status start_rings();

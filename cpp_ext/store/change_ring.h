@@ -137,18 +137,23 @@ class StripeLog {
 
   // Of so many slots, while there are no notes.
   [[nodiscard]] static std::uint64_t bytes_for(std::uint64_t slots) noexcept {
-    return slots * (sizeof(ChangeRing) + 2 * sizeof(std::uint64_t));
+    return slots * (sizeof(ChangeRing) + 3 * sizeof(std::uint64_t));
   }
   // Begins: nothing is missing after these sequences of the slots.
   void open(const std::vector<std::uint64_t>& sequences) {
     erased_.clear();
     for (const std::uint64_t sequence : sequences) erased_.emplace_back(sequence);
-    floors_ = seen_ = sequences;
+    floors_ = seen_ = touched_ = sequences;
+  }
+  // Tables are followed from now on that were not: their writes up to these sequences are not noted.
+  void widen(const std::vector<std::uint64_t>& sequences) {
+    for (std::size_t slot = 0; slot < floors_.size(); ++slot) floors_[slot] = std::max(floors_[slot], sequences[slot]);
+    touched_ = sequences;
   }
   void close(ChangeBudget& budget) noexcept {
     for (ChangeRing& ring : erased_) ring.reset(0, budget);
     erased_ = {};
-    floors_ = seen_ = {};
+    floors_ = seen_ = touched_ = {};
     written_.clear();
     release(budget);
   }
@@ -156,12 +161,17 @@ class StripeLog {
   // Whether a write of a row must be noted. before: the sequence of the row's last change; 0: it has none, or every
   // write is noted.
   [[nodiscard]] bool wants(std::uint32_t slot, std::uint64_t before) const noexcept { return before <= seen_[slot]; }
+  // A row of a table that is followed has changed.
+  void touch(std::uint32_t slot, std::uint64_t sequence) noexcept { touched_[slot] = sequence; }
+  // The sequence of the last change of the slot that a follower may want.
+  [[nodiscard]] std::uint64_t touched(std::uint32_t slot) const noexcept { return touched_[slot]; }
   void written(std::uint32_t slot, Change change, ChangeBudget& budget) noexcept {
     if (written_.size() == room_ && !grow(budget) && !forget(slot, change.sequence, budget)) return;
     change.sequence |= std::uint64_t{slot} << kSlotShift;
     written_.push_back(change);
   }
   void erased(std::uint32_t slot, const Change& change, ChangeBudget& budget) noexcept {
+    touch(slot, change.sequence);
     erased_[slot].add(change, budget);
   }
 
@@ -177,6 +187,7 @@ class StripeLog {
   void reset(std::uint32_t slot, std::uint64_t floor, ChangeBudget& budget) noexcept {
     floors_[slot] = std::max(floors_[slot], floor);
     erased_[slot].reset(floor, budget);
+    touch(slot, floor);
     see(slot, floor);
   }
   // Changes of slots up to these sequences (one for each slot of the stripe) are needed no more.
@@ -241,11 +252,12 @@ class StripeLog {
     room_ = 0;
   }
 
-  std::vector<ChangeRing> erased_;     // by slot; empty while nobody follows
-  std::vector<std::uint64_t> seen_;    // by slot
-  std::vector<std::uint64_t> floors_;  // by slot, of writes
-  std::vector<Change> written_;        // in order; the slot beside the sequence
-  std::size_t room_ = 0;               // that the budget has given for them
+  std::vector<ChangeRing> erased_;      // by slot; empty while nobody follows
+  std::vector<std::uint64_t> seen_;     // by slot
+  std::vector<std::uint64_t> floors_;   // by slot, of writes
+  std::vector<std::uint64_t> touched_;  // by slot
+  std::vector<Change> written_;         // in order; the slot beside the sequence
+  std::size_t room_ = 0;                // that the budget has given for them
 };
 
 }  // namespace sparserow

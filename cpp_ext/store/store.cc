@@ -60,6 +60,26 @@ std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
 
 Store::Impl::~Impl() = default;
 
+bool Store::Impl::follow(const std::vector<std::uint32_t>& wanted) {
+  const std::unique_lock lock(tables_mutex);
+  bool is_new = wanted.empty() && followed.all == 0;
+  for (const std::uint32_t table_id : wanted) is_new |= !followed.contains(table_id);
+  if (wanted.empty()) ++followed.all;
+  for (const std::uint32_t table_id : wanted) ++followed.by_id[table_id];
+  for (const auto& [id, held] : tables) held->is_followed = followed.contains(id);
+  return is_new;
+}
+
+void Store::Impl::unfollow(const std::vector<std::uint32_t>& wanted) {
+  const std::unique_lock lock(tables_mutex);
+  if (wanted.empty()) --followed.all;
+  for (const std::uint32_t table_id : wanted) {
+    const auto found = followed.by_id.find(table_id);
+    if (--found->second == 0) followed.by_id.erase(found);
+  }
+  for (const auto& [id, held] : tables) held->is_followed = followed.contains(id);
+}
+
 void Store::Impl::dropped_table() noexcept {
   for (Stripe& stripe : stripes) {
     const std::unique_lock lock(stripe.mutex);
@@ -198,8 +218,10 @@ Status Store::create_table(const TableSchema& schema) {
   const auto found = impl_->tables.find(schema.id);
   if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
   SR_RETURN_IF_ERROR(impl_->check_share(schema));
-  impl_->tables.emplace(schema.id, std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty(),
-                                                           impl_->options.slot_count));
+  const auto made =
+      std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty(), impl_->options.slot_count);
+  made->is_followed = impl_->followed.contains(schema.id);
+  impl_->tables.emplace(schema.id, made);
   return Status::ok();
 }
 

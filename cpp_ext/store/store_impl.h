@@ -24,6 +24,14 @@ namespace sparserow {
 
 struct Newest;
 
+// How many cursors want each table, also one that is not there yet.
+struct FollowedTables {
+  [[nodiscard]] bool contains(std::uint32_t table_id) const { return all > 0 || by_id.contains(table_id); }
+
+  std::uint32_t all = 0;                         // cursors that want every table
+  std::map<std::uint32_t, std::uint32_t> by_id;  // cursors that name it
+};
+
 class Store::Impl {
  public:
   explicit Impl(const StoreOptions& store_options);
@@ -39,17 +47,18 @@ class Store::Impl {
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
-  // The next version of the slot of `path`, for a row that is written, which followers are told; `before` is the row's
-  // version until now. The stripe's lock is held exclusively.
-  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key,
+  // The next version of the slot of `path`, for a row that is written, which followers of its table are told; `before`
+  // is the row's version until now. The stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, const Table& table, std::uint64_t key,
                                       std::uint64_t before) noexcept {
     const std::uint32_t slot = slots.slot_in_stripe(path);
     const std::uint64_t sequence = ++stripe.sequences[slot];
     const std::uint64_t version = version_of_sequence(sequence);
-    if (stripe.log.is_open()) {
+    if (stripe.log.is_open() && table.is_followed.load(std::memory_order_relaxed)) {
+      stripe.log.touch(slot, sequence);
       const bool is_comparable = (before ^ version) >> 48 == 0 && !counts_writes.load(std::memory_order_relaxed);
       if (stripe.log.wants(slot, is_comparable ? before & (~std::uint64_t{0} >> 16) : 0)) {
-        stripe.log.written(slot, {sequence, key, table_id, wall_ms()}, change_budget);
+        stripe.log.written(slot, {sequence, key, table.schema.id, wall_ms()}, change_budget);
       }
     }
     return version;
@@ -89,6 +98,10 @@ class Store::Impl {
 
   mutable std::shared_mutex tables_mutex;
   std::map<std::uint32_t, std::shared_ptr<Table>> tables;  // guarded by tables_mutex
+  FollowedTables followed;                                 // guarded by tables_mutex
+  // Counts a cursor that wants these tables (ids; empty: all), or one less. True when one of them was not followed.
+  bool follow(const std::vector<std::uint32_t>& wanted);
+  void unfollow(const std::vector<std::uint32_t>& wanted);
 
   std::atomic<std::uint16_t> lineage;  // of the versions that are given now
   std::atomic<bool> has_snapshot{false};

@@ -114,7 +114,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
     if (side != nullptr) {
       locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
     }
-    row.set_version(impl_->written(locked, path, table.schema.id, block[position], row.version()));
+    row.set_version(impl_->written(locked, path, table, block[position], row.version()));
     std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);

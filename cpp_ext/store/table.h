@@ -112,6 +112,10 @@ class Table {
   [[nodiscard]] Status failure() const;
   void fail(Status why);
 
+  // Whether a cursor wants its rows (change_log.h): only then are their writes noted. Changed under the table map's
+  // lock; a writer reads it under its stripe's.
+  std::atomic<bool> is_followed{false};
+
   // The table is out of the map and its rows are off the SSD, where another table of its id may stand. Calls that
   // began before may use it still; nothing of it goes to the SSD any more. Used by tables with an SSD alone; guarded by
   // the eviction's lock (tiering.h).

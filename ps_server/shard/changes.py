@@ -50,7 +50,13 @@ class ChangesService:
             await asyncio.to_thread(
                 _followed,
                 engine,
-                partial(engine.store.open_cursor, request.cursor, versions, idle_sec=idle_sec),
+                partial(
+                    engine.store.open_cursor,
+                    request.cursor,
+                    versions,
+                    tables=list(request.table_ids),
+                    idle_sec=idle_sec,
+                ),
             )
         return pb.GetVersionsReply(versions=versions.tobytes())
 
