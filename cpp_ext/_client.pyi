@@ -280,6 +280,12 @@ class CacheStorage(Protocol):
 class LookupTrace:
     """Lookups of a session as long as it is held."""
 
+class NoGrad:
+    """Within it, lookups of this thread in train mode are without gradient: their rows go to the bounded part."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
 class NativeSession:
     """cpp_ext/session/session.h."""
 
@@ -295,6 +301,8 @@ class NativeSession:
         cache_bytes: int = 0,
         cache_staleness: int = 0,
         cache_exact: bool = True,
+        no_grad_bytes: int = ...,
+        no_grad_ms: int = 0,
     ) -> None: ...
     @property
     def shard_count(self) -> int: ...
@@ -326,7 +334,23 @@ class NativeSession:
     def take_pull_spans(self) -> list[tuple[int, int, int, int]]:
         """(begin and end by ``time.perf_counter_ns``, step, the operating system's thread id) of pulls since then."""
 
-    def pull_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> None: ...
+    def pull_merged(
+        self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
+    ) -> None: ...
+    def refuse_lookups(self, text: str) -> None:
+        """Lookups with gradient fail with this text until the step ends."""
+
+    @property
+    def lookup_refusal(self) -> str:
+        """That text; "" where there is none."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    def drop_gradients(self) -> None: ...
+    @property
+    def rows_in_step(self) -> tuple[int, int]:
+        """Rows that the open step keeps here: with gradient, and without."""
+
     def end_evaluation(self) -> None: ...
     def seal(self, scale: float, *, clip_row_norm: float = ...) -> tuple[int, int, str, int]:
         """(rows, rows with NaN or Inf, the first such table, its key)."""
@@ -381,7 +405,7 @@ class Prefetcher:
         """Tells the shards which rows will be pulled; call before ``pull``. What comes of it is not told."""
 
     def pull(self, batch: PrefetchedBatch, step: int) -> None: ...
-    def hand_over(self, batch: PrefetchedBatch) -> None: ...
+    def hand_over(self, batch: PrefetchedBatch, *, with_gradient: bool = True) -> None: ...
 
 class TableAccess:
     """cpp_ext/session/table_access.h. keys (n) uint64; rows and grads (n, dim) float32."""

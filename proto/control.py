@@ -281,15 +281,15 @@ class ControlClient(Closing):
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply
 
-    def deregister_worker(self, identity: WorkerIdentity) -> None:
+    def deregister_worker(self, identity: WorkerIdentity, *, deadline_sec: float | None = None) -> None:
         """Leaves the job; harmless when it has left already.
 
-        The clock waits for this worker no longer; what it has committed counts.
+        The clock waits for this worker no longer; what it has committed counts. ``deadline_sec``: None is the client's.
         """
         request = pb.DeregisterWorkerRequest(
             job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
         )
-        self._call("DeregisterWorker", request)
+        self._call("DeregisterWorker", request, deadline_sec)
 
     def report_fault(
         self, identity: WorkerIdentity, *, message: str, traceback: str, echo: bool, deadline_sec: float

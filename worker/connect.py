@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -16,6 +16,7 @@ from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .fault_report import report_fault
 from .lease import REPLAY_BYTES, Lease
+from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_parts import Placement
 from .shard_client import shard_client
@@ -38,6 +39,8 @@ def connect(
     world_size: int | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
     cache: RowCache | None = None,
+    no_grad_bytes: int = NO_GRAD_BYTES,
+    no_grad_sec: float | None = None,
     security: Security | str | Path | None = None,
 ) -> Session:
     """Joins a job on a cluster; every rank calls it, and it returns when all have come.
@@ -54,6 +57,9 @@ def connect(
         rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: keeps rows here for later steps; None: none.
+        no_grad_bytes: of rows that a step's lookups under ``torch.no_grad``, in train mode, have read; more are dropped
+            and read again by the same clock. 128 MiB by default.
+        no_grad_sec: such rows that are older are dropped too; None: 10 s, and at any age at staleness 0.
         security: certificates and token, or the path of their file (docs/security.md); None: the process's own.
 
     Raises:
@@ -64,6 +70,7 @@ def connect(
     """
     _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
+    no_grad = no_grad_arguments(no_grad_bytes, no_grad_sec, staleness)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
     shown = None if security is None else loaded_security(security)
     control = ControlClient(address, deadline_sec=deadline_sec, security=shown)
@@ -83,7 +90,7 @@ def connect(
         raise
     control.patience_sec = _PATIENCE_SEC  # it has answered: if it is away from now on, it is being started again
     try:
-        cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec)
+        cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec, no_grad)
         lease.follow(native, client, deadline_sec)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
@@ -150,7 +157,12 @@ def _placement(
 
 
 def _native_session(
-    control: ControlClient, identity: WorkerIdentity, placement: Placement, wire_dtype: Dtype, deadline_sec: float
+    control: ControlClient,
+    identity: WorkerIdentity,
+    placement: Placement,
+    wire_dtype: Dtype,
+    deadline_sec: float,
+    no_grad: dict[str, Any],
 ) -> tuple[int, _client.Client, _client.NativeSession]:
     view = control.cluster()
     client = shard_client(
@@ -168,5 +180,6 @@ def _native_session(
         grad_sum=placement.grad_scale == "sum",
         deadline_ms=round(deadline_sec * 1000),
         **cache_arguments(placement.cache),
+        **no_grad,
     )
     return view.cluster_id, client, native

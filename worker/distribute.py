@@ -71,7 +71,7 @@ def distribute(
         session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twin.anchor)
         for path in swap.paths:
             model.set_submodule(path, twin)
-    MergedPull(session.native).install(model)
+    MergedPull(session).install(model)
     return model
 
 

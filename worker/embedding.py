@@ -4,22 +4,27 @@ A twin holds no row. It names its table (``binding``), so a copy or a pickled co
 in a process where a session has bound it. Results come back on the device of the ids; ``.to()`` moves nothing, but its
 dtype is that of the results from then on. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
+A lookup in train mode under ``torch.no_grad`` reads by the step's clock too, and its rows are kept within bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition
 from . import ops
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
+
+_WITH_GRADIENT: AbstractContextManager[None] = nullcontext()
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
@@ -85,6 +90,10 @@ class _Twin(nn.Module):
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
 
+    def _scope(self) -> AbstractContextManager[None]:
+        """Says to the native half whether the lookup may be followed by a backward."""
+        return _WITH_GRADIENT if torch.is_grad_enabled() or not self.training else _client.NoGrad()
+
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
 
@@ -121,7 +130,8 @@ class DistributedEmbedding(_Twin):
             out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
         else:
             try:
-                out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
+                with self._scope():
+                    out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
             except (RuntimeError, ValueError) as error:
                 raise ops.typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
@@ -181,7 +191,8 @@ class DistributedEmbeddingBag(_Twin):
             out = self._pool(input, offsets, weights, padding)
         else:
             try:
-                out = self._pool(input, offsets, weights, padding)
+                with self._scope():
+                    out = self._pool(input, offsets, weights, padding)
             except (RuntimeError, ValueError) as error:
                 raise ops.typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)

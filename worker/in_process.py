@@ -12,6 +12,7 @@ from ..proto.errors import FailedPrecondition, NotFound
 from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
 from ..proto.schema import DTYPES, TableSchema
 from .cache.settings import RowCache, cache_arguments, check_cache
+from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_parts import Placement
 from .transaction import NonFinitePolicy
@@ -39,9 +40,11 @@ class InProcessCluster:
         staleness: int | None = 0,
         on_nonfinite: NonFinitePolicy = "raise",
         cache: RowCache | None = None,
+        no_grad_bytes: int = NO_GRAD_BYTES,
+        no_grad_sec: float | None = None,
     ) -> Session:
         """A session over these shards. Its worker is the only one, so no pull waits for another, whatever
-        ``staleness`` is; unless it is 0, commits are finished in the background.
+        ``staleness`` is; unless it is 0, commits are finished in the background. Arguments are those of ``connect``.
         """
         check_cache(cache, staleness)
         native = _client.NativeSession(
@@ -52,6 +55,7 @@ class InProcessCluster:
             grad_sum=False,
             deadline_ms=30_000,
             **cache_arguments(cache),
+            **no_grad_arguments(no_grad_bytes, no_grad_sec, staleness),
         )
         placement = Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite, cache=cache)
         return Session(native, self, placement)

@@ -43,12 +43,17 @@ class Lease:
         self._deadline_sec, self._client = deadline_sec, client
         self._native = native
 
-    def end(self) -> None:
-        """Stops renewing, leaves the job and closes the connection; a coordinator that is gone is not waited for."""
+    def end(self, deadline_sec: float | None = None) -> None:
+        """Stops renewing, leaves the job and closes the connection; a coordinator that is gone is not waited for.
+
+        Args:
+            deadline_sec: of leaving; None: the connection's.
+        """
         self._ended.set()
-        self._thread.join(timeout=self._identity.lease_sec)
+        patience_sec = self._identity.lease_sec
+        self._thread.join(timeout=patience_sec if deadline_sec is None else min(patience_sec, deadline_sec))
         try:
-            self._control.deregister_worker(self._identity)
+            self._control.deregister_worker(self._identity, deadline_sec=deadline_sec)
         except SparserowError as error:
             _log.warning("leaving the job: %s", error)
         finally:

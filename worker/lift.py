@@ -120,7 +120,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
-    MergedPull(session.native).install(lifted)
+    MergedPull(session).install(lifted)
     if check is not None:
         _check(source, lifted, tuple(check))
     return lifted

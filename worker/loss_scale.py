@@ -45,3 +45,41 @@ class LossScale:
         """After a step that failed: the gradients are gone, the scale stays."""
         if dense is not None:
             self._scaler._per_optimizer_states.pop(id(dense), None)
+
+
+class ScaleOfLoop(LossScale):
+    """The view of a step that the scaler itself makes: its loop calls ``scaler.step(optimizer)`` and ``update()``.
+
+    Args:
+        scaler: that is stepping.
+        stepped: the optimizer that the loop knows; its record holds what the scaler found.
+        grad_scale: what the dense gradients are scaled by; None when the loop has unscaled them.
+    """
+
+    def __init__(self, scaler: GradScaler, stepped: torch.optim.Optimizer, grad_scale: torch.Tensor | None) -> None:
+        super().__init__(scaler)
+        self._stepped = stepped
+        self._grad_scale = grad_scale
+
+    def unscale(self, dense: torch.optim.Optimizer) -> bool:
+        """Unscales the dense gradients unless the loop has; returns whether an Inf or NaN is among them."""
+        if self._grad_scale is not None:
+            grads = [p.grad for group in dense.param_groups for p in group["params"] if p.grad is not None]
+            for grad in grads:
+                (grad._values() if grad.is_sparse else grad).mul_(self.inverse)
+        return any(bool(found.item()) for found in self._record(self._stepped)["found_inf_per_device"].values())
+
+    def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
+        """Steps ``dense`` unless ``skip``, and tells the scaler, whose loop updates the scale."""
+        found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
+        if sparse is not None:
+            self._record(sparse)["found_inf_per_device"] = {found.device: found}
+        for flag in self._record(self._stepped)["found_inf_per_device"].values():
+            flag.fill_(float(skip))
+        if dense is not None and not skip:
+            dense.step()
+
+    def forget(self, dense: torch.optim.Optimizer | None) -> None:
+        """After a step that failed: the gradients are gone, the scale stays."""
+        super().forget(dense)
+        self._scaler._per_optimizer_states.pop(id(self._stepped), None)

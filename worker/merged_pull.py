@@ -9,6 +9,7 @@ Inside ``torch.compile`` hooks are not traced, and a compiled model pulls per lo
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ..cpp_ext import _client
 from .batch_tensors import Path, description, id_tensors, on_host, tensor_at
+from .session import Session
 
 _MAX_TRACES = 8
 
@@ -23,8 +25,10 @@ _MAX_TRACES = 8
 class MergedPull:
     """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
 
-    def __init__(self, native: _client.NativeSession) -> None:
-        self._native = native
+    def __init__(self, session: Session) -> None:
+        self._native = session.native
+        self._watch_model = session.watch_model
+        self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._plan: _client.MergePlan | None = None
         self._paths: list[Path] = []
         self._traced: list[Tensor] = []
@@ -34,6 +38,7 @@ class MergedPull:
 
     def install(self, model: nn.Module) -> None:
         """Adds the hooks to the model's root."""
+        self._watch(model)
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after, with_kwargs=True, always_call=True)
 
@@ -47,6 +52,7 @@ class MergedPull:
         """Pulls ahead, or begins a trace."""
         if torch.compiler.is_compiling():
             return
+        self._watch(module)
         if self._plan is None:
             found = dict(id_tensors((args, kwargs), ()))
             self._paths, self._traced = list(found), list(found.values())
@@ -55,7 +61,13 @@ class MergedPull:
             tensors = [tensor_at((args, kwargs), path) for path in self._paths]
             hosts = [None if tensor is None else on_host(tensor) for tensor in tensors]
             roots = [description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
-            self._native.pull_merged(self._plan, roots, module.training)
+            self._native.pull_merged(self._plan, roots, module.training, with_gradient=torch.is_grad_enabled())
+
+    def _watch(self, model: nn.Module) -> None:
+        """Copies of the model have these hooks as well."""
+        if model not in self._watched:
+            self._watched.add(model)
+            self._watch_model(model)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends a trace, or looks whether the guess was right."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -19,12 +20,18 @@ from ..proto.closing import Closing
 from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from .background_push import BackgroundPush
+from .close_at_exit import close_at_exit, forget_at_exit
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
+from .loss_scale import LossScale
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
 from .session_tables import SessionTables
+from .step_watch import StepWatch
 from .tracing import NoTrace, Trace
 from .transaction import end_step
+from .wrapped_optimizer import WrappedOptimizer, checked_dense, unwrapped
+
+_log = logging.getLogger(__name__)
 
 
 class Session(SessionTables, Closing, Joinable):
@@ -41,7 +48,7 @@ class Session(SessionTables, Closing, Joinable):
         catalog: Catalog,
         placement: Placement,
         *,
-        on_close: Callable[[], None] | None = None,
+        on_close: Callable[[float | None], None] | None = None,
         on_fault: Callable[[BaseException], None] | None = None,
         reached: Callable[[], int] | None = None,
         ranks: Callable[[], Sequence[int]] | None = None,
@@ -61,6 +68,8 @@ class Session(SessionTables, Closing, Joinable):
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
+        self._watch = StepWatch(native)
+        close_at_exit(self, is_connected=on_close is not None)
 
     @property
     def rank(self) -> int:
@@ -131,6 +140,20 @@ class Session(SessionTables, Closing, Joinable):
                 last phase of a commit is sent in the background, and its error raised by the next ``step``,
                 ``flush`` or ``close``.
         """
+        scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
+        return self.step_with(
+            unwrapped(self, dense, scaler), scale, allow_empty=allow_empty, clip_row_norm=clip_row_norm
+        )
+
+    def step_with(
+        self,
+        dense: torch.optim.Optimizer | None,
+        scale: LossScale | None,
+        *,
+        allow_empty: bool = False,
+        clip_row_norm: float | None = None,
+    ) -> bool:
+        """What :meth:`step` and the optimizers of :meth:`wrap` call."""
         self.flush()
         self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
@@ -147,12 +170,12 @@ class Session(SessionTables, Closing, Joinable):
                         "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
                     )
                 self._dense_rows.stage()
-            with self.trace.span("session.step", step=self.current_step):
+            with self._watch.stepping(dense), self.trace.span("session.step", step=self.current_step):
                 return end_step(
                     self.native,
                     self._optimizer,
                     dense=dense,
-                    scaler=scaler,
+                    scale=scale,
                     allow_empty=allow_empty,
                     is_distributed=self.world_size > 1,
                     on_nonfinite=self.placement.on_nonfinite,
@@ -163,6 +186,28 @@ class Session(SessionTables, Closing, Joinable):
         finally:
             self._end_dense_step()
             self.trace.end_step(self.current_step)
+
+    def wrap(
+        self, dense: torch.optim.Optimizer, *, scaler: GradScaler | None = None, clip_row_norm: float | None = None
+    ) -> WrappedOptimizer:
+        """An optimizer whose ``step()`` is this session's, for loops that are not yours: ``fit()``, Lightning.
+
+        Its parameter groups and its ``state_dict`` are those of ``dense``; the rates of the tables stay in
+        ``session.optimizer``. ``zero_grad()`` drops the gradients of the rows too.
+
+        Args:
+            dense: the optimizer of the model's local parameters.
+            scaler: the ``torch.amp.GradScaler`` whose ``step`` the loop calls, and that it updates; None: none.
+            clip_row_norm: as that of :meth:`step`.
+
+        Raises:
+            InvalidArgument: ``dense`` is no optimizer, is wrapped already, or needs a closure, as LBFGS does.
+        """
+        return WrappedOptimizer(self, checked_dense(self, dense), scaler=scaler, clip_row_norm=clip_row_norm)
+
+    def watch_model(self, model: torch.nn.Module) -> None:
+        """Counts optimizers of this model's parameters as this session's business; ``distribute`` calls it."""
+        self._watch.add_model(model)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What torch's ``Join`` calls.
@@ -198,7 +243,7 @@ class Session(SessionTables, Closing, Joinable):
             self.native,
             None,
             dense=None,
-            scaler=None,
+            scale=None,
             allow_empty=True,
             is_distributed=self.world_size > 1,
             on_nonfinite="skip",
@@ -254,14 +299,46 @@ class Session(SessionTables, Closing, Joinable):
         return SessionStats(**self.native.stats())
 
     def close(self) -> None:
-        """Ends what prefetches, leaves the job and forgets the tables; a step in progress is dropped. Idempotent.
+        """Ends what prefetches, leaves the job and forgets the tables. Idempotent.
 
-        In a forked child the copy forgets its tables; the parent stays in the job.
+        Gradients of a step in progress are dropped with a warning. In a forked child the copy forgets its tables; the
+        parent stays in the job. A session that is open when its process ends is closed then (worker/close_at_exit.py).
 
         Raises:
-            DeadlineExceeded, Unavailable: the outcome of the last step is unknown. The session is closed all the same.
+            FailedPrecondition: an optimizer stepped in place of ``session.step``, so rows were not trained.
+            DeadlineExceeded, Unavailable: the outcome of the last step is unknown.
+                The session is closed all the same.
         """
+        refusal = self._end()
+        if refusal:
+            raise FailedPrecondition(f"{refusal}; the session was closed without them")
+
+    def end_at_exit(self, error: BaseException | None, deadline_sec: float) -> None:
+        """What the end of this process calls: reports ``error``, where it is one, and closes.
+
+        Raises:
+            FailedPrecondition: as :meth:`close`, unless ``error`` ends the process.
+        """
+        if os.getpid() != self._process or self.native.is_closed:
+            return
+        refusal = self.native.lookup_refusal
+        unsent = FailedPrecondition(f"{refusal}; the process ended without them") if refusal else None
+        fault = unsent if error is None else error
+        if self._on_fault is not None and isinstance(fault, Exception):
+            self._on_fault(fault)
+        self._end(deadline_sec)
+        if error is None and unsent is not None:
+            raise unsent
+
+    def _end(self, deadline_sec: float | None = None) -> str:
+        """Closes; returns why lookups were refused, "" where they were not. ``deadline_sec``: to leave the job."""
         is_ours = os.getpid() == self._process
+        forget_at_exit(self)
+        self._watch.close()
+        staged = self.native.staged_calls if is_ours and not self.native.is_closed else 0
+        refusal = self.native.lookup_refusal if staged else ""
+        if staged and not refusal:
+            _log.warning("the session is closed within a step: the gradients of %d calls of backward are lost", staged)
         try:
             for follower in list(self._followers) if is_ours else ():
                 follower.close()
@@ -271,7 +348,8 @@ class Session(SessionTables, Closing, Joinable):
             self.native.close()
             on_close, self._on_close = self._on_close, None
             if on_close is not None and is_ours:
-                on_close()
+                on_close(deadline_sec)
+        return refusal
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -279,7 +357,10 @@ class Session(SessionTables, Closing, Joinable):
         """Closes it; an error that ends the ``with`` block is told to the coordinator, for ``sparserow status``."""
         if self._on_fault is not None and isinstance(error, Exception) and os.getpid() == self._process:
             self._on_fault(error)
-        super().__exit__(kind, error, trace)
+        if error is None:
+            self.close()
+        else:
+            self._end()  # the error that ends the block counts
 
     def follow(self, follower: Closeable) -> None:
         """Has ``follower`` closed before the session is; held weakly."""

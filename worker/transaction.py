@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 
 from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition, SparserowError
@@ -34,7 +33,7 @@ def end_step(
     sparse: SparseOptimizer | None,
     *,
     dense: torch.optim.Optimizer | None,
-    scaler: GradScaler | None,
+    scale: LossScale | None,
     allow_empty: bool,
     is_distributed: bool,
     on_nonfinite: NonFinitePolicy,
@@ -42,13 +41,12 @@ def end_step(
     pushes: BackgroundPush | None = None,
     trace: Trace,
 ) -> bool:
-    """What :meth:`Session.step` does, with its arguments, returns and errors.
+    """What :meth:`Session.step` does, with its arguments, returns and errors; ``scale``: of an enabled scaler.
 
     Invariants: every rank that gets as far as the vote takes part in it; the dense optimizer moves only after the
     commit is decided (with ``pushes``: prepared on every shard, its last phase sent in the background) or done; on
     every way out the step's gradients are gone and the session is open.
     """
-    scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
     if sparse is not None and not allow_empty and native.staged_calls == 0:
         raise FailedPrecondition(
             "session.step: no backward reached a distributed table in this step; call loss.backward() before it, with "

@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <optional>
 
 #include "bindings/client_storage.h"
 #include "bindings/shared_errors.h"
@@ -92,7 +93,7 @@ py::dict stats_of(const Session& session) {
 std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::int64_t first_step,
                                       std::uint64_t first_sequence, bool clocked, bool grad_sum,
                                       std::int64_t deadline_ms, std::uint64_t cache_bytes, std::int64_t cache_staleness,
-                                      bool cache_exact) {
+                                      bool cache_exact, std::uint64_t no_grad_bytes, std::int64_t no_grad_ms) {
   SessionOptions options;
   options.first_step = first_step;
   options.first_sequence = first_sequence;
@@ -100,6 +101,8 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::Shards> shards, std::
   options.grad_sum = grad_sum;
   options.deadline = std::chrono::milliseconds(deadline_ms);
   options.cache = {cache_bytes, cache_staleness, cache_exact ? OwnCommits::kExact : OwnCommits::kBounded};
+  options.no_grad_bytes = no_grad_bytes;
+  options.no_grad_age = std::chrono::milliseconds(no_grad_ms);
   return value_or_raise(Session::create(std::move(shards), options));
 }
 
@@ -163,12 +166,16 @@ void bind_prefetcher(py::module_& module) {
              const py::gil_scoped_release unlocked;
              raise_if_error(self.pull(batch, step));
            })
-      .def("hand_over", [](Prefetcher& self, PrefetchedBox& box) {
-        open(box);
-        auto batch = std::move(box.batch);
-        const py::gil_scoped_release unlocked;
-        raise_if_error(self.hand_over(std::move(batch)));
-      });
+      .def(
+          "hand_over",
+          [](Prefetcher& self, PrefetchedBox& box, bool with_gradient) {
+            open(box);
+            auto batch = std::move(box.batch);
+            const py::gil_scoped_release unlocked;
+            const NoGradScope scope(!with_gradient);
+            raise_if_error(self.hand_over(std::move(batch)));
+          },
+          py::arg("batch"), py::kw_only(), py::arg("with_gradient") = true);
 }
 
 void bind_merge(py::module_& module) {
@@ -234,14 +241,33 @@ void bind_table(py::module_& module) {
       });
 }
 
+// Python's face of NoGradScope; a thread enters and leaves it.
+class PythonNoGrad {
+ public:
+  void enter() { scope_.emplace(true); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::optional<NoGradScope> scope_;
+};
+
+void bind_no_grad(py::module_& module) {
+  py::class_<PythonNoGrad>(module, "NoGrad")
+      .def(py::init<>())
+      .def("__enter__", &PythonNoGrad::enter)
+      .def("__exit__", [](PythonNoGrad& self, const py::args&) { self.exit(); });
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
+  bind_no_grad(module);
   bind_merge(module);
   py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
       .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),
            py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"), py::arg("cache_bytes") = 0,
-           py::arg("cache_staleness") = 0, py::arg("cache_exact") = true)
+           py::arg("cache_staleness") = 0, py::arg("cache_exact") = true,
+           py::arg("no_grad_bytes") = SessionOptions{}.no_grad_bytes, py::arg("no_grad_ms") = 0)
       .def(
           "bind",
           [](Session& self, std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
@@ -262,12 +288,21 @@ void bind_session(py::module_& module) {
              }
              return out;
            })
-      .def("pull_merged",
-           [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train) {
-             const BatchTensors tensors(roots);
-             const py::gil_scoped_release unlocked;
-             raise_if_error(pull_merged(self, plan, tensors.span(), train));
-           })
+      .def(
+          "pull_merged",
+          [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train, bool with_gradient) {
+            const BatchTensors tensors(roots);
+            const py::gil_scoped_release unlocked;
+            const NoGradScope scope(!with_gradient);
+            raise_if_error(pull_merged(self, plan, tensors.span(), train));
+          },
+          py::arg("plan"), py::arg("roots"), py::arg("train"), py::kw_only(), py::arg("with_gradient") = true)
+      .def("refuse_lookups", [](Session& self, const std::string& text) { self.state().refuse_lookups(text); })
+      .def(
+          "drop_gradients", [](Session& self) { raise_if_error(self.drop_gradients()); }, Unlocked())
+      .def_property_readonly("is_closed", [](Session& self) { return self.state().closed(); })
+      .def_property_readonly("lookup_refusal", [](Session& self) { return self.state().check_lookup().message(); })
+      .def_property_readonly("rows_in_step", &Session::rows_in_step)
       .def("end_evaluation", &Session::end_evaluation, Unlocked())
       .def(
           "seal",

@@ -5,12 +5,32 @@
 #include "session/session_state.h"
 
 namespace sparserow {
+namespace {
+
+constexpr std::size_t kNoGradMemos = 64;  // lookups whose ids are compared before the keys are searched
+
+thread_local bool is_thread_without_gradient = false;
+
+TableStep empty_step(const BindingSpec& spec, const SessionState& state) {
+  return {spec.table_id, spec.schema_version, spec.dim, state.shards().shard_count()};
+}
+
+}  // namespace
+
+NoGradScope::NoGradScope(bool is_without_gradient) noexcept : before_(is_thread_without_gradient) {
+  is_thread_without_gradient = is_without_gradient;
+}
+
+NoGradScope::~NoGradScope() { is_thread_without_gradient = before_; }
+
+bool NoGradScope::is_active() noexcept { return is_thread_without_gradient; }
 
 Binding::Binding(BindingSpec spec, std::shared_ptr<SessionState> state)
     : spec_(std::move(spec)),
       state_(std::move(state)),
-      step_(spec_.table_id, spec_.schema_version, spec_.dim, state_->shards().shard_count()),
-      ahead_(spec_.table_id, spec_.schema_version, spec_.dim, state_->shards().shard_count()) {}
+      step_(empty_step(spec_, *state_)),
+      ahead_(empty_step(spec_, *state_)),
+      no_grad_(empty_step(spec_, *state_)) {}
 
 Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
@@ -19,18 +39,123 @@ Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   if (state_->phase.load(std::memory_order_relaxed) != Phase::kOpen) {
     return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': looked up while the step is being committed");
   }
+  if (NoGradScope::is_active()) {
+    state_->bound_no_grad_rows();
+    const std::lock_guard lock(mutex_);
+    return look_up_without_gradient(ids);
+  }
+  SR_RETURN_IF_ERROR(state_->check_lookup());
   const std::lock_guard lock(mutex_);
+  has_gradients_ = true;
+  return look_up_in_step(ids);
+}
+
+Result<Lookup> Binding::look_up_in_step(const IdsRef& ids) {
   if (auto known = step_.recall(ids)) return *std::move(known);
   SR_RETURN_IF_ERROR(check_ids(ids.ids));
   {
     const auto locked = state_->partitioner();
     step_.add({&ids, 1}, locked.partitioner);
   }
+  drop_old_no_grad_rows();
   if (step_.pending_keys() > 0) {
-    if (state_->merged_this_step.load(std::memory_order_relaxed)) ++state_->counters.lookups_missed;
-    SR_RETURN_IF_ERROR(pull_pending(step_, /*train=*/true));
+    SR_RETURN_IF_ERROR(complete(step_, no_grad_));
+    note_source(kOutside);
   }
   return *step_.recall(ids);
+}
+
+Result<Lookup> Binding::look_up_without_gradient(const IdsRef& ids) {
+  if (auto known = step_.known(ids)) return *std::move(known);
+  drop_old_no_grad_rows();
+  no_grad_.trim_memos(kNoGradMemos);
+  if (auto known = no_grad_.known(ids)) return *std::move(known);
+  SR_RETURN_IF_ERROR(check_ids(ids.ids));
+  if (no_grad_.empty()) no_grad_since_ = std::chrono::steady_clock::now();
+  {
+    const auto locked = state_->partitioner();
+    no_grad_.add({&ids, 1}, locked.partitioner);
+  }
+  const Status status = no_grad_.pending_keys() > 0 ? complete(no_grad_, step_) : Status::ok();
+  count_no_grad_bytes();
+  SR_RETURN_IF_ERROR(status);
+  return *no_grad_.recall(ids);
+}
+
+// Rows that were dropped for their age come from the shards, since a row cache keeps those of a step as they were.
+Status Binding::complete(TableStep& part, TableStep& other) {
+  if (part.fill_pending(other) == part.pending_keys()) {
+    part.confirm();
+    return Status::ok();
+  }
+  if (state_->merged_this_step.load(std::memory_order_relaxed)) ++state_->counters.lookups_missed;
+  std::vector<rpc::TablePull> pulls;
+  part.pending(pulls);
+  const rpc::CallOptions options = state_->pull_options(/*train=*/true);
+  const bool is_past_cache = &part == &no_grad_ && is_no_grad_aged_;
+  const Status status = is_past_cache ? state_->pull_past_cache(pulls, options)
+                                      : state_->pull_step(pulls, options, /*before_asking=*/true);
+  if (!status.is_ok()) {
+    part.rollback();
+    return status;
+  }
+  part.fill_pending(other);
+  part.confirm();
+  return Status::ok();
+}
+
+void Binding::drop_old_no_grad_rows() {
+  const auto age = state_->options().no_grad_age;
+  if (age.count() == 0 || no_grad_.empty() || std::chrono::steady_clock::now() - no_grad_since_ < age) return;
+  forget_no_grad_rows();
+  is_no_grad_aged_ = true;
+}
+
+void Binding::drop_no_grad_rows() {
+  const std::lock_guard lock(mutex_);
+  forget_no_grad_rows();
+}
+
+void Binding::forget_no_grad_rows() {
+  if (no_grad_counted_ == 0) return;
+  no_grad_ = empty_step(spec_, *state_);
+  count_no_grad_bytes();
+}
+
+void Binding::count_no_grad_bytes() {
+  const std::uint64_t bytes = no_grad_.bytes();
+  state_->no_grad_bytes += bytes - no_grad_counted_;  // modulo 2^64
+  no_grad_counted_ = bytes;
+}
+
+TableStep& Binding::no_grad_ahead() {
+  drop_old_no_grad_rows();
+  no_grad_.trim_memos(kNoGradMemos);
+  if (no_grad_.empty()) no_grad_since_ = std::chrono::steady_clock::now();
+  return no_grad_;
+}
+
+void Binding::keep_rows_of_step(bool is_without_gradient) {
+  TableStep& part = is_without_gradient ? no_grad_ : step_;
+  part.fill_pending(is_without_gradient ? step_ : no_grad_);
+}
+
+void Binding::take_ahead(TableStep& ahead, rpc::Partitioner& partitioner) {
+  if (NoGradScope::is_active()) {
+    no_grad_ahead().take(ahead, partitioner);
+    return count_no_grad_bytes();
+  }
+  const bool has_room = step_.keys() * spec_.dim * sizeof(float) <= state_->options().no_grad_bytes;
+  if (!has_gradients_ && !has_room) step_.clear();
+  step_.take(ahead, partitioner);
+}
+
+void Binding::end_step() {
+  step_.clear();
+  no_grad_.clear();
+  is_no_grad_aged_ = false;
+  has_gradients_ = false;
+  source_ = kNowhere;
 }
 
 Result<Lookup> Binding::read(const IdsRef& ids) {

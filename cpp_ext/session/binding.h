@@ -5,6 +5,7 @@
 // no Python all share it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -41,12 +42,16 @@ class Binding {
 
   [[nodiscard]] const BindingSpec& spec() const noexcept { return spec_; }
 
-  // Rows of ids. train: by the step's clock, remembered until the step ends. Otherwise a read without clock
-  // that changes nothing. InvalidArgument names the table and the id; FailedPrecondition after close, fork
+  // Rows of ids. train: by the step's clock, remembered until the step ends; within a NoGradScope they are kept in a
+  // bounded part instead, from which a later lookup of the step takes them. Otherwise a read without clock that
+  // changes nothing. InvalidArgument names the table and the id; FailedPrecondition after close, fork
   // or between seal and the step's end; else what the shards say.
   Result<Lookup> lookup(const IdsRef& ids, bool train);
   // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
   Result<StagedSums> stage(const IdsRef& ids);
+
+  // Forgets the rows that lookups without gradient have read; their Lookups stay valid.
+  void drop_no_grad_rows();
 
   // Where keys of a step come from: a prefetcher's number, or else.
   static constexpr std::uint64_t kNowhere = 0;
@@ -63,6 +68,21 @@ class Binding {
   Status check_ids(std::span<const std::int64_t> ids) const;
   Result<Lookup> read(const IdsRef& ids);
   Status pull_pending(TableStep& step, bool train);
+  // Under mutex_.
+  Result<Lookup> look_up_in_step(const IdsRef& ids);
+  Result<Lookup> look_up_without_gradient(const IdsRef& ids);
+  void drop_old_no_grad_rows();
+  void forget_no_grad_rows();
+  void count_no_grad_bytes();
+  // Pulls what `part` lacks and `other` has not; rows that both have are those of `other`.
+  Status complete(TableStep& part, TableStep& other);
+  // The part that lookups without gradient fill, ready for more keys.
+  TableStep& no_grad_ahead();
+  // After a pull of pending keys: rows of this step that were read before stay as they were.
+  void keep_rows_of_step(bool is_without_gradient);
+  // Moves rows that were prefetched in. Those of batches that no lookup with gradient came for are bounded, too.
+  void take_ahead(TableStep& ahead, rpc::Partitioner& partitioner);
+  void end_step();
 
   BindingSpec spec_;  // lr is guarded by mutex_
   std::shared_ptr<SessionState> state_;
@@ -70,6 +90,12 @@ class Binding {
   std::mutex mutex_;
   TableStep step_;   // guarded by mutex_
   TableStep ahead_;  // rows read ahead of an evaluation's forward; guarded by mutex_
+  // Guarded by mutex_.
+  TableStep no_grad_;                                    // rows of this step that were read without gradient
+  std::chrono::steady_clock::time_point no_grad_since_;  // when its first rows were read
+  std::uint64_t no_grad_counted_ = 0;                    // its bytes in the state's sum
+  bool is_no_grad_aged_ = false;                         // rows of this step were dropped for their age
+  bool has_gradients_ = false;                           // a lookup of this step was made with gradient
 
   struct SourcedCommit {
     std::uint64_t source = kNowhere;
@@ -79,6 +105,19 @@ class Binding {
   std::uint64_t source_ = kNowhere;  // of this step's keys
   SourcedCommit last_commit_;
   SourcedCommit last_of_another_;  // the last one whose source is not last_commit_'s
+};
+
+// Lookups of this thread in train mode are without gradient as long as the object lives; scopes nest.
+class NoGradScope {
+ public:
+  explicit NoGradScope(bool is_without_gradient) noexcept;
+  ~NoGradScope();
+  NoGradScope(const NoGradScope&) = delete;
+  NoGradScope& operator=(const NoGradScope&) = delete;
+  static bool is_active() noexcept;
+
+ private:
+  bool before_;
 };
 
 // FailedPrecondition when nothing is bound under this name (says what to do).

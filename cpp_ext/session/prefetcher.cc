@@ -243,6 +243,7 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
   // Batches that were pulled after a later one's step did not reckon with it.
   const bool is_late = is_overtaken(*batch);
   bool any = false;
+  if (NoGradScope::is_active()) state.bound_no_grad_rows();
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
     PrefetchedBatch::Part& part = batch->parts_[b];
     if (part.step.empty()) {
@@ -253,7 +254,7 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
     const std::lock_guard lock(bindings_[b]->mutex_);
     bindings_[b]->note_source(is_late ? Binding::kOutside : id_);
     const auto locked = state.partitioner();
-    bindings_[b]->step_.take(part.step, locked.partitioner);
+    bindings_[b]->take_ahead(part.step, locked.partitioner);
   }
   if (any) state.merged_this_step.store(true);
   const std::lock_guard lock(mutex_);

@@ -37,6 +37,7 @@ Status Session::bind(const BindingSpec& spec) {
     SR_RETURN_IF_ERROR(cache->add_table(spec.name, spec.table_id, spec.dim));
   }
   SR_RETURN_IF_ERROR(register_binding(binding));
+  state_->add_binding(binding);
   bindings_.push_back(std::move(binding));
   return Status::ok();
 }
@@ -52,6 +53,9 @@ Status Session::set_lr(std::string_view name, float lr) {
 Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "pull_ahead"));
+  const bool is_without_gradient = train && NoGradScope::is_active();
+  if (is_without_gradient) state_->bound_no_grad_rows();
+  if (train && !is_without_gradient) SR_RETURN_IF_ERROR(state_->check_lookup());
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<TableStep*> tables;
   std::vector<Binding*> pulled;  // for the step
@@ -65,17 +69,27 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
     std::erase_if(wanted, [&binding](const IdsRef& ids) { return !binding->check_ids(ids.ids).is_ok(); });
     if (wanted.empty()) continue;
     locks.emplace_back(binding->mutex_);
-    TableStep& table = train ? binding->step_ : binding->ahead_;
+    if (is_without_gradient) {
+      std::erase_if(wanted, [&binding](const IdsRef& ids) { return binding->step_.known(ids).has_value(); });
+      if (wanted.empty()) continue;
+    }
+    TableStep& table = is_without_gradient ? binding->no_grad_ahead() : train ? binding->step_ : binding->ahead_;
     const auto locked = state_->partitioner();
     table.add(wanted, locked.partitioner);
     table.pending(pulls);
     tables.push_back(&table);
     if (train && table.pending_keys() > 0) pulled.push_back(binding.get());
+    if (is_without_gradient) binding->count_no_grad_bytes();
   }
   if (!pulls.empty()) {
     const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
+    if (train && status.is_ok()) {
+      for (Binding* binding : pulled) binding->keep_rows_of_step(is_without_gradient);
+    }
     for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
-    for (Binding* binding : pulled) binding->note_source(Binding::kOutside);
+    for (Binding* binding : pulled) {
+      if (!is_without_gradient) binding->note_source(Binding::kOutside);
+    }
     SR_RETURN_IF_ERROR(status);
     ++state_->counters.pulls_merged;
   }
@@ -95,6 +109,16 @@ void Session::end_evaluation() {
     const std::lock_guard lock(binding->mutex_);
     binding->ahead_.clear();
   }
+}
+
+std::pair<std::uint64_t, std::uint64_t> Session::rows_in_step() const {
+  std::pair<std::uint64_t, std::uint64_t> rows{0, 0};
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    rows.first += binding->step_.keys();
+    rows.second += binding->no_grad_.keys();
+  }
+  return rows;
 }
 
 Result<SealReport> Session::seal(float scale, float clip_row_norm) {
@@ -213,6 +237,18 @@ Status Session::abort() {
   ++state_->counters.steps_aborted;
   forget_step();
   return status;
+}
+
+Status Session::drop_gradients() {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "drop_gradients"));
+  for (const auto& binding : bindings_) {
+    const std::lock_guard lock(binding->mutex_);
+    binding->step_.drop_sums();
+  }
+  state_->staged_calls.store(0);
+  state_->allow_lookups();
+  return Status::ok();
 }
 
 void Session::reopen() noexcept {
@@ -372,9 +408,9 @@ Result<Session::NumberedCommit> Session::number_commit(std::int64_t step, WriteT
 void Session::forget_step() {
   for (const auto& binding : bindings_) {
     const std::lock_guard lock(binding->mutex_);
-    binding->step_.clear();
-    binding->source_ = Binding::kNowhere;
+    binding->end_step();
   }
+  state_->allow_lookups();
   state_->merged_this_step.store(false);
   state_->staged_calls.store(0);
   state_->phase.store(Phase::kOpen);

@@ -30,6 +30,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "rpc/shards.h"
@@ -71,10 +72,12 @@ class Session {
   Status set_lr(std::string_view binding, float lr);  // NotFound
 
   // Pulls what these lookups need in one call, one frame per shard. Wrong guesses are harmless: lookups with an
-  // id out of range are left to the op. train as in Binding::lookup; rows of an evaluation are kept until
-  // end_evaluation().
+  // id out of range are left to the op. train as in Binding::lookup, within a NoGradScope too; rows of an evaluation
+  // are kept until end_evaluation().
   Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
   void end_evaluation();
+  // Rows that the open step keeps in this process, of all tables: with gradient, and without.
+  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> rows_in_step() const;
   // Whether this step remembers ids of this tensor for the table; the op compares them.
   [[nodiscard]] bool remembers(std::string_view binding, const TensorView& source, std::size_t n) const;
 
@@ -92,6 +95,9 @@ class Session {
   Status abort();  // from any phase; tells the shards when prepared
   // What a caller that failed between seal and the end does last: abort, if it has not ended.
   void reopen() noexcept;
+  // Forgets the gradients of the open step; its rows stay, so that a forward that was made can go backward.
+  // FailedPrecondition within the end of a step.
+  Status drop_gradients();
   // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard. Within the end
   // of a step the thread that ends it gets FailedPrecondition; other threads wait for the step.
   PushOutcome push_now(const rpc::TablePush& push);

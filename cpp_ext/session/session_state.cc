@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "session/binding.h"
+
 namespace sparserow {
 namespace {
 
@@ -53,6 +55,35 @@ void SessionState::mark_broken(const Status& cause) {
   broken_.store(true);
 }
 
+void SessionState::refuse_lookups(const std::string& text) {
+  const std::lock_guard lock(cause_mutex_);
+  refusal_ = text;
+  refuses_lookups_.store(true);
+}
+
+Status SessionState::check_lookup() const {
+  if (!refuses_lookups_.load(std::memory_order_relaxed)) return Status::ok();
+  const std::lock_guard lock(cause_mutex_);
+  return {Code::kFailedPrecondition, refusal_};
+}
+
+void SessionState::add_binding(const std::shared_ptr<Binding>& binding) {
+  const std::lock_guard lock(bindings_mutex_);
+  bindings_.push_back(binding);
+}
+
+void SessionState::bound_no_grad_rows() {
+  if (no_grad_bytes.load() <= options_.no_grad_bytes) return;
+  std::vector<std::weak_ptr<Binding>> bindings;
+  {
+    const std::lock_guard lock(bindings_mutex_);
+    bindings = bindings_;
+  }
+  for (const auto& one : bindings) {
+    if (const auto binding = one.lock()) binding->drop_no_grad_rows();
+  }
+}
+
 rpc::CallOptions SessionState::pull_options(bool train) const noexcept {
   rpc::CallOptions call;
   call.deadline = options_.deadline;
@@ -88,6 +119,15 @@ Status SessionState::pull_step(std::span<const rpc::TablePull> tables, const rpc
                                bool before_asking) {
   if (cache_ && options.step != rpc::kNoStep) return cache_->pull(*this, tables, options, before_asking);
   if (before_asking) SR_RETURN_IF_ERROR(wait_for_commit());
+  return pull_and_count(tables, options);
+}
+
+Status SessionState::pull_past_cache(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+  SR_RETURN_IF_ERROR(wait_for_commit());
+  return pull_and_count(tables, options);
+}
+
+Status SessionState::pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
   SR_RETURN_IF_ERROR(pull(tables, options));
   ++counters.pulls;
   for (const rpc::TablePull& table : tables) counters.rows_pulled += table.keys.size();

@@ -29,6 +29,10 @@ struct SessionOptions {
   bool grad_sum = false;  // true: the shards do not scale gradients by 1/N
   std::chrono::milliseconds deadline{30'000};
   CacheOptions cache;
+  // Rows that a step's lookups without gradient have read are dropped before the next such lookup when all tables
+  // together have more bytes, or a table's are older; 0: of any age. They are then read again by the same clock.
+  std::uint64_t no_grad_bytes = std::uint64_t{128} << 20;
+  std::chrono::milliseconds no_grad_age{0};
 };
 
 struct SessionStats {
@@ -118,6 +122,8 @@ class SessionState {
   // What a step's lookups need: from the cache where there is one, else from the shards. Counts pulls and rows.
   // before_asking: waits for the commit in flight before the shards are asked.
   Status pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options, bool before_asking);
+  // As pull_step() where there is no cache; waits for the commit in flight.
+  Status pull_past_cache(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
   [[nodiscard]] SessionCache* cache() const noexcept { return cache_.get(); }
   // After rows were changed by key.
   void forget_cached(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
@@ -141,6 +147,18 @@ class SessionState {
   std::atomic<bool> merged_this_step{false};
   std::atomic<std::uint64_t> staged_calls{0};  // backward calls of this step
 
+  // A lookup with gradient fails with this text until the step ends.
+  void refuse_lookups(const std::string& text);
+  void allow_lookups() noexcept { refuses_lookups_.store(false); }
+  // FailedPrecondition after refuse_lookups().
+  Status check_lookup() const;
+
+  // Tables of the session, whose rows without gradient share no_grad_bytes.
+  void add_binding(const std::shared_ptr<Binding>& binding);
+  // Drops those of all tables when they have too many bytes. The caller holds no lock of a Binding.
+  void bound_no_grad_rows();
+  std::atomic<std::uint64_t> no_grad_bytes{0};
+
   SequenceNumbers numbers;  // of every write
 
   struct Counters {
@@ -151,6 +169,8 @@ class SessionState {
   } counters;
 
  private:
+  Status pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
+
   std::shared_ptr<rpc::Shards> shards_;
   SessionOptions options_;
   std::unique_ptr<SessionCache> cache_;  // null: none
@@ -162,7 +182,11 @@ class SessionState {
   std::atomic<bool> committing_{false};  // written under commit_mutex_
 
   mutable std::mutex cause_mutex_;
-  std::string cause_;  // guarded by cause_mutex_
+  std::string cause_;    // guarded by cause_mutex_
+  std::string refusal_;  // guarded by cause_mutex_
+  std::atomic<bool> refuses_lookups_{false};
+  std::mutex bindings_mutex_;
+  std::vector<std::weak_ptr<Binding>> bindings_;  // guarded by bindings_mutex_
   std::mutex trace_mutex_;
   std::vector<std::weak_ptr<LookupTrace>> traces_;  // guarded by trace_mutex_
   std::mutex spans_mutex_;

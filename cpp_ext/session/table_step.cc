@@ -209,6 +209,38 @@ void TableStep::take(TableStep& ahead, rpc::Partitioner& partitioner) {
   ahead.clear();
 }
 
+std::size_t TableStep::fill_pending(TableStep& other) {
+  if (other.empty()) return 0;
+  other.build_map();
+  std::size_t found = 0;
+  for (std::size_t i = confirmed_; i < keys_.size(); ++i) {
+    const std::uint32_t from = other.map_find(keys_[i]);
+    if (from == kAbsent || from >= other.confirmed_) continue;
+    std::memcpy(rows_.get() + i * dim_, other.rows_.get() + std::size_t{from} * dim_, dim_ * sizeof(float));
+    ++found;
+  }
+  return found;
+}
+
+std::optional<Lookup> TableStep::known(const IdsRef& ids) {
+  if (keys_.empty()) return std::nullopt;
+  if (auto remembered = recall(ids)) return remembered;
+  auto indexes = fresh_indexes(ids.ids.size());
+  if (index_known(ids.ids, *indexes) > 0) return std::nullopt;
+  return lookup_of(Memo{nullptr, 0, ids.ids.size(), indexes});
+}
+
+void TableStep::trim_memos(std::size_t most) {
+  if (memos_.size() > most) memos_.clear();
+}
+
+std::uint64_t TableStep::bytes() const noexcept {
+  std::uint64_t indexes = 0;
+  for (const auto& one : pool_) indexes += one->capacity() * sizeof(std::uint32_t);
+  return row_capacity_ * dim_ * sizeof(float) + keys_.capacity() * sizeof(std::uint64_t) + staged_.capacity() +
+         map_.capacity() * sizeof(std::uint32_t) + indexes;
+}
+
 float* TableStep::sums() {
   if (sums_.size() < keys_.size() * dim_) sums_.resize(std::max(keys_.size() * dim_, sums_.size() * 3 / 2));
   return sums_.data();

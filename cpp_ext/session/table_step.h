@@ -14,6 +14,7 @@
 // Not thread-safe: Binding holds the lock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -54,9 +55,21 @@ class TableStep {
   // Moves the confirmed keys and rows of `ahead` in; keys known here keep their rows. Leaves `ahead` empty.
   void take(TableStep& ahead, rpc::Partitioner& partitioner);
 
+  // Copies the rows of pending keys that `other` has confirmed. Returns how many keys it had.
+  std::size_t fill_pending(TableStep& other);
+  // The lookup of ids that are all known, remembered or not; nullopt when one is not. Remembers nothing.
+  [[nodiscard]] std::optional<Lookup> known(const IdsRef& ids);
+  // Forgets which tensors were looked up when there are more than `most`; keys and rows stay.
+  void trim_memos(std::size_t most);
+  // The memory that this object has allocated.
+  [[nodiscard]] std::uint64_t bytes() const noexcept;
+
   // Where sums of known keys go; sized for all of them.
   float* sums();
   std::uint8_t* staged() noexcept { return staged_.data(); }
+
+  // Forgets all sums; keys, rows and remembered lookups stay.
+  void drop_sums() { std::fill(staged_.begin(), staged_.end(), std::uint8_t{0}); }
 
   struct Seal {
     std::uint64_t rows = 0;

@@ -34,7 +34,7 @@ class Native:
 
 
 def step(native: Any, pushes: BackgroundPush | None = None) -> None:
-    end_step(native, None, dense=None, scaler=None, allow_empty=True, is_distributed=False, on_nonfinite="raise",
+    end_step(native, None, dense=None, scale=None, allow_empty=True, is_distributed=False, on_nonfinite="raise",
              pushes=pushes, trace=NoTrace())  # fmt: skip
 
 

@@ -227,7 +227,7 @@ class PrefetchIterator(Generic[Batch]):
                 item = self._take()
             if item.rows is not None:
                 with self._session.trace.span("hand over", step=self._session.current_step):
-                    self._native.hand_over(item.rows)
+                    self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled())
         except BaseException:
             self.close()
             raise
