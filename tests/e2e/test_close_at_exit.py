@@ -1,0 +1,130 @@
+"""Scripts that never close their session: how they leave their job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sparserow as sr
+from sparserow.proto import control_pb2 as pb
+from sparserow.proto.control import ControlClient
+
+LEASE_SEC = 60.0  # a job that a test finds left was not left by the end of a lease
+
+BEGIN = """
+import multiprocessing, os, sys
+import sparserow as sr, torch
+def connect():
+    return sr.connect(sys.argv[1], namespace="ads")
+def staged(session):
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1))
+    model = sr.distribute(net, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    model(torch.tensor([1])).sum().backward()
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with sr.local_cluster(shards=1, worker_lease=LEASE_SEC) as cluster:
+        yield cluster.address
+
+
+def status(address: str) -> pb.GetStatusReply:
+    with ControlClient(address) as control:
+        return control.status()
+
+
+def run(address: str, folder: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """A script of its own in an empty folder, which has left its job when it has ended."""
+    script = folder / "script.py"
+    script.write_text(f"{BEGIN}\n{body}")
+    ended = subprocess.run(
+        [sys.executable, str(script), address], cwd=folder, capture_output=True, text=True, check=False, timeout=180
+    )
+    assert not [job for job in status(address).jobs if job.members], ended.stderr
+    return ended
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "session = connect()\n",
+        "def main():\n    session = connect()\n    session.table\nmain()\n",
+        "session = connect()\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nsession.native.check_usable()\n"
+        "from sparserow.proto.control import ControlClient\n"
+        "assert [job for job in ControlClient(sys.argv[1]).status().jobs if job.members], 'the child left the job'\n",
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=connect)\n"
+        "    child.start(); child.join(); sys.exit(child.exitcode)\n",
+        "session = connect()\nsession.close()\n",
+    ],
+    ids=["module", "function", "beside-a-fork", "child-process", "closed"],
+)
+def test_a_script_that_ends_well_leaves_its_job(address: str, tmp_path: Path, body: str) -> None:
+    before = len(status(address).faults)
+    ended = run(address, tmp_path, body)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(status(address).faults) == before
+
+
+@pytest.mark.parametrize("around", ["{}", "def main():\n    {}\nmain()"], ids=["module", "function"])
+def test_an_uncaught_error_is_a_fault(address: str, tmp_path: Path, around: str) -> None:
+    before = len(status(address).faults)
+    ended = run(address, tmp_path, around.format("session = connect(); raise ValueError('a wrong column')"))
+    assert ended.returncode == 1
+    with ControlClient(address) as control:
+        faults = control.list_faults()
+    assert len(faults) == before + 1
+    assert any("ValueError: a wrong column" in fault.message and "Traceback" in fault.traceback for fault in faults)
+
+
+def test_an_uncaught_error_of_a_child_process_is_a_fault(address: str, tmp_path: Path) -> None:
+    body = (
+        "def fails():\n    session = connect()\n    raise ValueError('a wrong row')\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=fails)\n"
+        "    child.start(); child.join(); sys.exit(child.exitcode)\n"
+    )
+    assert run(address, tmp_path, body).returncode == 1
+    assert any("a wrong row" in fault.message for fault in status(address).faults)
+
+
+def test_gradients_that_were_not_sent_are_dropped_with_a_warning(address: str, tmp_path: Path) -> None:
+    before = len(status(address).faults)
+    ended = run(address, tmp_path, "session = connect()\nmodel = staged(session)\n")
+    assert ended.returncode == 0
+    assert "the gradients of 1 calls of backward are lost" in ended.stderr
+    assert len(status(address).faults) == before
+
+
+def test_an_optimizer_that_stepped_in_place_of_the_session_is_a_fault(address: str, tmp_path: Path) -> None:
+    body = "session = connect()\nmodel = staged(session)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+    ended = run(address, tmp_path, body)
+    assert "FailedPrecondition: SGD.step() moved the dense parameters" in ended.stderr
+    assert any("SGD.step() moved the dense parameters" in fault.message for fault in status(address).faults)
+
+
+def test_a_coordinator_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{BEGIN}\nsession = connect()\nprint('connected', flush=True)\nsys.stdin.read()\n")
+    with sr.local_cluster(shards=1) as cluster:
+        process = subprocess.Popen(
+            [sys.executable, str(script), cluster.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+    began = time.monotonic()
+    _, errors = process.communicate("", timeout=120)
+    assert process.returncode == 0, errors
+    assert time.monotonic() - began < 30
+    assert "leaving the job" in errors
