@@ -21,6 +21,7 @@ from .lifted_layers import (
 from .merged_pull import MergedPull
 from .row_optimizers import OptimizerLike
 from .session import Session
+from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,7 +41,8 @@ def distribute(
 
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
     becomes a twin with the same ``forward``; smaller layers stay. Call it on every rank, before the dense optimizer is
-    made and before ``DistributedDataParallel`` and ``torch.compile``.
+    made and before ``DistributedDataParallel`` and ``torch.compile``. Weights that something else holds afterwards, an
+    optimizer or a list of weights to regularise, are told by a warning; a gradient that reaches one is an error.
 
     Args:
         model: not itself an embedding.
@@ -63,16 +65,23 @@ def distribute(
         FailedPrecondition: a layer uses what cannot be honoured (names the layer and the reason), or a table is in
             use in this process, or exists with another schema. The model is then unchanged.
     """
-    swaps = _plan(model, session, optimizer, min_rows, tables or {}, carry_weights)
+    swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, carry_weights))
+    MergedPull(session).install(model)
+    warn_of_stale_weights(swapped, stacklevel=2)
+    return model
+
+
+def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
     session.place_cache(model)
     made = create_on_first_rank(session, swaps)
+    swapped = []
     for swap, schema in zip(swaps, made, strict=True):
         twin = twin_of(swap.layer, schema, session.origins)
         session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twin.anchor)
         for path in swap.paths:
             model.set_submodule(path, twin)
-    MergedPull(session).install(model)
-    return model
+        swapped.append(swapped_weight(swap.paths[0], swap.layer))
+    return swapped
 
 
 def _plan(
