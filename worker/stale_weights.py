@@ -48,7 +48,7 @@ def swapped_weight(path: str, layer: nn.Module) -> SwappedWeight:
             f"this copy is stale: {_REMEDY}"
         )
 
-    weight.register_hook(refuse)  # type: ignore[no-untyped-call]
+    weight.register_hook(refuse)
     return SwappedWeight(path, weakref.ref(weight))
 
 
