@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +71,9 @@ class WorkerIdentity:
         lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so long.
         first_step: the step to begin with.
         proof: 16 bytes that this worker alone knows, shown with its calls; b"" from a coordinator that gives none.
+        found: of the namespace, when the job's generation began: rows of each table by name, None where a shard could
+            not be asked; 1,000 tables at most, and none for a worker that joins a running job.
+            None: a coordinator of the version before does not look.
     """
 
     job_id: int
@@ -80,6 +83,7 @@ class WorkerIdentity:
     first_step: int
     namespace_id: int
     proof: bytes = field(default=b"", repr=False)
+    found: Mapping[str, int | None] | None = field(default=None, repr=False)
 
 
 class ControlClient(Closing):
@@ -215,6 +219,7 @@ class ControlClient(Closing):
         staleness: int | None = 0,
         grad_scale: GradScaleName = "mean",
         deadline_sec: float | None = None,
+        needs_new_namespace: bool = False,
     ) -> WorkerIdentity:
         """Joins a job; returns when all ``world_size`` ranks have come and every shard knows them.
 
@@ -225,9 +230,11 @@ class ControlClient(Closing):
             staleness: 0 synchronous, k bounded, None async.
             grad_scale: "mean" scales gradients by 1/N, as DDP does; "sum" does not.
             deadline_sec: how long to wait for the other ranks; None is the client's own.
+            needs_new_namespace: whether to be refused when the namespace has tables and the job does not run yet.
 
         Raises:
-            FailedPrecondition: another worker of the job gave another value (names the field and both).
+            FailedPrecondition: another worker of the job gave another value (names the field and both), or the
+                namespace has tables (names some) that ``needs_new_namespace`` refuses.
             DeadlineExceeded: says how many of how many ranks have come.
             Fenced: the same rank registered again meanwhile.
         """
@@ -248,6 +255,7 @@ class ControlClient(Closing):
             host=socket.gethostname(),
             pid=os.getpid(),
             proves=True,
+            needs_new_namespace=needs_new_namespace,
         )
         reply = self._call("RegisterWorker", request, deadline_sec)
         return WorkerIdentity(
@@ -258,6 +266,9 @@ class ControlClient(Closing):
             first_step=reply.first_step,
             namespace_id=reply.namespace_id,
             proof=reply.proof,
+            found={table.name: table.rows if table.HasField("rows") else None for table in reply.found}
+            if reply.HasField("found_count")
+            else None,
         )
 
     def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:

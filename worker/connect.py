@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch.distributed as dist
 
 from ..cpp_ext import _client
 from ..proto.control import ControlClient, WorkerIdentity
-from ..proto.errors import InvalidArgument
+from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import DTYPES, Dtype
 from ..proto.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
@@ -23,6 +23,7 @@ from .shard_client import shard_client
 from .transaction import NonFinitePolicy
 
 _PATIENCE_SEC = 20.0
+NamespacePolicy: TypeAlias = Literal["new", "continue"]
 
 
 def connect(
@@ -39,6 +40,7 @@ def connect(
     world_size: int | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
     cache: RowCache | None = None,
+    namespace_policy: NamespacePolicy | None = None,
     no_grad_bytes: int = NO_GRAD_BYTES,
     no_grad_sec: float | None = None,
     security: Security | str | Path | None = None,
@@ -57,6 +59,9 @@ def connect(
         rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: keeps rows here for later steps; None: none.
+        namespace_policy: of tables that the namespace has before the job begins: "new" refuses them, "continue" trains
+            their rows on. None is as "continue", and ``distribute`` on rank 0 says in one line which it found. The
+            coordinator judges once for all ranks of a job that come together; workers that join a running job pass.
         no_grad_bytes: of rows that a step's lookups under ``torch.no_grad``, in train mode, have read; more are dropped
             and read again by the same clock. 128 MiB by default.
         no_grad_sec: such rows that are older are dropped too; None: 10 s, and at any age at staleness 0.
@@ -65,11 +70,16 @@ def connect(
     Raises:
         Unavailable: the coordinator or a shard cannot be reached, or the cluster is not complete yet.
         DeadlineExceeded: not every rank has come (says how many have).
-        FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale.
+        FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale; or the namespace
+            has tables that ``namespace_policy="new"`` refuses.
         InvalidArgument: an argument is out of its range.
     """
     _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
+    if namespace_policy not in (None, "new", "continue"):
+        raise InvalidArgument(
+            f"connect.namespace_policy: {namespace_policy!r} is not allowed; allowed: new, continue, None"
+        )
     no_grad = no_grad_arguments(no_grad_bytes, no_grad_sec, staleness)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
     shown = None if security is None else loaded_security(security)
@@ -83,11 +93,15 @@ def connect(
             staleness=staleness,
             grad_scale=grad_scale,
             deadline_sec=gather_sec,
+            needs_new_namespace=namespace_policy == "new",
         )
         lease = Lease(control, identity)
     except BaseException:
         control.close()
         raise
+    if namespace_policy == "new" and identity.found is None:
+        lease.end()
+        raise FailedPrecondition("connect.namespace_policy: this coordinator is of a version that cannot judge 'new'")
     control.patience_sec = _PATIENCE_SEC  # it has answered: if it is away from now on, it is being started again
     try:
         cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec, no_grad)
@@ -104,6 +118,7 @@ def connect(
             reached=reached,
             ranks=ranks,
             identity=identity,
+            found_tables=identity.found if namespace_policy is None else None,
             cluster_id=cluster_id,
         )
     except BaseException as error:

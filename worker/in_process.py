@@ -58,7 +58,8 @@ class InProcessCluster:
             **no_grad_arguments(no_grad_bytes, no_grad_sec, staleness),
         )
         placement = Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite, cache=cache)
-        return Session(native, self, placement)
+        found = {schema.name: self.row_count(namespace, schema.name) for schema in self.list_tables(namespace)}
+        return Session(native, self, placement, found_tables=found)
 
     def create_table(self, schema: TableSchema) -> TableSchema:
         """Creates a table on every store, or finds it.

@@ -26,6 +26,7 @@ _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _CARRY_CHUNK_BYTES = 16 << 20
 _PROGRESS_FROM_BYTES = 256 << 20
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -152,17 +153,37 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
     existing = {schema.name for schema in session.catalog.list_tables(session.namespace)}
     made = [session.catalog.create_table(swap.schema) for swap in swaps]
+    if has_rows:
+        _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
     for swap, schema in zip(swaps, made, strict=True):
         if not has_rows:
             continue
         if schema.name in existing:
-            _log.info("table %s exists: its rows are kept, the layer's weights are not sent", schema.full_name)
-        elif swap.is_carried:
+            continue
+        if swap.is_carried:
             _carry(session, swap)
         elif isinstance(swap.layer, nn.Embedding) and swap.layer.padding_idx is not None:
             padding = np.array([swap.layer.padding_idx], dtype=np.uint64)
             session.table(schema.name).assign(padding, np.zeros((1, schema.dim), dtype=np.float32))
     return made
+
+
+def _tell_of_found(session: Session, names: list[str], count: int) -> None:
+    """One line about the tables that were there, unless the session was told that they may be."""
+    rows = session.found_tables or {}
+    names = [name for name in names if name in rows]
+    if not names:
+        return
+    named = [name if rows[name] is None else f"{name} ({rows[name]:,} rows)" for name in names[:_MOST_NAMED]]
+    _log.warning(
+        "namespace %r: %d of the %d tables were there before: %s%s; their rows are trained on, and the model's weights "
+        "are not sent (namespace_policy='new' refuses them, 'continue' says nothing)",
+        session.namespace,
+        len(names),
+        count,
+        ", ".join(named),
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "",
+    )
 
 
 def _carry(session: Session, swap: Swap) -> None:

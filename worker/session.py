@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -54,12 +54,15 @@ class Session(SessionTables, Closing, Joinable):
         ranks: Callable[[], Sequence[int]] | None = None,
         identity: WorkerIdentity | None = None,
         cluster_id: int | None = None,
+        found_tables: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
         self.identity = identity  # None: its shards are in this process
         # Ids of the clusters whose rows the tables hold: its own, and those of restored checkpoints. Layers share it.
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
+        # Rows of the tables that distribute is to speak of when it finds them; None where it says nothing.
+        self.found_tables = found_tables
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._on_fault = on_fault

@@ -17,6 +17,7 @@ from .cluster import Cluster
 from .data_leases import Ask
 from .faults import Process
 from .fleet import Fleet
+from .found_tables import FoundTablesOfJobs
 from .membership import JobTerms, Ticket
 from .operations import Operations
 from .recoveries import Recoveries
@@ -57,6 +58,7 @@ class CoordinatorService:
         self._clock = clock
         self._tables = Tables(cluster, fleet, save)
         self._membership_changed = asyncio.Condition()
+        self._found_tables = FoundTablesOfJobs(cluster, fleet)
         self._saves = Saves(cluster, fleet, self._operations, save)
         self._restores = Restores(cluster, fleet, self._operations, save, self._tables.lock)
         self.recoveries = Recoveries(cluster, fleet, self._tables.lock, save)
@@ -225,6 +227,7 @@ class CoordinatorService:
         try:
             self._save()
             await self._notify()
+            found = await self._found_tables.of(ticket, refuses=request.needs_new_namespace)
             await self._operations.settle(ticket.job_id)
             await self._gather(ticket, wait_sec)
             await self._operations.settle(ticket.job_id)
@@ -244,6 +247,8 @@ class CoordinatorService:
             lease_sec=self._cluster.jobs.lease_sec,
             first_step=first_step,
             proof=proof,
+            found=found.listed,
+            found_count=found.count,
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
