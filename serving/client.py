@@ -25,6 +25,7 @@ from ..proto.errors import (
     error_of,
 )
 from ..proto.security import Security, loaded_security
+from ..proto.whole_numbers import whole_numbers
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses
 from .lookup import routing_hash
@@ -259,15 +260,19 @@ def as_lookup_keys(keys: Keys) -> NDArray[np.uint64]:
     """(n) uint64; strings by the hash that ``hash_key`` gives.
 
     Raises:
-        InvalidArgument: neither integers nor strings, or negative.
+        InvalidArgument: a single string, neither integers nor strings, or negative (names the first one).
     """
+    if isinstance(keys, str | bytes):
+        raise InvalidArgument(f"keys: {keys!r} is not allowed; allowed: (n) integers or strings, such as [{keys!r}]")
     if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str):
         return np.array([_client.key_of_bytes(str(key).encode()) for key in keys], dtype=np.uint64)
-    array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.kind == "i" and bool((array < 0).any())):
+    array = whole_numbers(keys)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidArgument(
             f"keys: {array.dtype} of shape {array.shape} is not allowed; allowed: (n) integers in [0, 2**64) or strings"
         )
+    if array.dtype.kind == "i" and bool((array < 0).any()):
+        raise InvalidArgument(f"keys: {int(array[array < 0][0])} is not allowed; allowed: [0, 2**64)")
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import nn
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import Table
+from .embedding import DistributedEmbedding, DistributedEmbeddingBag
 from .lifted_layers import (
     Layer,
     Swap,
@@ -35,6 +37,7 @@ def distribute(
     optimizer: OptimizerLike,
     min_rows: int = 10_000,
     tables: Mapping[str, Table] | None = None,
+    exclude: Sequence[str] = (),
     carry_weights: bool = True,
 ) -> Model:
     """Moves the rows of ``nn.Embedding`` and ``nn.EmbeddingBag`` layers to the parameter servers, in place.
@@ -52,6 +55,7 @@ def distribute(
             ``functools.partial`` of it, or an instance that has not stepped.
         min_rows: layers with fewer rows stay local and dense.
         tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts.
+        exclude: ``fnmatch`` patterns on the path of layers that stay local, whatever their size.
         carry_weights: rank 0 sends the layers' present weights to tables that are new. A table that exists keeps its
             rows; a layer made under :func:`deferred`, or with a ``Table.init`` of its own, has none to send. False:
             rows begin as the table's ``init``, else as the layer's (normal(0, 1) unless deferred and initialised).
@@ -60,12 +64,14 @@ def distribute(
         The same model.
 
     Raises:
-        InvalidArgument: nothing to distribute, a pattern that matches no layer of at least ``min_rows``, an optimizer
-            without a counterpart on the servers, or a row cache that the model's device cannot hold.
-        FailedPrecondition: a layer uses what cannot be honoured (names the layer and the reason), or a table is in
-            use in this process, or exists with another schema. The model is then unchanged.
+        InvalidArgument: nothing to distribute, a pattern of ``tables`` or ``exclude`` that matches no layer of at least
+            ``min_rows``, an optimizer without a counterpart on the servers, or a row cache that the model's device
+            cannot hold.
+        FailedPrecondition: the model is distributed already, a layer uses what cannot be honoured (names the layer and
+            the reason), or a table is in use in this process, or exists with another schema. The model is then
+            unchanged.
     """
-    swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, carry_weights))
+    swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights))
     MergedPull(session).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model
@@ -90,13 +96,18 @@ def _plan(
     optimizer: OptimizerLike,
     min_rows: int,
     tables: Mapping[str, Table],
+    exclude: Sequence[str],
     carry_weights: bool,
 ) -> list[Swap]:
     """What to swap; raises before anything is changed."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("distribute: call it before DistributedDataParallel wraps the model")
-    layers = _layers(model, min_rows)
+    layers = _without(exclude, _layers(model, min_rows))
     if not layers:
+        twins = (DistributedEmbedding, DistributedEmbeddingBag)
+        done = [path for path, module in model.named_modules() if isinstance(module, twins)]
+        if done:
+            raise FailedPrecondition(f"distribute: {', '.join(done)} of the model are distributed already")
         raise InvalidArgument(
             f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows"
         )
@@ -117,6 +128,21 @@ def _layers(model: nn.Module, min_rows: int) -> list[tuple[Layer, list[str]]]:
             raise InvalidArgument("distribute: the model is itself an embedding; wrap it in a module that names it")
         found.setdefault(id(module), (module, []))[1].append(path)
     return list(found.values())
+
+
+def _without(exclude: Sequence[str], layers: list[tuple[Layer, list[str]]]) -> list[tuple[Layer, list[str]]]:
+    """The layers of which no path matches a pattern."""
+    if isinstance(exclude, str):
+        raise InvalidArgument(f"distribute: exclude={exclude!r} is not allowed; allowed: patterns, as [{exclude!r}]")
+    for pattern in exclude:
+        if not any(fnmatch.fnmatchcase(path, pattern) for _, paths in layers for path in paths):
+            names = ", ".join(paths[0] for _, paths in layers) or "none"
+            raise InvalidArgument(f"distribute: exclude {pattern!r} matches no layer; layers to distribute: {names}")
+    return [
+        (layer, paths)
+        for layer, paths in layers
+        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude for path in paths)
+    ]
 
 
 def _weight_owners(model: nn.Module) -> dict[int, set[tuple[int, str]]]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _client
 from ..proto.errors import InvalidArgument
+from ..proto.whole_numbers import whole_numbers
 
 KeyArray: TypeAlias = NDArray[np.uint64]
 Keys: TypeAlias = "NDArray[np.integer] | Sequence[int] | Sequence[str] | Sequence[bytes]"
@@ -34,11 +35,13 @@ def as_keys(keys: Keys) -> KeyArray:
     """Keys as (n) uint64: integers as they are, strings hashed by :func:`hash_key`.
 
     Raises:
-        InvalidArgument: not one-dimensional, not integers, or negative (names the first one).
+        InvalidArgument: a single string, not one-dimensional, not integers, or negative (names the first one).
     """
+    if isinstance(keys, str | bytes):
+        raise InvalidArgument(f"keys: {keys!r} is not allowed; allowed: (n) integers or strings, such as [{keys!r}]")
     if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str | bytes):
         return np.fromiter((hash_key(key) for key in keys), dtype=np.uint64, count=len(keys))  # type: ignore[arg-type]
-    array = np.asarray(keys) if len(keys) else np.empty(0, dtype=np.uint64)
+    array = whole_numbers(keys)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidArgument(
             f"keys: dtype {array.dtype} of shape {array.shape} is not allowed; allowed: (n) integers or strings"

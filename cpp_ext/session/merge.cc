@@ -106,7 +106,7 @@ MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const Bat
     std::optional<MergeEntry> entry;
     for (std::uint32_t r = 0; r < roots.size() && !entry; ++r) entry = match(lookup, r, roots[r].view);
     if (!entry) {
-      ++plan.unmatched;
+      plan.unmatched.push_back(lookup.binding);
     } else if (std::find(plan.entries.begin(), plan.entries.end(), *entry) == plan.entries.end()) {
       plan.entries.push_back(*std::move(entry));
     }

@@ -27,7 +27,7 @@ struct MergeEntry {
 
 struct MergePlan {
   std::vector<MergeEntry> entries;
-  std::size_t unmatched = 0;  // lookups of the traced forward that no batch tensor explains
+  std::vector<std::string> unmatched;  // bindings of the traced forward's lookups that no batch tensor explains
 };
 
 // A tensor of a batch: `view` as the ops will see it, `host` its memory on this side of the bus (the same

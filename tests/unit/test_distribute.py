@@ -130,6 +130,28 @@ def test_weight_is_not_there(session: sr.Session) -> None:
     assert not hasattr(model.tower.user_id, "weight")
 
 
+def test_a_layer_that_is_excluded_stays_local(session: sr.Session) -> None:
+    for given, words in (
+        ("tower.*", r"exclude='tower\.\*' is not allowed; allowed: patterns, as \['tower\.\*'\]"),
+        (["towr.*"], r"exclude 'towr\.\*' matches no layer; layers to distribute: tower\.user_id"),
+    ):
+        with pytest.raises(sr.InvalidArgument, match=words):
+            sr.distribute(Model(), session, optimizer=SGD, min_rows=10, exclude=given)
+    with pytest.raises(sr.InvalidArgument, match=r"no nn\.Embedding or"):
+        sr.distribute(Model(), session, optimizer=SGD, min_rows=10, exclude=["*"])
+    model = Model()
+    model.tower.other = nn.Embedding(ROWS, DIM)
+    sr.distribute(model, session, optimizer=SGD, min_rows=10, exclude=["tower.u*"])
+    assert model.tower.user_id.weight.requires_grad
+    assert session.bound_tables() == ("tower.other",)
+
+
+def test_a_model_is_distributed_once(session: sr.Session) -> None:
+    model = sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.FailedPrecondition, match=r"tower\.user_id.* of the model are distributed already"):
+        sr.distribute(model, session, optimizer=SGD, min_rows=10)
+
+
 def test_padding_row_begins_at_zero_without_carried_weights(session: sr.Session) -> None:
     sr.distribute(Model(padding_idx=7), session, optimizer=SGD, min_rows=10, carry_weights=False)
     rows = session.table("tower.user_id").pull([7, 8])

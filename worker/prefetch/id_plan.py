@@ -143,9 +143,9 @@ class LearntIds:
                 self._guess, self._is_wrong = (plan, list(found)), False
                 if plan.unmatched and self._traces == 1:
                     _log.warning(
-                        "prefetch: %d lookups use ids that are in no tensor of the batch as they are; their rows are "
-                        "pulled when they are used. ids=fn(batch) can name them",
-                        plan.unmatched,
+                        "prefetch: lookups of %s use ids that are in no tensor of the batch as they are; their rows "
+                        "are pulled when they are used. ids=fn(batch) can name them",
+                        ", ".join(sorted(set(plan.unmatched))),
                     )
         elif self._native.lookups_missed > self._missed:
             self._is_wrong = True
