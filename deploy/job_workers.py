@@ -18,13 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
 from ..proto.job import JobConfig
 from ..proto.security import process_security
+from ..worker.run_identity import RunIdentity
 from ..worker.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
@@ -58,6 +59,7 @@ def run_job_workers(
     coordinator: str | None,
     trace_file: Path | None = None,
     resume: str = "never",
+    identity: RunIdentity,
     check: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
@@ -68,6 +70,7 @@ def run_job_workers(
         coordinator: ``HOST:PORT``; None with backend local.
         trace_file: where worker 0 writes what ran when; None: nothing is recorded.
         resume: as of ``run_worker``.
+        identity: of the run, for its checkpoints.
         check: called now and then; what it raises ends the workers.
 
     Raises:
@@ -88,6 +91,7 @@ def run_job_workers(
                 "resume": resume,
                 "security": None if security is None else str(security.resolve()),
                 "run": run,
+                "identity": asdict(identity),
             }
             with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
                 worker.link.sendall(json.dumps(order).encode() + b"\n")

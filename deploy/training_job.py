@@ -24,6 +24,7 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.job import JobConfig
+from ..worker.run_identity import RunIdentity
 from ..worker.training_report import TrainResult
 
 if TYPE_CHECKING:
@@ -75,7 +76,12 @@ def allowed_restarts(job: JobConfig, resume: str) -> int:
 
 
 def run_job(
-    job: JobConfig, place: TorchrunPlace | None = None, trace_file: Path | None = None, *, resume: str = "never"
+    job: JobConfig,
+    place: TorchrunPlace | None = None,
+    trace_file: Path | None = None,
+    *,
+    resume: str = "never",
+    overwrites: bool = False,
 ) -> TrainResult:
     """Trains ``job``; everything that was started is stopped when this returns or raises.
 
@@ -86,6 +92,7 @@ def run_job(
         place: under torchrun, this process's; None starts ``job.train.workers`` workers here.
         trace_file: where worker 0 writes what ran when (Trace Event Format); None: nothing is recorded.
         resume: of :func:`checked_resume`.
+        overwrites: removes checkpoints of other runs from the job's folders.
 
     Raises:
         SparserowError: a file, a setting, a server or a worker is at fault.
@@ -94,12 +101,14 @@ def run_job(
         from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
 
         # Each agent of torchrun shows the first error of its host; the coordinator has those of all hosts.
-        result = record(_run_under_torchrun)(job, place, trace_file, resume)
+        identity = RunIdentity.of_torchrun(place.run, resume=resume, overwrites=overwrites)
+        result = record(_run_under_torchrun)(job, place, trace_file, resume, identity)
         assert result is not None
         return result
+    identity = RunIdentity.new(resume=resume, overwrites=overwrites)
     for left in range(allowed_restarts(job, resume), -1, -1):
         try:
-            return _run_once(job, trace_file, resume)
+            return _run_once(job, trace_file, resume, identity)
         except (Unavailable, Fenced, DeadlineExceeded, NotFound, Internal) as error:
             if not left:
                 raise
@@ -108,7 +117,7 @@ def run_job(
     raise AssertionError("unreachable")
 
 
-def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResult:
+def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
     # Workers of their own, so that the end of one is not this process's.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     if not is_apart:
@@ -125,12 +134,19 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str) -> TrainResu
                 coordinator=coordinator,
                 trace_file=trace_file,
                 resume=resume,
+                identity=identity,
                 check=check,
             )
         from ..worker.process_group import WorkerGroup
 
         return _run_here(
-            job, WorkerGroup(), local_world=1, coordinator=coordinator, trace_file=trace_file, resume=resume
+            job,
+            WorkerGroup(),
+            local_world=1,
+            coordinator=coordinator,
+            trace_file=trace_file,
+            resume=resume,
+            identity=identity,
         )
 
 
@@ -142,6 +158,7 @@ def _run_here(
     coordinator: str | None,
     trace_file: Path | None,
     resume: str,
+    identity: RunIdentity,
     run: str = "",
 ) -> TrainResult:
     from .training_display import TrainingDisplay
@@ -157,10 +174,13 @@ def _run_here(
             trace_file=trace_file,
             resume=resume,
             run=run,
+            identity=identity,
         )
 
 
-def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str) -> TrainResult:
+def _run_under_torchrun(
+    job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
+) -> TrainResult:
     """Worker 0 starts the cluster where none is named, and tells the others its address."""
     from ..worker.process_group import joined_group
 
@@ -169,18 +189,26 @@ def _run_under_torchrun(job: JobConfig, place: TorchrunPlace, trace_file: Path |
             "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
         )
     if job.train.dense == "ps":
-        return _run_apart(job, place, trace_file, resume)
+        return _run_apart(job, place, trace_file, resume, identity)
     with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
         address = stack.enter_context(_cluster(job))[0] if group.rank == 0 else None
         address = group.share(address)
         result = _run_here(
-            job, group, local_world=place.local_world, coordinator=address, trace_file=trace_file, resume=resume
+            job,
+            group,
+            local_world=place.local_world,
+            coordinator=address,
+            trace_file=trace_file,
+            resume=resume,
+            identity=identity,
         )
         group.wait()  # worker 0 stops the cluster when all have left it
         return result
 
 
-def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str) -> TrainResult:
+def _run_apart(
+    job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
+) -> TrainResult:
     """Workers that never meet: each returns its own part, and the first the evaluation."""
     from ..worker.process_group import WorkerGroup
 
@@ -197,6 +225,7 @@ def _run_apart(job: JobConfig, place: TorchrunPlace, trace_file: Path | None, re
         trace_file=trace_file,
         resume=resume,
         run=place.run,
+        identity=identity,
     )
 
 

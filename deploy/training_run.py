@@ -14,6 +14,7 @@ from ..worker.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
     from ..worker.process_group import WorkerGroup
+    from ..worker.run_identity import RunIdentity
     from ..worker.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
@@ -32,6 +33,7 @@ def run_worker(
     trace_file: Path | None = None,
     resume: str = "never",
     run: str = "",
+    identity: RunIdentity | None = None,
 ) -> TrainResult:
     """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
 
@@ -45,24 +47,29 @@ def run_worker(
             another writes a file of its own, ``.RANK`` behind the name. None: nothing is recorded.
         resume: never; auto: from the newest checkpoint, where there is one; or the name of a checkpoint.
         run: names the run, for ``train.elastic``.
+        identity: of the run, for its checkpoints; None: a run of its own.
 
     Raises:
+        FailedPrecondition: the job's folders have checkpoints of another run.
         SparserowError: a file, a setting, a server or a peer is at fault.
     """
     import torch
 
     from ..ps_server.metrics import serve_metrics
+    from ..worker.run_identity import RunIdentity
     from ..worker.tracing import NoTrace, RecordedTrace, write_trace
     from ..worker.trainer import Trainer
     from .training_metrics import TrainingMetrics
 
+    identity = identity or RunIdentity.new(resume=resume)
+    _check_folders(job, group, identity)
     torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
     watcher: Observer = observer if group.rank == 0 else Silence()
     metrics = TrainingMetrics(group.rank, watcher)
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
-        trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run)
+        trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run, identity=identity)
         if resume != "never":
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()
@@ -117,3 +124,17 @@ def run_worker(
 
             record_otel(session, telemetry.tracer)
         return train_with(PsBackend(job, session, coordinator))
+
+
+def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:
+    """Before any worker joins the job: rank 0 looks, and no other one passes its gathering without it."""
+    refusal = None
+    if group.rank == 0:
+        try:
+            identity.check_folders(job)
+        except FailedPrecondition as error:
+            refusal = error
+    if group.meets:
+        refusal = group.share(refusal)
+    if refusal is not None:
+        raise refusal

@@ -48,6 +48,7 @@ def _end_with_parent(link: socket.socket) -> None:
 
 def _train(order: dict[str, Any]) -> dict[str, Any]:
     from ..worker.process_group import joined_group
+    from ..worker.run_identity import RunIdentity
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 
@@ -68,6 +69,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
                 trace_file=None if order["trace_file"] is None else Path(order["trace_file"]),
                 resume=order["resume"],
                 run=order["run"],
+                identity=RunIdentity(**order["identity"]),
             )
         return {"result": result.as_dict()}
     except SparserowError as error:

@@ -399,13 +399,13 @@ class ControlClient(Closing):
         reply: pb.GetSaveReply = self._call("GetSave", request, wait_sec + self._deadline_sec)
         return reply
 
-    def keep_rows(self, url: str, identity: WorkerIdentity, *, every_sec: float) -> None:
+    def keep_rows(self, url: str, identity: WorkerIdentity, *, every_sec: float, config_json: str = "") -> None:
         """Has rows saved to ``url`` over and over as long as the caller's job goes on; any of its workers may ask.
 
         Raises:
             InvalidArgument: an unknown URL scheme, or ``every_sec`` out of range.
         """
-        request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec)
+        request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec, config_json=config_json)
         self._call("KeepRows", request)
 
     def restore(

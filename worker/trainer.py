@@ -26,6 +26,7 @@ from .evaluation import evaluate
 from .metrics import auc
 from .models import Tower
 from .process_group import WorkerGroup
+from .run_identity import RunIdentity
 from .tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
@@ -68,6 +69,7 @@ class Trainer:
         backend: where the tables live.
         observer: told of progress.
         run: names the run, for the leases of ``train.elastic``; workers of one run give the same.
+        identity: of the run, for its checkpoints; None: one of this worker's own.
 
     Raises:
         SparserowError: a file or a setting is at fault.
@@ -81,7 +83,9 @@ class Trainer:
         backend: TrainingBackend,
         observer: Observer,
         run: str = "",
+        identity: RunIdentity | None = None,
     ) -> None:
+        self._run_config = (identity or RunIdentity.new()).config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         features = group.share(fit_features(job.data) if group.makes_shared else None)
         assert features is not None
@@ -127,8 +131,7 @@ class Trainer:
             reader=cast(Stateful, self._batches),
             steps=self._step,
         )
-        job = self._job.model_dump(mode="json", exclude_unset=True)
-        return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, job=job)
+        return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, run=self._run_config)
 
     def resume(self, name: str | None = None) -> bool:
         """Goes back to a checkpoint, before :meth:`run`; every rank does.
@@ -181,7 +184,7 @@ class Trainer:
             self._checkpoints.begin()
         elastic, session = train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
-            keep_rows(session, elastic.url, every_sec=elastic.save_every)
+            keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
         for epoch in range(progress.epoch, train.epochs + 1):
             if not progress.is_trained:
                 self._train(epoch)

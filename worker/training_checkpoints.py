@@ -18,11 +18,10 @@ from ..proto.errors import Fenced, SparserowError
 from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
 from .checkpoint.save import Stateful, absolute
 from .process_group import WorkerGroup
+from .run_identity import ROWS_FOLDER
 from .session import Session
 
 log = logging.getLogger(__name__)
-
-ROWS_FOLDER = "rows"  # of the saves that a shard comes back from, in the folder of the checkpoints
 
 
 @dataclass
@@ -92,7 +91,7 @@ class TrainingCheckpoints:
         session: of the job.
         group: this worker and its peers.
         parts: what is saved.
-        job: for ``sparserow checkpoint inspect``.
+        run: what the checkpoints say of the job and its run, for ``sparserow checkpoint inspect``.
     """
 
     def __init__(
@@ -102,9 +101,9 @@ class TrainingCheckpoints:
         session: Session,
         group: WorkerGroup,
         parts: TrainedParts,
-        job: dict[str, Any],
+        run: dict[str, Any],
     ) -> None:
-        self._config, self._session, self._group, self._parts, self._job = config, session, group, parts, job
+        self._config, self._session, self._group, self._parts, self._run = config, session, group, parts, run
         self._url = absolute(config.url)
         self._saved_at = time.monotonic()
         self._writing: SavedCheckpoint | None = None
@@ -113,7 +112,7 @@ class TrainingCheckpoints:
         """Before the first step: has rows saved between checkpoints, where a shard can come back from them alone."""
         every = self._config.delta_every
         if every is not None and self._session.placement.staleness != 0:
-            keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every)
+            keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every, config=self._run)
 
     def after_step(self, number: int, progress: Progress) -> None:
         """Saves when it is time; ``number`` counts the steps of the whole run."""
@@ -150,7 +149,7 @@ class TrainingCheckpoints:
                 scheduler=parts.schedule,
                 reader=parts.reader,
                 extra={"progress": vars(progress), "steps": parts.steps.state_dict()},
-                config=self._job,
+                config=self._run,
                 keep=self._config.keep,
                 full_every=self._config.full_every,
                 wait=wait,

@@ -23,6 +23,10 @@ def train(
             "a checkpoint's name."
         ),
     ] = "never",
+    overwrite_checkpoints: Annotated[
+        bool,
+        typer.Option("--overwrite-checkpoints", help="Remove the checkpoints of other runs from the job's folders."),
+    ] = False,
     trace_file: Annotated[
         Path | None,
         typer.Option(
@@ -47,7 +51,7 @@ def train(
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     place = torchrun_place()
-    result = run_job(config, place, trace_file, resume=checked_resume(config, resume))
+    result = run_job(config, place, trace_file, resume=checked_resume(config, resume), overwrites=overwrite_checkpoints)
     if place is None or place.rank == 0:
         write_result(json_file, result.as_dict())
         Console().print(summary(f"trained {config.name}", result))

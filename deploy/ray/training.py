@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict
 from typing import Any
 
 from ...proto.config import validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, Unavailable
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
+from ...worker.run_identity import RunIdentity
 from ..readiness import wait_until_ready
 from ..training_job import allowed_restarts, checked_resume
 
@@ -20,6 +22,7 @@ def train_on_ray(
     coordinator: str,
     *,
     resume: str = "auto",
+    overwrites: bool = False,
     cpus_per_worker: float = 1.0,
     storage_path: str | None = None,
 ) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def train_on_ray(
         coordinator: ``HOST:PORT``.
         resume: as of ``sparserow train``. auto: a worker that fails, or whose node is gone, sends all of them back to
             the newest checkpoint, ``max_restarts`` times (of ``train.checkpoint`` or ``train.elastic``).
+        overwrites: removes checkpoints of other runs from the job's folders, with ``resume`` never.
         cpus_per_worker: that Ray reserves.
         storage_path: folder of Ray Train's own records, which all nodes reach; None: Ray's default.
 
@@ -55,6 +59,7 @@ def train_on_ray(
         "coordinator": coordinator,
         "resume": checked_resume(job, resume),
         "run": secrets.token_hex(8),
+        "identity": asdict(RunIdentity.new(resume=resume, overwrites=overwrites)),
         "security": None if security is None else str(security.resolve()),
     }
     trainer = TorchTrainer(
@@ -103,5 +108,6 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
         observer=Silence(),
         resume=order["resume"],
         run=order["run"],
+        identity=RunIdentity(**order["identity"]),
     )
     return result.as_dict()

@@ -69,6 +69,7 @@ class Cluster:
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     data: DataLeases = field(default_factory=DataLeases)
     row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: every so many seconds, by job
+    row_configs: dict[str, str] = field(default_factory=dict)  # by URL: JSON that these saves repeat
     saved_at: float | None = None  # Unix seconds: when that was made
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
@@ -168,6 +169,7 @@ class Cluster:
             "operations": self.operations,
             "rows_source": self.rows_source,
             "row_saves": [[url, list(jobs.items())] for url, jobs in self.row_saves.items()],
+            "row_configs": self.row_configs,
             "saved_at": self.saved_at,
             "data": [[job_id, data.to_document()] for job_id, data in self.data.jobs.items()],
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
@@ -227,6 +229,7 @@ class Cluster:
             cluster.rows_source = (url, name) if name else None
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
+            cluster.row_configs = dict(document.get("row_configs", {}))  # none in the version before
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
             if "faults" in document:  # not of the version before

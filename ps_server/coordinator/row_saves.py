@@ -10,7 +10,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import InvalidArgument, SparserowError, Unavailable
 from .cluster import Cluster
-from .saves import Saves
+from .saves import Saves, config_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class RowSaves:
         harmless when another worker has begun it.
 
         Raises:
-            InvalidArgument, FailedPrecondition: the URL is not allowed here, or a time out of range.
+            InvalidArgument, FailedPrecondition: the URL is not allowed here, a time out of range, or the configuration
+                no JSON.
             Fenced: the caller is no worker of its job.
         """
         caller = request.caller
@@ -62,9 +63,12 @@ class RowSaves:
             raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
         url = self._cluster.checkpoint_roots.check(request.url)
         await asyncio.to_thread(Folder, url)  # it says that a scheme is unknown
+        if request.config_json:
+            config_of(request.config_json)  # it is refused here, and not by each save
         jobs = self._cluster.row_saves.setdefault(url, {})
         if caller.job_id not in jobs:
             jobs[caller.job_id] = request.every_sec
+            self._cluster.row_configs.setdefault(url, request.config_json)
             self._note()
         running = self._tasks.get(url)
         if running is None or running.done():
@@ -93,9 +97,12 @@ class RowSaves:
             else:
                 every_now = every_sec
             await asyncio.sleep(max(0.0, began + every_now - loop.time()))
+        self._cluster.row_configs.pop(url, None)
         self._cluster.row_saves.pop(url, None)  # noted with the next change; a series without a job ends at once
 
     async def _save(self, url: str) -> None:
         name = (await self._saves.begin(pb.BeginSaveRequest(url=url))).name
-        await self._saves.enter(pb.EnterSaveRequest(url=url, name=name, keep=_KEEP, full_every=_FULL_EVERY))
+        config = self._cluster.row_configs.get(url, "")
+        entry = pb.EnterSaveRequest(url=url, name=name, keep=_KEEP, full_every=_FULL_EVERY, config_json=config)
+        await self._saves.enter(entry)
         await self._saves.end(url, name)

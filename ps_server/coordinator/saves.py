@@ -170,7 +170,7 @@ class Saves:
         else:
             save.entered[caller] = None
         if request.config_json:
-            save.config = save.config or _config_of(request.config_json)
+            save.config = save.config or config_of(request.config_json)
         save.keep = save.keep or request.keep
         save.full_every = max(save.full_every, request.full_every)
         save.side_budget_bytes = save.side_budget_bytes or request.side_budget_bytes
@@ -428,7 +428,7 @@ def _put_manifest(folder: Folder, manifest: files.Manifest) -> None:
     folder.put(files.FILE, manifest.to_bytes())
 
 
-def _config_of(text: str) -> Any:
+def config_of(text: str) -> Any:
     """The job's configuration, which the manifest repeats."""
     try:
         return parse_json(text.encode(), "config_json", _MOST_CONFIG_BYTES)

@@ -42,6 +42,7 @@ def filled() -> Cluster:
     cluster.shards.shards[2].instance = 77  # left in order
     cluster.shards.shards[2].phase = Phase.LOST
     cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
+    cluster.row_configs["/ckpt/rows"] = "{}"
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
     cluster.lost.add(Whose(1, 7, 0, 1, is_steps=True), 10, 19)
     cluster.damage = Damage("/ckpt/save-000003", {7, 9}, request=pb.RestoreRequest(url="/ckpt", name="save-000003"))
@@ -60,6 +61,7 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.shards.shards[1].expires_at == 50.0 + OPTIONS.shard_lease_sec
     assert (after.shards.shards[1].control, after.shards.shards[1].restores) == (("127.0.0.1", 1), 2)
     assert after.row_saves == before.row_saves
+    assert after.row_configs == before.row_configs
     assert after.jobs.identities == before.jobs.identities
     assert after.jobs.next_worker_id == before.jobs.next_worker_id
     job = next(job for job in after.jobs.jobs.values() if job.name == "ctr")
@@ -110,7 +112,7 @@ def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None
         Cluster.from_document(filled().to_document(), options, now=0.0)
 
 
-@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost", "damage"}))
+@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost", "damage", "row_configs"}))
 def test_a_document_without_a_part_is_damaged(key: str) -> None:
     document = filled().to_document()
     del document[key]

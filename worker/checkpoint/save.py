@@ -163,7 +163,7 @@ def save(
     return saved
 
 
-def keep_rows(session: Session, url: str, *, every_sec: float = 30.0) -> None:
+def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Mapping[str, Any] | None = None) -> None:
     """From now on the cluster saves its rows by itself, as long as the session's job goes on: what a shard that ends
     comes back from, alone, while the others and the workers go on. With bounded or no staleness, where a shard then
     loses at most what was committed to it since the last of these saves.
@@ -174,6 +174,7 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0) -> None:
     Args:
         url: a folder of its own, as ``url`` of :func:`save`.
         every_sec: from the beginning of a save to that of the next; (0, 86400].
+        config: as of :func:`save`; that of the worker that asks first.
 
     Raises:
         FailedPrecondition: the session has no cluster, or is synchronous: then all go back together.
@@ -182,7 +183,8 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0) -> None:
     control, identity = cluster_of(session, "keep_rows")
     if session.placement.staleness == 0:
         raise FailedPrecondition("keep_rows: the session has staleness 0, where all go back together; call save")
-    control.keep_rows(absolute(url), identity, every_sec=every_sec)
+    config_json = "" if config is None else json.dumps(config)
+    control.keep_rows(absolute(url), identity, every_sec=every_sec, config_json=config_json)
 
 
 def _state(

@@ -1,0 +1,125 @@
+"""Checkpoints of one run are not removed by another one that was not told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.errors import FailedPrecondition
+from sparserow.worker.data import write_click_log
+from sparserow.worker.run_identity import RunIdentity
+from sparserow_process import Launcher, Process, wait_until
+
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+WAIT_SEC = 300
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return write_click_log(tmp_path_factory.mktemp("log"), rows=1280, test_rows=300, seed=3)
+
+
+def start(launcher: Launcher, log, url: Path, *options: str, sets: tuple[str, ...] = ()) -> Process:
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.rows=1000",
+        "train.batch_size=64",
+        "train.threads=1",
+        "cluster.slot_count=64",
+        f"train.checkpoint={{url: '{url}', every_steps: 5, keep: 2}}",
+        *sets,
+    ]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    return launcher.start("train", str(JOBS / "demo.yaml"), *assigned, *options)
+
+
+def ran(process: Process) -> None:
+    assert process.popen.wait(WAIT_SEC) == 0, process.err
+
+
+def checkpoints(url: Path) -> dict[str, str]:
+    """The run of each checkpoint."""
+    folder = Folder(str(url))
+    return {name: files.read_manifest(folder, name).config["run_id"] for name in files.list_names(folder)}
+
+
+def test_a_second_run_is_refused_the_folder_of_the_first(launcher: Launcher, log, tmp_path: Path) -> None:
+    url = tmp_path / "ckpt"
+    ran(start(launcher, log, url))
+    first = checkpoints(url)
+    assert len(first) == 2
+    assert len(set(first.values())) == 1
+    for sets in ((), ("train.workers=2", "train.staleness=2", "train.dense=ps")):
+        line = start(launcher, log, url, sets=sets).error_line()
+        assert f"train.checkpoint.url: {url} has 2 checkpoints of another run, the newest {max(first)}; " in line
+        assert "--resume auto" in line
+        assert "--overwrite-checkpoints" in line
+    assert checkpoints(url) == first
+    ran(start(launcher, log, url, "--overwrite-checkpoints"))
+    second = checkpoints(url)
+    assert len(second) == 2
+    assert not set(second.values()) & set(first.values())
+
+
+def test_a_run_that_goes_on_has_its_checkpoints_and_those_before(launcher: Launcher, log, tmp_path: Path) -> None:
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    ran(start(launcher, log, url, sets=("train.epochs=1",)))
+    first = checkpoints(url)
+    ran(start(launcher, log, url, "--resume", "auto", "--json", str(result), sets=("train.epochs=2",)))
+    assert json.loads(result.read_text())["epochs"] == 2
+    then = checkpoints(url)
+    assert then[max(then)] not in first.values()
+    assert then[max(first)] in first.values(), "the one that it began from stays"
+
+
+def test_workers_that_are_started_again_are_of_their_run(launcher: Launcher, log, tmp_path: Path) -> None:
+    """A worker of an elastic job is killed; the one in its place finds saves of its own run."""
+    url = tmp_path / "rows"
+    sets = (
+        "train.workers=2",
+        "train.staleness=2",
+        "train.dense=ps",
+        "train.epochs=40",
+        f"train.elastic={{url: '{url}', save_every: 1, lease_rows: 64, max_restarts: 3}}",
+    )
+    run = start(launcher, log, tmp_path / "none", sets=(*sets, "train.checkpoint=null"))
+    wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "saves of the rows", WAIT_SEC)
+    worker = next(
+        process for process in launcher.living() if any("worker_process" in word for word in process.cmdline())
+    )
+    worker.kill()
+    ran(run)
+    assert len(set(checkpoints(url).values())) == 1
+    line = start(launcher, log, tmp_path / "none", sets=(*sets, "train.checkpoint=null")).error_line()
+    assert f"train.elastic.url: {url} has" in line
+
+
+def test_torchrun_names_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    assert RunIdentity.of_torchrun("nightly") == RunIdentity.of_torchrun("nightly")
+    assert RunIdentity.of_torchrun("none") != RunIdentity.of_torchrun("none"), "of two starts of torchrun"
+    assert not RunIdentity.of_torchrun("none").goes_on
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert RunIdentity.of_torchrun("none").goes_on
+    assert not RunIdentity.of_torchrun("nightly").goes_on, "its name says which checkpoints are its own"
+
+
+def test_a_checkpoint_without_a_run_is_of_another(tmp_path: Path) -> None:
+    import sparserow as sr
+    from sparserow.proto.config import load_config
+    from sparserow.proto.job import JobConfig
+
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
+        session.create_table("rows", dim=2, optimizer=sr.SGD())
+        sr.save(session, str(tmp_path))
+    job = load_config(JobConfig, JOBS / "demo.yaml", [f"train.checkpoint={{url: '{tmp_path}', every_steps: 5}}"])
+    with pytest.raises(FailedPrecondition, match="1 checkpoint of another run, the newest save-000001"):
+        RunIdentity.new().check_folders(job)
+    RunIdentity.new(resume="auto").check_folders(job)
+    assert files.list_names(Folder(str(tmp_path))) == ["save-000001"]
+    RunIdentity.new(overwrites=True).check_folders(job)
+    assert files.list_names(Folder(str(tmp_path))) == []
