@@ -280,12 +280,6 @@ class CacheStorage(Protocol):
 class LookupTrace:
     """Lookups of a session as long as it is held."""
 
-class NoGrad:
-    """Within it, lookups of this thread in train mode are without gradient: their rows go to the bounded part."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
-
 class NativeSession:
     """cpp_ext/session/session.h."""
 

@@ -10,21 +10,17 @@ A lookup in train mode under ``torch.no_grad`` reads by the step's clock too, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..cpp_ext import _client
 from ..proto.errors import FailedPrecondition
 from . import ops
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
-
-_WITH_GRADIENT: AbstractContextManager[None] = nullcontext()
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
@@ -90,9 +86,9 @@ class _Twin(nn.Module):
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
 
-    def _scope(self) -> AbstractContextManager[None]:
-        """Says to the native half whether the lookup may be followed by a backward."""
-        return _WITH_GRADIENT if torch.is_grad_enabled() or not self.training else _client.NoGrad()
+    def _anchor_of_now(self) -> Tensor:
+        """The anchor; none of its elements in train mode without gradient, which tells the op so."""
+        return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
 
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
@@ -124,14 +120,13 @@ class DistributedEmbedding(_Twin):
             InvalidArgument: an id is out of range (names the table and the id).
             FailedPrecondition: no session of this process has bound the table.
         """
-        padding = -1 if self.padding_idx is None else self.padding_idx
+        padding, anchor = -1 if self.padding_idx is None else self.padding_idx, self._anchor_of_now()
         out: Tensor
         if torch.compiler.is_compiling():
-            out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
+            out = ops.gather(input, anchor, self.binding, self.embedding_dim, padding, self.training)
         else:
             try:
-                with self._scope():
-                    out = ops.gather(input, self.anchor, self.binding, self.embedding_dim, padding, self.training)
+                out = ops.gather(input, anchor, self.binding, self.embedding_dim, padding, self.training)
             except (RuntimeError, ValueError) as error:
                 raise ops.typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
@@ -191,8 +186,7 @@ class DistributedEmbeddingBag(_Twin):
             out = self._pool(input, offsets, weights, padding)
         else:
             try:
-                with self._scope():
-                    out = self._pool(input, offsets, weights, padding)
+                out = self._pool(input, offsets, weights, padding)
             except (RuntimeError, ValueError) as error:
                 raise ops.typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
@@ -201,7 +195,7 @@ class DistributedEmbeddingBag(_Twin):
         pooled: Tensor = ops.gather_bag(
             ids,
             offsets,
-            self.anchor,
+            self._anchor_of_now(),
             weights,
             self.binding,
             self.embedding_dim,

@@ -101,7 +101,8 @@ def _name(holder: Any, seen: dict[int, Any]) -> str | None:
     if isinstance(holder, torch.optim.Optimizer):
         return f"an optimizer ({type(holder).__name__})"
     if isinstance(holder, nn.Module):
-        keys = [key for key, value in vars(holder).items() if id(value) in seen and not key.startswith("_")]
+        attributes = (*holder._modules.items(), *vars(holder).items())
+        keys = [key for key, value in attributes if id(value) in seen and not key.startswith("_")]
         return f"the attribute {keys[0]!r} of {type(holder).__name__}" if keys else None
     if isinstance(holder, dict) and isinstance(holder.get("__name__"), str) and "__builtins__" in holder:
         keys = [key for key, value in holder.items() if id(value) in seen]

@@ -8,7 +8,6 @@
 #include <array>
 #include <chrono>
 #include <limits>
-#include <optional>
 
 #include "bindings/client_storage.h"
 #include "bindings/shared_errors.h"
@@ -241,27 +240,9 @@ void bind_table(py::module_& module) {
       });
 }
 
-// Python's face of NoGradScope; a thread enters and leaves it.
-class PythonNoGrad {
- public:
-  void enter() { scope_.emplace(true); }
-  void exit() { scope_.reset(); }
-
- private:
-  std::optional<NoGradScope> scope_;
-};
-
-void bind_no_grad(py::module_& module) {
-  py::class_<PythonNoGrad>(module, "NoGrad")
-      .def(py::init<>())
-      .def("__enter__", &PythonNoGrad::enter)
-      .def("__exit__", [](PythonNoGrad& self, const py::args&) { self.exit(); });
-}
-
 }  // namespace
 
 void bind_session(py::module_& module) {
-  bind_no_grad(module);
   bind_merge(module);
   py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
       .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),

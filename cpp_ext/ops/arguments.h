@@ -80,6 +80,10 @@ void for_parts(int64_t floats, const Add& add) {
   });
 }
 
+// An anchor without elements says that no backward follows the lookup. What records a lookup cannot say it: the forward
+// of a recorded lookup runs without gradient too.
+inline bool is_without_gradient(const at::Tensor& anchor) { return NoGradScope::is_active() || anchor.numel() == 0; }
+
 // The gradient of an anchor: always zero, its value is nobody's business. Anchors live on the host.
 inline at::Tensor anchor_grad() { return at::zeros({1}, at::TensorOptions().dtype(at::kFloat)); }
 

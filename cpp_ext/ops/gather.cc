@@ -17,10 +17,11 @@ at::Tensor rows_of(const Lookup& lookup, const at::Tensor& ids, int64_t dim) {
   return ids.is_cpu() ? out : out.to(ids.device());
 }
 
-at::Tensor gather(const at::Tensor& ids, const at::Tensor& /*anchor*/, c10::string_view name, int64_t dim,
+at::Tensor gather(const at::Tensor& ids, const at::Tensor& anchor, c10::string_view name, int64_t dim,
                   int64_t /*padding_idx*/, bool train) {
   const auto binding = binding_of(name, dim);
   const HostIds host(ids);
+  const NoGradScope scope(is_without_gradient(anchor));
   return rows_of(value_or_raise(binding->lookup(host.ref(), train)), ids, dim);
 }
 

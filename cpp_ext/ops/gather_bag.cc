@@ -123,10 +123,11 @@ std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& loo
 }
 
 std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
-                                              const at::Tensor& /*anchor*/,
+                                              const at::Tensor& anchor,
                                               const std::optional<at::Tensor>& per_sample_weights,
                                               c10::string_view name, int64_t dim, int64_t mode, int64_t padding_idx,
                                               bool include_last_offset, bool train) {
+  const NoGradScope scope(is_without_gradient(anchor));
   check_bag_mode(ids, per_sample_weights, mode);
   const auto binding = binding_of(name, dim);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);

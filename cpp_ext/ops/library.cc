@@ -2,7 +2,7 @@
 //
 // The anchor is a (1) float32 tensor that requires grad. int64 ids carry no gradient, so it is what makes
 // autograd record a lookup; backward calls `stage`, whose output is the anchor's gradient, so that no compiler
-// finds it useless.
+// finds it useless. One of shape (0) says that no backward follows: the lookup's rows are kept within bounds.
 #include <torch/library.h>
 
 #include "ops/arguments.h"

@@ -151,7 +151,8 @@ def test_embeddings_alone_are_distributed(session: sr.Session) -> None:
     """No parameter is theirs, so an optimizer with gradients counts until the session has stepped one."""
     model = Net()
     tables = nn.ModuleDict({"one": model.one})
-    sr.distribute(tables, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    with pytest.warns(UserWarning, match="by the attribute 'one' of Net"):
+        sr.distribute(tables, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
     model.one = tables["one"]
     dense = sgd(model)
     backward(model)

@@ -118,6 +118,23 @@ def test_an_evaluation_that_forgot_eval_keeps_no_more_than_its_bound(
             assert most < 1000, "of the 1,800 rows or so of each table that were read"
 
 
+def test_a_compiled_evaluation_is_bounded_too(cluster: sr.InProcessCluster) -> None:
+    with cluster.connect("net", no_grad_bytes=200 * DIM * 4) as session:
+        model = distributed(session)
+        compiled = torch.compile(model, backend="aot_eager")
+        dense = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(2):
+            compiled(torch.arange(40)).sum().backward()
+            assert session.step(dense)
+            with torch.no_grad():
+                for ids in batches(30):
+                    torch.testing.assert_close(compiled(ids), model.eval()(ids))
+                    model.train()
+            with_gradient, without = session.native.rows_in_step
+            assert with_gradient == 0
+            assert 0 < without < 1000
+
+
 def test_rows_with_gradient_are_those_that_were_read_without(cluster: sr.InProcessCluster) -> None:
     """Within a step a row that is kept does not change, whoever writes meanwhile, in either order of lookups."""
     ids = torch.arange(10)
