@@ -149,19 +149,43 @@ def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Fin
         yield Finding("machine", "ok", "the clock is synchronized")
 
 
+_PARTS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
+
+
 def check_job(path: Path) -> Iterator[Finding]:
-    """A job file, and that the files it names are there."""
+    """A job file, that the files it names are there, that they have its columns, and that their first lines can be
+    read."""
     try:
         job = load_config(JobConfig, path)
     except SparserowError as error:
         yield Finding("config", "wrong", str(error), "mend the file; docs/configuration.md lists its keys")
         return
     yield Finding("config", "ok", f"{path}: job {job.name}")
+    is_complete = True
     for which in ("train", "test"):
         for pattern in getattr(job.data, which):
             folder, name = Path(pattern).parent, Path(pattern).name
             if not any(folder.glob(name)):
+                is_complete = False
                 yield Finding("config", "wrong", f"data.{which}: no file matches {pattern}", "mend the path")
+    if is_complete:
+        yield _first_lines(job)
+
+
+def _first_lines(job: JobConfig) -> Finding:
+    """Of the training and the test files, each alone: what they hold is read as training reads it."""
+    from ..worker.build_model import check_data
+    from ..worker.data import find_files
+    from ..worker.data.open_reader import check_first_lines
+
+    try:
+        check_data(job.data, job.model)
+        files = [file for which in _PARTS for file in find_files(job.data, which)]
+        for file in files:
+            check_first_lines(file)
+    except SparserowError as error:
+        return Finding("config", "wrong", str(error), "mend data.csv, or the file")
+    return Finding("config", "ok", f"{len(files)} data files have the job's columns, and their first lines can be read")
 
 
 def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:

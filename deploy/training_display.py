@@ -16,7 +16,8 @@ from ..worker.training_report import EpochResult, TrainResult
 class TrainingDisplay:
     """An observer that draws on stderr. The bar moves on a terminal only; a line an epoch is always written."""
 
-    def __init__(self, epochs: int, *, silent: bool = False) -> None:
+    def __init__(self, epochs: int, *, silent: bool = False, of_worker: int | None = None) -> None:
+        self._whose = "" if of_worker is None else f" of worker {of_worker}"
         self._console = Console(stderr=True, quiet=silent)
         self._epochs = epochs
         self._samples_before = 0
@@ -45,7 +46,7 @@ class TrainingDisplay:
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
         """Moves the bar."""
         rate = self._clock.rate(epoch, samples)
-        self._show(epoch, done, f"{rate:,.0f} samples/s  loss {loss:.4f}  AUC {auc:.4f}")
+        self._show(epoch, done, f"{rate:,.0f} samples/s{self._whose}  loss {loss:.4f}  AUC {auc:.4f}")
 
     def evaluating(self, epoch: int) -> None:
         """Says so."""
@@ -55,7 +56,7 @@ class TrainingDisplay:
         """Writes the epoch's line."""
         self._console.print(
             f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, test AUC {result.test_auc:.4f}, "
-            f"log-loss {result.test_log_loss:.4f}, {result.samples_per_sec:,.0f} samples/s",
+            f"log-loss {result.test_log_loss:.4f}, {result.samples_per_sec:,.0f} samples/s{self._whose}",
             highlight=False,
         )
 

@@ -164,7 +164,8 @@ def _run_here(
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 
-    with TrainingDisplay(job.train.epochs, silent=group.rank != 0) as display:
+    of_worker = None if group.meets or group.world == 1 else group.rank
+    with TrainingDisplay(job.train.epochs, silent=group.rank != 0, of_worker=of_worker) as display:
         return run_worker(
             job,
             group,

@@ -58,7 +58,9 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
         rank, world = order["rank"], order["world"]
         with (
             joined_group(rank, world, order["init_method"]) as group,
-            TrainingDisplay(job.train.epochs, silent=rank != 0) as display,
+            TrainingDisplay(
+                job.train.epochs, silent=rank != 0, of_worker=rank if job.train.dense == "ps" and world > 1 else None
+            ) as display,
         ):
             result = run_worker(
                 job,

@@ -207,7 +207,8 @@ class PsBackend:
     def rows(self) -> int:
         """Rows that the servers hold for this job's namespace."""
         with self._control() as client:
-            return sum(usage.rows for shard in client.status().shards for usage in shard.tables)
+            shards, own = client.status().shards, f"{self._session.namespace}/"
+            return sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
 
     def shard_losses(self) -> tuple[int, int]:
         """How often shards of the cluster came back from a checkpoint alone, and commits lost by it."""

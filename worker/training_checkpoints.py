@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +80,14 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
     if name is None and not names:
         return False
     restored = restore(session, url, name=name)
-    log.info("resumed from %s/%s", url, restored.name)
+    _tell(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
     return True
+
+
+def _tell(session: Session, words: str) -> None:
+    """Says once in a job where it begins."""
+    if session.rank == 0:
+        print(f"sparserow: {words}", file=sys.stderr, flush=True)
 
 
 class TrainingCheckpoints:
@@ -181,6 +188,7 @@ class TrainingCheckpoints:
         if name is None:
             name = self._group.share(self.newest() if self._group.makes_shared else None)
         if name is None:
+            _tell(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
             return None
         restored: RestoredCheckpoint = restore(
             self._session,
@@ -193,5 +201,7 @@ class TrainingCheckpoints:
             reader=parts.reader,
         )
         parts.steps.load_state_dict(restored.extra["steps"])
-        log.info("resumed from %s/%s, step %d", self._url, restored.name, restored.step)
-        return Progress(**restored.extra["progress"])
+        progress = Progress(**restored.extra["progress"])
+        where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
+        _tell(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
+        return progress

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sparserow as sr
 from sparserow.deploy import health_checks
@@ -70,7 +72,7 @@ def test_a_machines_facts_are_read(tmp_path: Path) -> None:
 
 
 def test_a_job_file(tmp_path: Path) -> None:
-    (tmp_path / "log.tsv").write_text("")
+    (tmp_path / "log.tsv").write_text("\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n")
     text = "data: {{train: {0}/log.tsv, test: {0}/{1}}}\nmodel: {{kind: dlrm}}\n{2}"
     job = tmp_path / "job.yaml"
     job.write_text(text.format(tmp_path, "*.tsv", ""))
@@ -79,6 +81,25 @@ def test_a_job_file(tmp_path: Path) -> None:
     assert "data.test: no file matches" in wrong(check_job(job))
     job.write_text(text.format(tmp_path, "log.tsv", "trian: {}"))
     assert "trian" in wrong(check_job(job))
+
+
+def test_the_data_of_a_job_file(tmp_path: Path) -> None:
+    job, log = tmp_path / "job.yaml", tmp_path / "log.csv"
+    columns = "header: true, label: click, categorical: [user], numeric: {age: none}"
+    text = f"data: {{format: csv, train: {log}, test: {log}, csv: {{{columns}}}}}\nmodel: {{kind: dlrm}}\n"
+    job.write_text(text)
+    log.write_text("click,user,age\n1,7,30\n0,8,31\n")
+    found = list(check_job(job))
+    assert {each.level for each in found} == {"ok"}
+    assert "2 data files have the job's columns" in found[-1].text
+    log.write_text("click,usr,age\n1,7,30\n")
+    assert f"data.csv.categorical: no column 'user' in {log}; allowed: click, usr, age" in wrong(check_job(job))
+    log.write_text("click,user,age\n1,7,old\n")
+    assert "line 2, column age" in wrong(check_job(job))
+    pq.write_table(pa.table({"click": [1, 0], "user": [7, 8], "age": [30, 31]}), log)
+    assert f"{log}: it is a Parquet file, and no text" in wrong(check_job(job))
+    log.write_bytes(b"click\0user\n")
+    assert f"{log}: it holds zero bytes, and no text" in wrong(check_job(job))
 
 
 def test_a_taken_port() -> None:

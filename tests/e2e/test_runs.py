@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sparserow as sr
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.worker.data import write_click_log
 from sparserow.worker.run_identity import RunIdentity
@@ -98,6 +101,32 @@ def test_workers_that_are_started_again_are_of_their_run(launcher: Launcher, log
     assert f"train.elastic.url: {url} has" in line
 
 
+def test_the_result_counts_the_rows_of_the_job(launcher: Launcher, log, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    with sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster:
+        with sr.connect(cluster.address, "another") as session:
+            table = session.create_table("rows", dim=2, optimizer=sr.SGD())
+            table.assign(list(range(5000)), np.zeros((5000, 2), np.float32))
+        url = tmp_path / "ckpt"
+        run = start(
+            launcher,
+            log,
+            url,
+            "--json",
+            str(result),
+            "--resume",
+            "auto",
+            sets=("name=own", f"cluster={{address: '{cluster.address}'}}"),
+        )
+        ran(run)
+        assert f"no checkpoint is in {url} to go on from" in run.err
+        with ControlClient(cluster.address) as control:
+            status = control.status()
+        own = sum(usage.rows for usage in status.shards[0].tables if usage.name.startswith("own/"))
+        assert json.loads(result.read_text())["rows"] == own
+        assert 0 < own < 5000 + own
+
+
 def test_torchrun_names_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     assert RunIdentity.of_torchrun("nightly") == RunIdentity.of_torchrun("nightly")
@@ -109,7 +138,6 @@ def test_torchrun_names_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_checkpoint_without_a_run_is_of_another(tmp_path: Path) -> None:
-    import sparserow as sr
     from sparserow.proto.config import load_config
     from sparserow.proto.job import JobConfig
 

@@ -116,7 +116,8 @@ def save(
 
     Raises:
         FailedPrecondition: the session has no cluster, is within a step, or the folder cannot be written.
-        InvalidArgument: an unknown kind of URL, or a state that no checkpoint can hold.
+        InvalidArgument: an unknown kind of URL, a reader whose place cannot be saved, or a state that no checkpoint
+            can hold.
         ResourceExhausted: a disk is full. The job can go on; older checkpoints are as they were.
         Unavailable: a worker came or went meanwhile; save again.
     """
@@ -127,6 +128,8 @@ def save(
         raise InvalidArgument(f"save.full_every: {full_every!r} is not allowed; allowed: >= 1")
     if side_budget is not None and (not isinstance(side_budget, int) or side_budget < 1):
         raise InvalidArgument(f"save.side_budget: {side_budget!r} is not allowed; allowed: >= 1, or None")
+    if reader is not None:
+        stateful(reader, "save.reader")
     session.flush()
     session.native.check_usable()
     if session.native.staged_calls:
@@ -207,10 +210,25 @@ def _state(
     if scheduler is not None:
         tree["schedulers"] = [each.state_dict() for each in several(scheduler)]
     if reader is not None:
-        tree["reader"] = reader.state_dict()
+        tree["reader"] = stateful(reader, "save.reader").state_dict()
     if extra is not None:
         tree["extra"] = dict(extra)
     return tree
+
+
+def stateful(reader: Any, where: str) -> Stateful:
+    """The reader, whose place can be saved.
+
+    Raises:
+        InvalidArgument: it cannot.
+    """
+    if not (hasattr(reader, "state_dict") and hasattr(reader, "load_state_dict")):
+        raise InvalidArgument(
+            f"{where}: {type(reader).__name__} has no state_dict and load_state_dict, so its place cannot be saved; "
+            "allowed: torchdata's StatefulDataLoader, sr.prefetch of one, or None"
+        )
+    checked: Stateful = reader
+    return checked
 
 
 def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdentity]:

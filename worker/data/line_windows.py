@@ -18,6 +18,15 @@ from ...proto.errors import DataLoss, InvalidArgument, NotFound
 
 _BLOCK_BYTES = 4 << 20
 _MAX_LINE_BYTES = 1 << 20
+_LOOKED_AT = 4096  # bytes at the beginning of a file, for what no text has
+_MAGICS = {
+    b"PAR1": "Parquet",
+    b"ORC": "ORC",
+    b"ARROW1": "Arrow",
+    b"\x93NUMPY": "NumPy",
+    b"SQLite format 3": "SQLite",
+    b"\x89HDF": "HDF5",
+}
 _NEWLINE = 10
 
 
@@ -91,16 +100,24 @@ def first_line(path: str, comment: str = "") -> bytes:
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
-        InvalidArgument: a line before it is longer than 1 MiB.
+        InvalidArgument: a line before it is longer than 1 MiB, or the file is no text.
     """
     with open_text(path) as source:
         block = _read_block(source, path)
+    _check_text(path, block)
     for number, line in enumerate(block.split(b"\n"), start=1):
         if len(line) > _MAX_LINE_BYTES:
             raise _too_long(path, number)
         if not (comment and line.startswith(comment.encode())):
             return line.rstrip(b"\r")
     return b""
+
+
+def _check_text(path: str, block: bytes) -> None:
+    kind = next((kind for magic, kind in _MAGICS.items() if block.startswith(magic)), "")
+    if kind or b"\0" in block[:_LOOKED_AT]:
+        what = f"it is a {kind} file" if kind else "it holds zero bytes"
+        raise InvalidArgument(f"{path}: {what}, and no text; allowed: lines of fields, plain or compressed")
 
 
 def _too_long(path: str, line: int) -> InvalidArgument:

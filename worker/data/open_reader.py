@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
 from ...proto.errors import InvalidArgument, NotFound
@@ -13,6 +14,8 @@ from .features import Features, FeatureSpec, fit
 from .formats import FileFormat
 from .reader import ClickReader, DataFile, ReadOptions
 from .table_csv import csv_format
+
+_FIRST_LINES = 1000
 
 
 def find_files(config: DataConfig, which: Literal["train", "test"]) -> tuple[DataFile, ...]:
@@ -64,6 +67,18 @@ def fit_features(config: DataConfig) -> Features:
     options = ReadOptions(batch_size=1, on_bad_line=config.on_bad_line)
     identity = fit(FeatureSpec((), ()), ())
     return fit(spec, ClickReader(files, identity, options).raw_lines())
+
+
+def check_first_lines(file: DataFile) -> None:
+    """Reads the first lines of a file, with transforms that know no statistics.
+
+    Raises:
+        BadLine: one of them is malformed.
+        NotFound, DataLoss: the file cannot be read.
+    """
+    lines = ClickReader((file,), fit(FeatureSpec((), ()), ()), ReadOptions(batch_size=1)).raw_lines()
+    for _ in islice(lines, _FIRST_LINES):
+        pass
 
 
 def open_reader(
