@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..proto.errors import FailedPrecondition
 
-_DEPTH = 5  # containers between a weight and what is named as its holder
+_DEPTH = 8  # containers between a weight and what is named as its holder
 _MOST_NAMES = 3
 _WIDEST = 10_000  # objects that are looked at on one level
 _REMEDY = (
