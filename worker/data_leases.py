@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition
+from .data.leased import Leased
 from .session import Session
 
 
@@ -22,8 +23,8 @@ class SessionLeases:
         self._session, self._run, self._epochs = session, run, epochs
         self._identity, self._control = session.identity, session.catalog
 
-    def lease(self, epoch: int, chunks: int, done: list[int]) -> tuple[int | None, int, bool]:
-        """Says what is done; returns a chunk or None, batches of it to leave out, and whether the epoch is over.
+    def lease(self, epoch: int, chunks: int, done: list[int]) -> Leased:
+        """Says what is done, and asks for more.
 
         Raises:
             Fenced: this worker has left its job.
@@ -40,4 +41,4 @@ class SessionLeases:
             done=done,
             step=self._session.current_step,
         )
-        return (reply.chunk if reply.HasField("chunk") else None), reply.skip, reply.is_over
+        return Leased(reply.chunk if reply.HasField("chunk") else None, reply.skip, reply.is_over, reply.epoch)

@@ -189,6 +189,10 @@ class Trainer:
             if not progress.is_trained:
                 self._train(epoch)
                 progress.is_trained = True
+                if epoch < train.epochs and self._came_late():
+                    progress.begin_epoch(epoch + 1)  # the others have trained and tested it
+                    self._step.rates.scale(train.lr_decay)
+                    continue
                 if epoch == train.epochs and self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
             history.append(self._end_epoch(epoch))
@@ -222,6 +226,10 @@ class Trainer:
             shard_restores=restores,
             commits_lost=lost,
         )
+
+    def _came_late(self) -> bool:
+        """Whether the epoch was over, and a later one under way, before any worker of this group came."""
+        return self._leased is not None and self._group.total(int(not self._leased.came_late)) == 0
 
     def _train(self, epoch: int) -> None:
         """The batches of an epoch, or what is left of them."""

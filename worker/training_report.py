@@ -80,15 +80,21 @@ class TrainResult:
 
 
 def merged(results: Sequence[TrainResult]) -> TrainResult:
-    """One result of workers that never met: sums of what each did, and the evaluation of the first, which tested."""
+    """One result of workers that never met: sums of what each did, and the evaluation of the first, which tested.
+
+    A worker that came later has no results of the epochs before.
+    """
     first = results[0]
+    by_epoch: dict[int, list[EpochResult]] = {}
+    for each in (each for result in results for each in result.history):
+        by_epoch.setdefault(each.epoch, []).append(each)
     history = [
         replace(
             epochs[0],
             samples=sum(epoch.samples for epoch in epochs),
             samples_per_sec=sum(epoch.samples_per_sec for epoch in epochs),
         )
-        for epochs in zip(*(result.history for result in results), strict=True)
+        for _, epochs in sorted(by_epoch.items())
     ]
     return replace(
         first,

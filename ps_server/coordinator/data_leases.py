@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...proto.errors import FailedPrecondition, InvalidArgument
@@ -64,12 +64,13 @@ class Ask:
 @dataclass(frozen=True)
 class Answer:
     """What it gets: a chunk and the batches of it to leave out; or none, because the epoch is over, or because others
-    still have the last chunks (then it asks again).
+    still have the last chunks (then it asks again). ``epoch`` is the one under way.
     """
 
     chunk: int | None = None
     skip: int = 0
     is_over: bool = False
+    epoch: int = field(default=0, compare=False)
 
 
 def _runs(chunks: Iterable[int]) -> list[tuple[int, int]]:
@@ -248,7 +249,7 @@ class DataLeases:
         if data is None or (data.generation != generation and not data.goes_on(ask)):
             data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
         data.generation, data.run = generation, data.run or ask.run  # what is restored is of the run that asks first
-        return data.answer(ask, holder, known)
+        return replace(data.answer(ask, holder, known), epoch=data.epoch)
 
     def at_cut(self, committed: dict[int, dict[Key, int]]) -> dict[int, dict[str, Any]]:
         """As :meth:`JobData.at_cut`, by job id, of those jobs that are in the cut.

@@ -312,7 +312,7 @@ class CoordinatorService:
         given = cluster.data.answer(job.job_id, job.generation, ask, holder, known)
         if given.chunk is not None or request.done:
             self._save()
-        return pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over)
+        return pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over, epoch=given.epoch)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""

@@ -19,6 +19,7 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, SparserowError, Unavailable
 from sparserow.worker.checkpoint.state_tree import decode_tree, encode_tree
+from sparserow.worker.data.leased import Leased
 from sparserow.worker.data_leases import SessionLeases
 from sparserow_process import wait_until
 from torch import nn
@@ -82,11 +83,11 @@ def test_leased_data_goes_on_where_the_rows_are(cluster, tmp_path, left_out):
             leases = SessionLeases(session, "run", 1)
             if is_restored:
                 sr.restore(session, str(tmp_path))
-                assert leases.lease(1, 4, []) == ((0, 0, False) if left_out else (1, 2, False))
+                assert leases.lease(1, 4, []) == (Leased(0, epoch=1) if left_out else Leased(1, 2, epoch=1))
                 break
-            assert leases.lease(1, 4, []) == (0, 0, False)
+            assert leases.lease(1, 4, []) == Leased(0, epoch=1)
             train(model, session, steps=1)
-            assert leases.lease(1, 4, [0]) == (1, 0, False)
+            assert leases.lease(1, 4, [0]) == Leased(1, epoch=1)
             train(model, session, steps=2)
             sr.save(session, str(tmp_path))
             if left_out:

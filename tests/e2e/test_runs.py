@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -89,13 +90,17 @@ def test_workers_that_are_started_again_are_of_their_run(launcher: Launcher, log
         "train.epochs=40",
         f"train.elastic={{url: '{url}', save_every: 1, lease_rows: 64, max_restarts: 3}}",
     )
-    run = start(launcher, log, tmp_path / "none", sets=(*sets, "train.checkpoint=null"))
+    result = tmp_path / "result.json"
+    run = start(launcher, log, tmp_path / "none", "--json", str(result), sets=(*sets, "train.checkpoint=null"))
     wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 1, "saves of the rows", WAIT_SEC)
-    worker = next(
-        process for process in launcher.living() if any("worker_process" in word for word in process.cmdline())
-    )
-    worker.kill()
+    wait_until(lambda: "epoch 3/40" in run.err, "some epochs", WAIT_SEC)
+    workers = [each for each in launcher.living() if any("worker_process" in word for word in each.cmdline())]
+    min(workers, key=lambda worker: worker.pid).kill()  # rank 0, which tests and tells
     ran(run)
+    told = re.findall(r"^epoch (\d+)/40: ", run.err, re.MULTILINE)
+    assert len(set(told)) >= len(told) - 1, "only the epoch in which it came may be told again"
+    history = json.loads(result.read_text())["history"]
+    assert [epoch["epoch"] for epoch in history] == sorted({epoch["epoch"] for epoch in history})
     assert len(set(checkpoints(url).values())) == 1
     line = start(launcher, log, tmp_path / "none", sets=(*sets, "train.checkpoint=null")).error_line()
     assert f"train.elastic.url: {url} has" in line

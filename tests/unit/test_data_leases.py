@@ -91,6 +91,17 @@ def test_a_run_whose_workers_are_all_gone_between_two_epochs_trains_on_none_of_t
     assert leases.answer(7, 3, ask(epochs=2), A, {A}) == Answer(0), "the run was over"
 
 
+def test_a_worker_that_comes_late_is_told_which_epoch_is_under_way() -> None:
+    leases = DataLeases()
+    for epoch in (1, 2):
+        for chunk in range(3):
+            leases.answer(7, 1, ask(epoch, *range(chunk), epochs=3), A, {A, B})
+        leases.answer(7, 1, ask(epoch, 0, 1, 2, epochs=3), A, {A, B})
+    leases.answer(7, 1, ask(3, epochs=3), A, {A, B})
+    late = leases.answer(7, 1, ask(1, epochs=3), B, {A, B})
+    assert (late.is_over, late.epoch) == (True, 3)
+
+
 def test_it_outlives_the_coordinator(data: JobData) -> None:
     data.answer(ask(), A, {A, B})
     data.answer(ask(1, 0, step=5), A, {A, B})

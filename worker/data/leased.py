@@ -30,11 +30,28 @@ class Chunk:
     lines: int
 
 
+@dataclass(frozen=True)
+class Leased:
+    """What a worker gets.
+
+    Attributes:
+        chunk: None: none now.
+        skip: batches of it to leave out.
+        is_over: all chunks of the epoch are done.
+        epoch: that is under way; 0: not told.
+    """
+
+    chunk: int | None
+    skip: int = 0
+    is_over: bool = False
+    epoch: int = 0
+
+
 class Leases(Protocol):
     """Where chunks come from."""
 
-    def lease(self, epoch: int, chunks: int, done: list[int]) -> tuple[int | None, int, bool]:
-        """Says what is done; returns a chunk or None, batches of it to leave out, and whether the epoch is over."""
+    def lease(self, epoch: int, chunks: int, done: list[int]) -> Leased:
+        """Says what is done, and asks for more."""
 
 
 class LeasedReader:
@@ -67,6 +84,12 @@ class LeasedReader:
             raise InvalidArgument(f"{reader.files[0].path}: no data lines")
         self._epoch = 0
         self._done = 0
+        self._came_late = False
+
+    @property
+    def came_late(self) -> bool:
+        """Whether a later epoch was under way already when this worker asked for the last one."""
+        return self._came_late
 
     @property
     def done(self) -> float | None:
@@ -80,6 +103,7 @@ class LeasedReader:
     def __iter__(self) -> Iterator[Batch]:
         self._epoch += 1
         self._done = 0
+        self._came_late = False
         order = np.arange(len(self._chunks))
         if self._reader.options.shuffle:
             order = np.random.default_rng([self._reader.options.seed, self._epoch]).permutation(order)
@@ -87,13 +111,14 @@ class LeasedReader:
         while True:
             if finished:
                 self._settle()
-            which, skip, is_over = self._leases.lease(self._epoch, len(self._chunks), finished)
+            leased = self._leases.lease(self._epoch, len(self._chunks), finished)
             finished = []
-            if is_over:
+            if leased.is_over:
+                self._came_late = leased.epoch > self._epoch and self._done == 0
                 return
-            if which is not None:
-                yield from self._batches(int(order[which]), skip)
-                finished = [which]
+            if leased.chunk is not None:
+                yield from self._batches(int(order[leased.chunk]), leased.skip)
+                finished = [leased.chunk]
                 self._done += 1
             elif self._fills:
                 yield self._reader.empty_batch()
