@@ -141,7 +141,8 @@ class _Replacements:
 
 
 def _result(said: dict[str, Any]) -> TrainResult:
-    return TrainResult(**{**said, "history": tuple(EpochResult(**epoch) for epoch in said["history"])})
+    history = tuple(EpochResult(**epoch) for epoch in said["history"])
+    return TrainResult(**{**said, "history": history, "kept": tuple(said["kept"])})
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class TrainingDisplay:
             f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, test AUC {result.test_auc:.4f}, "
             f"log-loss {result.test_log_loss:.4f}, {result.samples_per_sec:,.0f} samples/s{self._whose}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def _show(self, epoch: int, done: float | None, figures: str) -> None:
@@ -113,6 +114,8 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.shard_restores:
         lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
         rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))
+    gone = "nowhere: a section publish keeps it"
+    rows += [("the model is kept", place) for place in result.kept or (gone,)] if result.backend == "ps" else []
     for name, value in rows:
         table.add_row(name, value)
     if result.first_bad_line is not None:

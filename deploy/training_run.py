@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..worker.training_report import Observer, Silence, TrainResult
 if TYPE_CHECKING:
     from ..worker.process_group import WorkerGroup
     from ..worker.run_identity import RunIdentity
+    from ..worker.trainer import Trainer
     from ..worker.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
@@ -74,6 +76,7 @@ def run_worker(
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()
         end()
+        result = replace(result, kept=_kept(job, trainer, backend, result) if group.rank == 0 else ())
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]
             if group.rank == 0:
@@ -124,6 +127,33 @@ def run_worker(
 
             record_otel(session, telemetry.tracer)
         return train_with(PsBackend(job, session, coordinator))
+
+
+def _kept(job: JobConfig, trainer: Trainer, backend: TrainingBackend, result: TrainResult) -> tuple[str, ...]:
+    """Publishes the model where the job says so; what has the model when the run is over."""
+    places = []
+    session = backend.session
+    if job.publish is not None and session is not None:
+        from .publishing import publish
+
+        wanted = job.publish
+        done = publish(
+            session,
+            wanted.model or job.name,
+            root=wanted.root,
+            model=trainer.model,
+            example=trainer.example(),
+            alias=wanted.alias,
+            dtype=wanted.dtype,
+            card={"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs},
+        )
+        alias = f" ({wanted.alias})" if wanted.alias is not None else ""
+        places.append(f"{done.model}@{done.version}{alias} in {wanted.root}")
+    if job.train.checkpoint is not None:
+        places.append(f"checkpoints in {job.train.checkpoint.url}")
+    if job.cluster.address is not None and job.model.backend == "ps":
+        places.append(f"rows in namespace {job.name} of {job.cluster.address}")
+    return tuple(places)
 
 
 def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:

@@ -15,6 +15,7 @@ from .config import ClusterConfig, FromList, StrictModel
 from .elastic_config import ElasticConfig, check_elastic
 from .errors import InvalidArgument
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
+from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
 from .schema import MAX_DIM
 from .table_config import TableConfig
@@ -252,6 +253,11 @@ class JobConfig(StrictModel):
         {}, description="What tables keep, by column; * and ? match columns, the first that matches counts."
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
+    publish: PublishConfig | None = Field(
+        None,
+        description="Where the trained model goes for serving; null: nowhere.",
+        json_schema_extra={"allowed": "a section with root"},
+    )
 
     @model_validator(mode="after")
     def _prefetch_is_within_the_staleness(self) -> JobConfig:
@@ -312,6 +318,8 @@ class JobConfig(StrictModel):
             )
         if self.model.backend == "local" and self.train.clip_row_norm is not None:
             raise InvalidArgument("train.clip_row_norm: torch clips no single rows; model.backend must be ps")
+        if self.model.backend == "local" and self.publish is not None:
+            raise InvalidArgument("publish: needs model.backend ps; allowed with local: null")
         if self.model.backend == "local" and self.tables:
             raise InvalidArgument("tables: torch keeps every row; model.backend must be ps")
         return self

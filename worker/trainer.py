@@ -231,6 +231,22 @@ class Trainer:
         """Whether the epoch was over, and a later one under way, before any worker of this group came."""
         return self._leased is not None and self._group.total(int(not self._leased.came_late)) == 0
 
+    @property
+    def model(self) -> nn.Module:
+        """The model, without DDP."""
+        return self._bare
+
+    def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arguments of the model: the first test samples, dense (n, numeric columns) and sparse (n, key columns).
+
+        Raises:
+            InvalidArgument: there are none.
+        """
+        for batch in self._test_reader:
+            if len(batch) >= samples:
+                return batch.dense[:samples], batch.sparse[:samples]
+        raise InvalidArgument("publish: the test files have too few good lines for an example")
+
     def _train(self, epoch: int) -> None:
         """The batches of an epoch, or what is left of them."""
         self._model.train()

@@ -53,6 +53,7 @@ class TrainResult:
         history: the epochs.
         shard_restores: how often a shard of the cluster ended and came back from a checkpoint while others went on.
         commits_lost: that such shards had taken and nobody could send again; each is one worker's step, on one shard.
+        kept: where the trained model is, a line for each place; () where its rows and its tower are gone.
     """
 
     test_auc: float
@@ -73,6 +74,7 @@ class TrainResult:
     history: tuple[EpochResult, ...]
     shard_restores: int = 0
     commits_lost: int = 0
+    kept: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -1,0 +1,31 @@
+"""The section ``publish`` of a job file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .config import StrictModel
+
+_NAME = r"^[A-Za-z0-9_.-]{1,255}$"
+_ALLOWED_NAME = "1-255 of letters, digits, _ . -"
+
+
+class PublishConfig(StrictModel):
+    """The trained model as a new version for serving (docs/serving.md), at the end of the run."""
+
+    root: str = Field(min_length=1, description="Folder of published models, by path or URL, that worker 0 can write.")
+    model: Annotated[str | None, Field(pattern=_NAME)] = Field(
+        None,
+        description="Name of the model; null: the job's name.",
+        json_schema_extra={"allowed": f"{_ALLOWED_NAME}, or null"},
+    )
+    alias: Annotated[str | None, Field(pattern=_NAME)] = Field(
+        "live",
+        description="Names the version once it is there; null: none does.",
+        json_schema_extra={"allowed": f"{_ALLOWED_NAME}, or null"},
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = Field(
+        None, description="Of the published rows; null: as in training."
+    )
