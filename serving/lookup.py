@@ -50,17 +50,21 @@ def checked_keys(keys: object, table: str) -> NDArray[np.uint64]:
     return np.ascontiguousarray(keys, dtype=np.uint64)
 
 
-def key_of_text(text: str, *, hashed: bool) -> int:
+def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
     """A key as a user types it.
+
+    Args:
+        text: an integer, or a string to be hashed.
+        hashed: which of them.
+        modulo: the remainder by it is the key, as in the models of job files; None: the number itself.
 
     Raises:
         InvalidArgument: it is no integer in [0, 2**64), and is not to be hashed.
     """
-    if hashed:
-        return int(_server.key_of_bytes(text.encode()))
-    if not text.isdecimal() or int(text) >= 2**64:
+    if not hashed and (not text.isdecimal() or int(text) >= 2**64):
         raise InvalidArgument(f"key {text!r} is no integer in [0, 2**64); strings are hashed with --hash")
-    return int(text)
+    key = int(_server.key_of_bytes(text.encode())) if hashed else int(text)
+    return key if modulo is None else key % modulo
 
 
 @dataclass(frozen=True)

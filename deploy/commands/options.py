@@ -73,6 +73,10 @@ ModelRoot = Annotated[str, typer.Option("--root", help="Path or URL of the folde
 Serving = Annotated[str, typer.Option(help="HOST:PORT of gRPC of serving processes, with commas.")]
 Shards = Annotated[int, typer.Option(help="Number of parameter servers that make up the cluster.")]
 SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
+Modulo = Annotated[
+    int | None,
+    typer.Option(min=1, help="The row is at key % MODULO: model.rows (or table_rows) of a job file's model."),
+]
 WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
 ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]
 

@@ -16,13 +16,14 @@ def query(
     serving: options.Serving = options.DEFAULT_SERVING,
     model: Annotated[str | None, typer.Option(help="NAME[@ALIAS|@VERSION]. Default: the only one served.")] = None,
     hashed: Annotated[bool, typer.Option("--hash", help="Keys are strings, hashed as in training.")] = False,
+    modulo: options.Modulo = None,
     deadline_ms: Annotated[int, typer.Option(min=1, help="After which the result is partial.")] = 1000,
 ) -> None:
     """Show rows as the serving processes have them. Exit code 1 when some shard did not answer."""
     from ...serving.client import ServingClient
     from ...serving.lookup import key_of_text
 
-    numbers = [key_of_text(key, hashed=hashed) for key in keys]
+    numbers = [key_of_text(key, hashed=hashed, modulo=modulo) for key in keys]
     with ServingClient(serving, model=model) as client:
         found = client.lookup(table, numbers, deadline_ms=deadline_ms)
         for i, key in enumerate(keys):

@@ -19,6 +19,7 @@ def row(
     ] = None,
     model: Annotated[str | None, typer.Option(help="NAME[@ALIAS|@VERSION]. Default: the only one served.")] = None,
     hashed: Annotated[bool, typer.Option("--hash", help="The key is a string, hashed as in training.")] = False,
+    modulo: options.Modulo = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show slot, shard, version and how serving compares.")
     ] = False,
@@ -27,7 +28,7 @@ def row(
     from ...serving.lookup import key_of_text
     from ..row_explanation import explain_row
 
-    told = explain_row(coordinator, table, key_of_text(key, hashed=hashed), serving=serving, model=model)
+    told = explain_row(coordinator, table, key_of_text(key, hashed=hashed, modulo=modulo), serving=serving, model=model)
     typer.echo(f"training: {told.training_line}")
     if told.serving_line is not None:
         typer.echo(f"serving:  {told.serving_line}")
