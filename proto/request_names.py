@@ -81,7 +81,12 @@ NAMES: dict[str, Check] = {
 # Texts that are no names: their own methods bound them, and gRPC bounds the message.
 TEXTS = frozenset(
     {
-        *("ReportFaultRequest.message", "ReportFaultRequest.traceback", "EnterSaveRequest.config_json"),
+        *(
+            "ReportFaultRequest.message",
+            "ReportFaultRequest.traceback",
+            "EnterSaveRequest.config_json",
+            "KeepRowsRequest.config_json",
+        ),
         *("EnterSaveRequest.problem", "Refusal.message", "LoadRequest.windows_json"),
         *("BeginSaveRequest.url", "EnterSaveRequest.url", "KeepRowsRequest.url", "GetSaveRequest.url"),
         *("RestoreRequest.url", "CutRequest.base_url", "DumpRequest.url", "LoadRequest.url"),

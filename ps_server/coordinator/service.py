@@ -185,7 +185,8 @@ class CoordinatorService:
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableReply:
         """Removes a table and its rows from all shards, also when the caller is gone by then."""
-        await self._tables.drop(pb.DropTablesRequest(namespace=request.namespace, names=[request.name]))
+        wanted = pb.DropTablesRequest(namespace=request.namespace, names=[request.name])
+        await self._tables.drop(wanted, counts=False)
         return pb.DropTableReply()
 
     async def DropTables(self, request: pb.DropTablesRequest, context: Any) -> pb.DropTablesReply:

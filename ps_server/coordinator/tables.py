@@ -58,8 +58,12 @@ class Tables:
         """
         return await self._to_the_end(lambda: self._create(request))
 
-    async def drop(self, request: pb.DropTablesRequest) -> pb.DropTablesReply:
+    async def drop(self, request: pb.DropTablesRequest, *, counts: bool = True) -> pb.DropTablesReply:
         """Removes tables and their rows, or a namespace with its tables; says in a dry run what would go.
+
+        Args:
+            request: which tables.
+            counts: asks every shard first how many rows they have, for the reply.
 
         Raises:
             InvalidArgument: neither tables nor the whole namespace are named, or both.
@@ -70,7 +74,7 @@ class Tables:
         """
         if bool(request.names) == request.whole_namespace:
             raise InvalidArgument("DropTablesRequest: names or whole_namespace must be given, and not both")
-        return await self._to_the_end(lambda: self._drop(request))
+        return await self._to_the_end(lambda: self._drop(request, counts=counts))
 
     async def _create(self, request: pb.CreateTableRequest) -> pb.CreateTableReply:
         schema, created = self._cluster.registry.admit(schema_of_message(request.schema))
@@ -96,7 +100,7 @@ class Tables:
         except SparserowError as error:
             log.warning("table %d: %s", table_id, error)
 
-    async def _drop(self, request: pb.DropTablesRequest) -> pb.DropTablesReply:
+    async def _drop(self, request: pb.DropTablesRequest, *, counts: bool) -> pb.DropTablesReply:
         schemas = self._named(request)
         jobs = [job.full_name for job in self._cluster.jobs.jobs.values() if job.namespace == request.namespace]
         if jobs and request.only_unused:
@@ -104,7 +108,7 @@ class Tables:
                 f"namespace {request.namespace!r}: {', '.join(sorted(jobs)[:5])} may use its tables; end "
                 f"{'the job' if len(jobs) == 1 else 'the jobs'} first, or force it: their calls then end as NotFound"
             )
-        reply = pb.DropTablesReply(tables=await self._usage(schemas), jobs=sorted(jobs))
+        reply = pb.DropTablesReply(tables=await self._usage(schemas) if counts else (), jobs=sorted(jobs))
         if request.dry_run:
             return reply
         ids = [schema.id for schema in schemas]

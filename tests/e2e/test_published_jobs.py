@@ -55,7 +55,16 @@ def test_a_job_publishes_its_model(launcher: Launcher, log, tmp_path: Path, dens
         ServedModel(client, str(root)) as model,
     ):
         text = log.train.read_text().splitlines()[0].split("\t")[14]  # of the first key column
-        asked = ("query", "embeddings.tables.C1", text, "--hash", "--serving", serving.addresses[0], "--model", "ctr@best")
+        asked = (
+            "query",
+            "embeddings.tables.C1",
+            text,
+            "--hash",
+            "--serving",
+            serving.addresses[0],
+            "--model",
+            "ctr@best",
+        )
         for options_of_key, is_found in (((), False), (("--modulo", "1000"), True)):
             query = launcher.start(*asked, *options_of_key)
             assert query.end() == 0, query.err
