@@ -161,8 +161,9 @@ Status pull_merged(Session& session, const MergePlan& plan, std::span<const Batc
   MergedIds wanted;
   for (const MergeEntry& entry : plan.entries) {
     auto part = part_of(entry, roots);
-    if (!part || (train && session.remembers(entry.binding, part->lookup.ids.source, part->n))) continue;
+    if (!part) continue;
     add_ids(*part, wanted);
+    if (train && session.remembers(entry.binding, part->lookup.ids)) wanted.lookups.pop_back();
   }
   if (wanted.lookups.empty()) return session.state().check_usable();
   return session.pull_ahead(wanted.lookups, train);

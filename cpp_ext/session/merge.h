@@ -46,7 +46,7 @@ struct MergedIds {
 MergedIds ids_of(const MergePlan& plan, std::span<const BatchTensor> roots);
 
 MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots);
-// Lookups whose tensor the step remembers already (a prefetched batch's) are left out.
+// Lookups whose ids the step remembers already (a prefetched batch's) are left out.
 Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train);
 
 }  // namespace sparserow

@@ -97,11 +97,11 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   return Status::ok();
 }
 
-bool Session::remembers(std::string_view name, const TensorView& source, std::size_t n) const {
+bool Session::remembers(std::string_view name, const IdsRef& ids) const {
   Binding* binding = find(name);
   if (binding == nullptr) return false;
   const std::lock_guard lock(binding->mutex_);
-  return binding->step_.remembers(source.data, n);
+  return binding->step_.recall(ids).has_value();
 }
 
 void Session::end_evaluation() {

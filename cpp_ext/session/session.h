@@ -78,8 +78,8 @@ class Session {
   void end_evaluation();
   // Rows that the open step keeps in this process, of all tables: with gradient, and without.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> rows_in_step() const;
-  // Whether this step remembers ids of this tensor for the table; the op compares them.
-  [[nodiscard]] bool remembers(std::string_view binding, const TensorView& source, std::size_t n) const;
+  // Whether this step has a lookup of these ids for the table; they are compared, since memory is used again.
+  [[nodiscard]] bool remembers(std::string_view binding, const IdsRef& ids) const;
 
   // Ends the gathering of gradients: sums times `scale`, each shortened to an L2 norm of `clip_row_norm` (infinity:
   // as they are), become pushes. Until the step's end the ops refuse

@@ -177,11 +177,6 @@ void TableStep::rollback() {
   memos_.clear();
 }
 
-bool TableStep::remembers(const void* source, std::size_t n) const noexcept {
-  return std::any_of(memos_.begin(), memos_.end(),
-                     [&](const Memo& memo) { return memo.source == source && memo.n == n; });
-}
-
 void TableStep::take(TableStep& ahead, rpc::Partitioner& partitioner) {
   if (keys_.empty() && memos_.empty()) {
     std::swap(*this, ahead);

@@ -50,8 +50,6 @@ class TableStep {
 
   // Requests for every key, rows pointing into this object. Only before a Lookup was given out (invariant 1).
   void requests(std::vector<rpc::TablePull>& out);
-  // Whether a lookup of so many ids from this tensor is remembered; unverified.
-  [[nodiscard]] bool remembers(const void* source, std::size_t n) const noexcept;
   // Moves the confirmed keys and rows of `ahead` in; keys known here keep their rows. Leaves `ahead` empty.
   void take(TableStep& ahead, rpc::Partitioner& partitioner);
 

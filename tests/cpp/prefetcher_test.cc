@@ -47,7 +47,7 @@ TEST_CASE("a handed over batch serves its lookups without a pull, and the step g
     const Lookup held = f.binding()->lookup(ref(ids), true).value();
     CHECK(held.row(0)[0] == 1.0f - 1.5f * static_cast<float>(step));
     CHECK(f.binding()->lookup(ref(more), true).is_ok());
-    CHECK(f.session->remembers("test/t", ref(ids).source, ids.size()));
+    CHECK(f.session->remembers("test/t", ref(ids)));
     CHECK(f.shards->pulls == before);
     CHECK(f.session->stats().lookups_missed == 0);
     stage_ones(*f.binding(), ids);

@@ -121,3 +121,18 @@ def test_batches_of_another_shape_are_survived(session: sr.Session) -> None:
         session.step()
     model(torch.randint(0, ROWS, (3, 4)), other=[1, "text"]).sum().backward()
     session.step()
+
+
+def test_micro_batches_in_the_same_memory_are_each_pulled_ahead(session: sr.Session) -> None:
+    model = sr.distribute(
+        Columns(lambda _, x: [x[:, i] for i in range(TABLES)]), session, optimizer=sr.SGD(lr=0.1), min_rows=1
+    )
+    batch = torch.empty(70, TABLES, dtype=torch.int64)
+    model(matrix(0)).sum().backward()
+    session.step()
+    for seed in range(1, 5):
+        before = session.stats()
+        model(batch.copy_(matrix(seed, 70))).sum().backward()
+        assert session.stats().pulls - before.pulls == 1
+    session.step()
+    assert session.stats().lookups_missed == 0
