@@ -1,4 +1,7 @@
-"""The tensors of a batch, however it is nested: tuples, lists, mappings, named tuples and dataclasses."""
+"""The tensors of a batch, however it is nested: tuples, lists, mappings, named tuples, dataclasses, jagged tensors.
+
+A jagged tensor by keys is any object with the methods of torchrec's ``KeyedJaggedTensor``; torchrec is not imported.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ Path: TypeAlias = tuple[Any, ...]
 Description: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 _ID_DTYPES = (torch.int64, torch.int32)
+_ABSENT: Description = (0, 0, (0,), (1,), 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,30 +26,83 @@ class _Attribute:
     name: str
 
 
-def id_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor that can hold ids: int64 or int32, strided, of at least one dimension; with its path."""
+@dataclasses.dataclass(frozen=True)
+class _JaggedKey:
+    """One key of a jagged tensor; None stands for the values of all keys."""
+
+    name: str | None
+
+
+def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor of the batch, with its path."""
     if isinstance(value, Tensor):
-        if value.dtype in _ID_DTYPES and value.layout == torch.strided and value.dim() > 0:
-            yield path, value
+        yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from id_tensors(item, (*path, key))
+            yield from tensors_of(item, (*path, key))
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from id_tensors(item, (*path, index))
+            yield from tensors_of(item, (*path, index))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from id_tensors(getattr(value, field.name), (*path, _Attribute(field.name)))
+            yield from tensors_of(getattr(value, field.name), (*path, _Attribute(field.name)))
+    elif _is_jagged_by_key(value):
+        for step in _jagged_steps(value):
+            part = _jagged_part(value, step)
+            if part is not None:
+                yield (*path, step), part
+
+
+def id_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor that can hold ids: int64 or int32, strided, of at least one dimension; with its path."""
+    return (item for item in tensors_of(value, path) if can_hold_ids(item[1]) and item[1].dim() > 0)
+
+
+def can_hold_ids(tensor: Tensor) -> bool:
+    """Whether a lookup takes this tensor: int64 or int32, strided."""
+    return tensor.dtype in _ID_DTYPES and tensor.layout == torch.strided
 
 
 def tensor_at(value: Any, path: Path) -> Tensor | None:
-    """The tensor of ids at ``path``; None when this batch has none there."""
+    """The tensor at ``path``; None when this batch has none there."""
     for step in path:
         try:
-            value = getattr(value, step.name) if isinstance(step, _Attribute) else value[step]
+            if isinstance(step, _JaggedKey):
+                value = _jagged_part(value, step) if _is_jagged_by_key(value) else None
+            else:
+                value = getattr(value, step.name) if isinstance(step, _Attribute) else value[step]
         except (AttributeError, KeyError, IndexError, TypeError):
             return None
-    return value if isinstance(value, Tensor) and value.dtype in _ID_DTYPES else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _is_jagged_by_key(value: Any) -> bool:
+    kind = type(value)
+    return all(callable(getattr(kind, name, None)) for name in ("keys", "values")) and any(
+        callable(getattr(kind, name, None)) for name in ("offset_per_key", "to_dict")
+    )
+
+
+def _jagged_steps(value: Any) -> tuple[_JaggedKey, ...]:
+    try:
+        return tuple(_JaggedKey(name) for name in (*value.keys(), None))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return ()
+
+
+def _jagged_part(value: Any, step: _JaggedKey) -> Tensor | None:
+    """The values of a key, in the memory of the whole; None when the object is not as it seems."""
+    try:
+        if not hasattr(type(value), "offset_per_key"):
+            part = value.values() if step.name is None else value.to_dict()[step.name].values()
+        elif step.name is None:
+            part = value.values()
+        else:
+            index, offsets = list(value.keys()).index(step.name), value.offset_per_key()
+            part = value.values()[offsets[index] : offsets[index + 1]]
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
+    return part if isinstance(part, Tensor) else None
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -75,5 +132,5 @@ def on_host(tensor: Tensor) -> Tensor | None:
 def description(tensor: Tensor | None, host: Tensor | None) -> Description:
     """Of a batch tensor and its copy on the host; of none, one without elements."""
     if tensor is None or host is None or tensor.stride() != host.stride():
-        return (0, 0, (0,), (1,), 8)
+        return _ABSENT
     return (tensor.data_ptr(), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())

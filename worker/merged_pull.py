@@ -1,9 +1,10 @@
 """One pull for all lookups of a forward, learnt from the first batch.
 
 The first forward after ``distribute`` is traced: each lookup's tensor is matched by memory to a tensor of the batch
-(the very tensor, or one index or range of one of its dimensions). From then on a hook pulls what the batch's tensors
-will need before the forward begins, one frame per shard for all tables. Nothing depends on the guess: a lookup that
-finds rows missing pulls them itself and is counted, and the next forward is traced anew, a bounded number of times.
+(the very tensor, or one index or range of one of its dimensions), or is a view or a cast of one (id_expressions.py).
+From then on a hook pulls what the batch's tensors will need before the forward begins, one frame per shard for all
+tables. Nothing depends on the guess: a lookup that finds rows missing pulls them itself and is counted, and the next
+forward is traced anew, a bounded number of times.
 Inside ``torch.compile`` hooks are not traced, and a compiled model pulls per lookup.
 """
 
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ..cpp_ext import _client
-from .batch_tensors import Path, description, id_tensors, on_host, tensor_at
+from .batch_tensors import id_tensors
+from .forward_trace import ForwardTrace
+from .id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from .session import Session
 
 _MAX_TRACES = 8
+_FORWARDS_PER_MISS = 10  # with more misses the last trace takes the batch's own tensors alone
 
 
 class MergedPull:
@@ -28,12 +32,13 @@ class MergedPull:
     def __init__(self, session: Session) -> None:
         self._native = session.native
         self._watch_model = session.watch_model
+        self._requests = session.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._plan: _client.MergePlan | None = None
-        self._paths: list[Path] = []
-        self._traced: list[Tensor] = []
-        self._trace: _client.LookupTrace | None = None
+        self._sources: IdSources | None = None
+        self._forward: _TracedForward | None = None
         self._traces = 0
+        self._forwards_ahead = 0
+        self._forwards_missed = 0
         self._missed_before = 0
 
     def install(self, model: nn.Module) -> None:
@@ -53,15 +58,23 @@ class MergedPull:
         if torch.compiler.is_compiling():
             return
         self._watch(module)
-        if self._plan is None:
-            found = dict(id_tensors((args, kwargs), ()))
-            self._paths, self._traced = list(found), list(found.values())
-            self._trace = self._native.start_trace()
-        elif self._plan.size > 0:
-            tensors = [tensor_at((args, kwargs), path) for path in self._paths]
-            hosts = [None if tensor is None else on_host(tensor) for tensor in tensors]
-            roots = [description(tensor, host) for tensor, host in zip(tensors, hosts, strict=True)]
-            self._native.pull_merged(self._plan, roots, module.training, with_gradient=torch.is_grad_enabled())
+        batch = (args, kwargs)
+        sources = self._sources
+        if sources is not None and sources.plan.size > 0:
+            tensors = sources.tensors(batch, None)
+            self._native.pull_merged(
+                sources.plan, descriptions(tensors), module.training, with_gradient=torch.is_grad_enabled()
+            )
+        if sources is None or self._requests.is_any:
+            self._begin_trace(batch)
+
+    def _begin_trace(self, batch: Any) -> None:
+        """Nothing while another thread's forward is traced; a forward that was interrupted left its trace behind."""
+        if self._forward is not None:
+            if not self._forward.arguments.is_of_this_thread:
+                return
+            self._forward.arguments.leave()
+        self._forward = _TracedForward(self._native, batch)
 
     def _watch(self, model: nn.Module) -> None:
         """Copies of the model have these hooks as well."""
@@ -74,19 +87,49 @@ class MergedPull:
         del args, kwargs, output
         if torch.compiler.is_compiling():
             return
-        if self._trace is not None:
-            trace, self._trace = self._trace, None
-            self._traces += 1
-            self._plan = _client.learn_merge(trace, [description(tensor, tensor) for tensor in self._traced])
-            self._traced = []
-            self._missed_before = self._native.lookups_missed
-        elif module.training:
-            missed = self._native.lookups_missed
-            if missed > self._missed_before and self._traces < _MAX_TRACES:
-                self._plan = None
-            self._missed_before = missed
+        forward = self._forward
+        if forward is not None and forward.arguments.is_of_this_thread:
+            self._forward = None
+            traced = forward.arguments.leave()
+            self._requests.tell(traced)
+            if self._sources is None:
+                self._learn(forward, traced)
+                return
+        if module.training:
+            self._count_misses()
         else:
             self._native.end_evaluation()
+
+    def _learn(self, forward: _TracedForward, traced: list[TracedIds]) -> None:
+        self._traces += 1
+        is_poor = self._forwards_missed * _FORWARDS_PER_MISS > self._forwards_ahead
+        if self._traces == _MAX_TRACES and is_poor:
+            traced = []
+        self._sources = forward.sources(traced)
+        self._missed_before = self._native.lookups_missed
+
+    def _count_misses(self) -> None:
+        missed = self._native.lookups_missed
+        self._forwards_ahead += 1
+        if missed > self._missed_before:
+            self._forwards_missed += 1
+            if self._traces < _MAX_TRACES:
+                self._sources = None
+        self._missed_before = missed
+
+
+class _TracedForward:
+    """One forward whose lookups are traced from here on."""
+
+    def __init__(self, native: _client.NativeSession, batch: Any) -> None:
+        self._ids: list[tuple[Expression, Tensor]] = [(Root(path), tensor) for path, tensor in id_tensors(batch)]
+        self._lookups = native.start_trace()
+        self.arguments = ForwardTrace(batch)
+        self.arguments.__enter__()
+
+    def sources(self, traced: list[TracedIds]) -> IdSources:
+        """What to pull ahead: ids in the batch's own memory first, then those that are made of it."""
+        return IdSources(self._lookups, [*self._ids, *((found.expression, found.ids) for found in traced)])
 
 
 class _NoMergedPull:

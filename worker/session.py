@@ -21,6 +21,7 @@ from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
+from .forward_trace import TraceRequests
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .loss_scale import LossScale
 from .session_parts import Catalog, Closeable, DenseSide, Placement
@@ -72,6 +73,8 @@ class Session(SessionTables, Closing, Joinable):
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
         self._watch = StepWatch(native)
+        # What wants the forwards of the session's models traced: a prefetch that learns which ids its batches hold.
+        self.trace_requests = TraceRequests()
         close_at_exit(self, is_connected=on_close is not None)
 
     @property

@@ -90,7 +90,7 @@ def prefetch(
     session.native.check_usable()
     if not session.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
-    plan: IdPlan = LearntIds(session.native)
+    plan: IdPlan = LearntIds(session.native, session.trace_requests)
     if ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.bound_tables()))
     copy = None if device is None else DeviceCopy(torch.device(device))

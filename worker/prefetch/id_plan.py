@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...proto.errors import InvalidArgument
-from ..batch_tensors import Description, Path, description, id_tensors, tensor_at
+from ..batch_tensors import Description, description, id_tensors
+from ..forward_trace import TracedForwards, TraceRequests
+from ..id_expressions import IdSources, Root, descriptions, in_batch
 
 _log = logging.getLogger(__name__)
 
@@ -97,17 +99,24 @@ def _tensors(name: str, ids: Any) -> list[Tensor]:
 
 
 class LearntIds:
-    """Learns from the first forward, by memory: a lookup's tensor is one of the batch's, or an index or range of one.
+    """Learns from the first forward: a lookup's tensor is one of the batch's by memory, or an index or range of one.
 
-    Lookups that find rows missing later make it learn anew, a bounded number of times.
+    What is none of these is sought through the model's forward: views and casts of an argument that is in the batch,
+    or that the loop made of the batch by ``to``. Lookups that find rows missing later make it learn anew, a bounded
+    number of times.
+
+    Args:
+        native: of the session.
+        requests: of the session.
     """
 
-    def __init__(self, native: _client.NativeSession) -> None:
-        self._native = native
+    def __init__(self, native: _client.NativeSession, requests: TraceRequests) -> None:
+        self._native, self._requests = native, requests
         self._known = threading.Event()
-        self._guess: tuple[_client.MergePlan, list[Path]] | None = None
+        self._sources: IdSources | None = None
         self._is_wrong = False
         self._trace: _client.LookupTrace | None = None
+        self._forwards: TracedForwards | None = None
         self._traced: Any = None
         self._traces = 0
         self._missed = 0
@@ -116,37 +125,42 @@ class LearntIds:
         """See :class:`IdPlan`. The first batch of all has no plan; the second waits until there is one."""
         if number > 0:
             self._known.wait()
-        if self._guess is None:
+        sources = self._sources
+        if sources is None or sources.plan.size == 0:
             return None, None
-        plan, paths = self._guess
-        if plan.size == 0:
-            return None, None
-        seen = [tensor_at(batch, path) for path in paths]
-        held = seen if host is batch else [tensor_at(host, path) for path in paths]
-        return (plan, [description(*pair) for pair in zip(seen, held, strict=True)]), (seen, held)
+        tensors = sources.tensors(batch, host)
+        return (sources.plan, descriptions(tensors)), tensors
 
     def begin(self, batch: Any) -> None:
         """Traces the forward of a batch when there is no good plan."""
         self._missed = self._native.lookups_missed
-        if (self._guess is None or self._is_wrong) and self._traces < _MAX_TRACES:
-            self._traced = dict(id_tensors(batch))
+        if (self._sources is None or self._is_wrong) and self._traces < _MAX_TRACES:
+            self._traced = batch
             self._trace = self._native.start_trace()
+            self._forwards = self._requests.ask()
 
     def end(self) -> None:
         """Learns from the trace, if there was one; the next batch that is begun is traced after a miss."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            found, self._traced = self._traced, None
             self._traces += 1
-            plan = _client.learn_merge(trace, [description(tensor, tensor) for tensor in found.values()])
-            if plan.size or plan.unmatched:
-                self._guess, self._is_wrong = (plan, list(found)), False
-                if plan.unmatched and self._traces == 1:
-                    _log.warning(
-                        "prefetch: lookups of %s use ids that are in no tensor of the batch as they are; their rows "
-                        "are pulled when they are used. ids=fn(batch) can name them",
-                        ", ".join(sorted(set(plan.unmatched))),
-                    )
+            self._learn(trace)
         elif self._native.lookups_missed > self._missed:
             self._is_wrong = True
         self._known.set()
+
+    def _learn(self, trace: _client.LookupTrace) -> None:
+        batch, self._traced = self._traced, None
+        forwards, self._forwards = self._forwards, None
+        traced = [] if forwards is None else in_batch(forwards.traced, batch)
+        sources = IdSources(trace, [*((Root(path), tensor) for path, tensor in id_tensors(batch)), *traced])
+        unmatched = sources.plan.unmatched
+        if sources.plan.size == 0 and not unmatched:
+            return
+        self._sources, self._is_wrong = sources, False
+        if unmatched and self._traces == 1:
+            _log.warning(
+                "prefetch: lookups of %s use ids that are no views or casts of a tensor of the batch; their rows are "
+                "pulled when they are used. ids=fn(batch) can name them",
+                ", ".join(sorted(set(unmatched))),
+            )

@@ -1,0 +1,219 @@
+"""Which views and casts of a forward's arguments reach its lookups: seen once, by torch's dispatcher."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .batch_tensors import can_hold_ids, tensors_of
+from .id_expressions import Derived, Expression, Operation, Root, TracedIds
+
+# Operations whose result has the values of their first argument; only its dtype or its memory may be another.
+_CASTS = frozenset(("_to_copy", "to", "clone", "contiguous", "alias", "detach", "lift_fresh", "view_as"))
+# Those that flatten to the same ids in the same order, whatever the strides: the result's shape says all.
+_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"))
+# Those whose arguments say all.
+_TURNS = frozenset(("squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim", "expand"))
+_PARTS = frozenset(("select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
+_VIEWS = _TURNS | _PARTS | {"unsafe_split", "unsafe_chunk"}
+
+
+class ForwardTrace(TorchDispatchMode):
+    """Entered before a forward, left after it, by the same thread.
+
+    Args:
+        arguments: of the forward; tensors in them, of any dtype, are the roots of the expressions.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, arguments: Any) -> None:
+        super().__init__()
+        self.is_active = True
+        self._thread = threading.get_ident()
+        self._roots: dict[Root, Tensor] = {}
+        # Tensor -> its expression, its root, and its version then: a tensor that was changed since has none.
+        self._known = WeakTensorKeyDictionary()
+        self._made: dict[tuple[Any, ...], Derived] = {}
+        # Every lookup's ids live until the trace is read, so that no two of them have the same address.
+        self._looked_up: list[Tensor] = []
+        self._traced: list[TracedIds] = []
+        for path, tensor in tensors_of(arguments):
+            if type(tensor) is Tensor and tensor.layout == torch.strided and tensor not in self._known:
+                root = Root(path)
+                self._roots[root] = tensor
+                self._known[tensor] = (root, root, _version(tensor))
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled part of the model is compiled and run as without the trace."""
+        return True
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the thread that calls has entered it."""
+        return self._thread == threading.get_ident()
+
+    def leave(self) -> list[TracedIds]:
+        """Ends the trace. Returns the lookups' ids that are views and casts of the arguments, in order."""
+        self.is_active = False
+        if self.is_of_this_thread and _get_current_dispatch_mode() is self:
+            self.__exit__(None, None, None)
+        traced, self._traced = self._traced, []
+        self._looked_up, self._roots = [], {}
+        return traced
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Computes as ever, and notes what the result is."""
+        namespace = func.namespace if self.is_active and isinstance(func, torch._ops.OpOverload) else ""
+        if namespace == "sparserow":
+            for ids in _id_arguments(args):
+                self._note_lookup(ids)
+        made = func(*args, **(kwargs or {}))
+        if namespace == "aten" and args:
+            self._note_result(func, args, kwargs or {}, made)
+        return made
+
+    def _note_lookup(self, ids: Tensor) -> None:
+        self._looked_up.append(ids)
+        known = self._of(ids)
+        if known is not None:
+            expression, root = known
+            self._traced.append(TracedIds(ids, expression, self._roots[root]))
+
+    def _of(self, tensor: Any) -> tuple[Expression, Root] | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        expression, root, version = self._known.get(tensor, (None, None, 0))
+        return None if expression is None or version != _version(tensor) else (expression, root)
+
+    def _note_result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        known = self._of(args[0])
+        if known is None or made is args[0]:
+            return
+        if isinstance(made, Tensor):
+            self._note(func, args, kwargs, known, made, None)
+        elif isinstance(made, tuple | list):
+            for index, tensor in enumerate(made):
+                if isinstance(tensor, Tensor):
+                    self._note(func, args, kwargs, known, tensor, index)
+
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: tuple[Expression, Root],
+        made: Tensor,
+        output: int | None,
+    ) -> None:
+        if type(made) is not Tensor or made.layout != torch.strided:
+            return
+        expression, root = known
+        key, operation = _operation(func, args, kwargs, made)
+        if key is None:
+            return
+        if operation is not None:
+            derived = (id(expression), output, *key)
+            expression = self._made.setdefault(derived, Derived(expression, operation, output))
+        # A view shares its base's version, though torch says so only when the operation is over.
+        self._known[made] = (expression, root, _version(args[0] if func.is_view else made))
+
+
+def _operation(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor
+) -> tuple[tuple[Any, ...] | None, Operation | None]:
+    """What names the operation, and the operation; it is None where values stay as they are, both if it is unknown."""
+    name, given = func.overloadpacket.__name__, args[0]
+    if name in _CASTS and (name != "view_as" or made.shape == given.shape):
+        return (made.dtype,), None if made.dtype == given.dtype else partial(torch.Tensor.to, dtype=made.dtype)
+    rest = args[1:]
+    if not all(_is_constant(argument) for argument in (*rest, *kwargs.values())) or made.dtype != given.dtype:
+        return None, None
+    if name in _RESHAPES:
+        return _reshape(made)
+    if name == "slice":
+        return _slice(given, *rest, **kwargs)
+    if name in _VIEWS:
+        is_same = made.shape == given.shape and made.stride() == given.stride()
+        if is_same and made.data_ptr() == given.data_ptr():
+            return (name,), None
+        return (func, repr(rest), repr(kwargs)), lambda tensor: func(tensor, *rest, **kwargs)
+    return None, None
+
+
+def _reshape(made: Tensor) -> tuple[tuple[Any, ...], Operation]:
+    """The first size follows the others, since batches differ in length."""
+    shape = (-1, *made.shape[1:]) if 0 not in made.shape[1:] else tuple(made.shape)
+    return ("reshape", shape), lambda tensor: tensor.reshape(shape)
+
+
+def _slice(
+    given: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[tuple[Any, ...], Operation | None]:
+    """A range that goes to the end goes to that of every batch."""
+    first = start or 0
+    last = sys.maxsize if end is None or end >= given.shape[dim] else end
+    if first == 0 and last == sys.maxsize and step == 1:
+        return ("slice",), None
+    slice_ = torch.ops.aten.slice.Tensor
+    return ("slice", dim, first, last, step), lambda tensor: slice_(tensor, dim, first, last, step)
+
+
+def _is_constant(argument: Any) -> bool:
+    if isinstance(argument, tuple | list):
+        return all(_is_constant(item) for item in argument)
+    return argument is None or isinstance(argument, int | float | bool | torch.memory_format)
+
+
+def _id_arguments(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if can_hold_ids(argument):
+                yield argument
+        elif isinstance(argument, tuple | list):
+            yield from _id_arguments(argument)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor's memory was changed in place; torch does not count it for an inference tensor."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class TracedForwards:
+    """What the forwards that were traced for it have shown; kept alive by what asked for it."""
+
+    def __init__(self) -> None:
+        self.traced: list[TracedIds] = []
+
+
+class TraceRequests:
+    """What asks a session's models to trace their forwards; belongs to the thread that trains."""
+
+    def __init__(self) -> None:
+        self._asking: weakref.WeakSet[TracedForwards] = weakref.WeakSet()
+
+    def ask(self) -> TracedForwards:
+        """Forwards are traced while the returned object lives."""
+        forwards = TracedForwards()
+        self._asking.add(forwards)
+        return forwards
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a forward has to be traced."""
+        return len(self._asking) > 0
+
+    def tell(self, traced: list[TracedIds]) -> None:
+        """Hands what a forward has shown to all that ask."""
+        for forwards in self._asking:
+            forwards.traced.extend(traced)
