@@ -287,7 +287,7 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_has_all_its_workers(tmp_p
     def newest(world: int) -> str | None:
         config = CheckpointConfig(url=str(tmp_path), every_steps=1)
         group = WorkerGroup(0, world, meets=False)
-        return TrainingCheckpoints(config, session=None, group=group, parts=None, job={}).newest()
+        return TrainingCheckpoints(config, session=None, group=group, parts=None, run={}).newest()
 
     assert newest(1) is None
     for ranks in ((), (0, 1), (0,), ()):  # the last by `sparserow checkpoint save`

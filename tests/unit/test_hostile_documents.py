@@ -11,7 +11,7 @@ import pytest
 from sparserow.proto.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security import Security, use_security
-from sparserow.ps_server.coordinator.saves import _config_of
+from sparserow.ps_server.coordinator.saves import config_of
 from sparserow.worker.fault_report import without_credentials
 from sparserow.worker.row_files.matrices import _check_inflation
 
@@ -56,7 +56,7 @@ def test_aliases_and_merges_work_within_the_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"a": "' + "x" * 2 * MIB + '"}'])
 def test_a_configuration_that_a_worker_sends_is_bounded(text: str) -> None:
     with pytest.raises(InvalidArgument, match="config_json"):
-        _config_of(text)
+        config_of(text)
 
 
 def test_an_archive_that_inflates_is_refused_before_it_is_read(tmp_path: Path) -> None:
