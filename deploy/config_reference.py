@@ -24,7 +24,8 @@ A job is one YAML file, checked as a whole before anything starts: `sparserow tr
 stand several times; its values are YAML too (`--set model.top=[64,32]`), and a number in a path is a place in a
 sequence. An unknown key, a wrong type or a value out of range is an error of one line that names the key and what is
 allowed. Sizes take units (`512MiB`, `8GiB`), durations too (`250ms`, `10s`, `5min`). `no`, `on` and the like are plain
-text; only `true` and `false` are booleans. No environment variable is read.
+text; only `true` and `false` are booleans. No value comes from an environment variable; beside the file
+`SPARSEROW_SECURITY` ([security](security.md)) and the variables of OpenTelemetry and torchrun are read.
 """
 
 

@@ -262,6 +262,10 @@ class JobConfig(StrictModel):
     @model_validator(mode="after")
     def _prefetch_is_within_the_staleness(self) -> JobConfig:
         train = self.train
+        if train.metrics_port is None and "metrics_host" in train.model_fields_set:
+            raise InvalidArgument("train.metrics_host: has no use without train.metrics_port; remove it")
+        if train.prefetch_hints and self.cluster.address is None and self.cluster.ssd_path is None:
+            raise InvalidArgument("train.prefetch_hints: has no use without cluster.ssd_path; allowed: 0")
         if train.prefetch == 0:
             if train.prefetch_exact is not None:
                 raise InvalidArgument("train.prefetch_exact: has no use without train.prefetch; allowed: null")

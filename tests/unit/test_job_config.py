@@ -106,6 +106,11 @@ def test_local_backend_clips_no_rows():
     ("assignments", "message"),
     [
         (("train.prefetch_exact=true",), r"train\.prefetch_exact: has no use without train\.prefetch"),
+        (("train.metrics_host=0.0.0.0",), r"train\.metrics_host: has no use without train\.metrics_port"),
+        (
+            ("train.prefetch=1", "train.prefetch_hints=2"),
+            r"train\.prefetch_hints: has no use without cluster\.ssd_path",
+        ),
         (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: 2 needs model\.backend ps"),
         (
             ("train.prefetch=1", "train.prefetch_exact=false"),
