@@ -112,10 +112,10 @@ def restore_(
 @app.command("list")
 def list_(url: Url) -> None:
     """Show the checkpoints in a folder, the oldest first."""
-    from rich.console import Console
 
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
+    from ..terminal import tables_console
 
     folder = Folder(url)
     table = _table("checkpoint", "created", "step", "rows", "MiB", "adds to", "shards", "workers")
@@ -133,7 +133,7 @@ def list_(url: Url) -> None:
             str(len(found.workers)),
         )
     if names:
-        Console().print(table)
+        tables_console().print(table)
     else:
         typer.echo(f"no checkpoint in {url}")
 
@@ -166,13 +166,13 @@ def _verify(url: str, name: str | None) -> None:
 @app.command("inspect")
 def inspect_(url: Url, *, name: Name = None) -> None:
     """Show what a checkpoint holds: tables, jobs, workers."""
-    from rich.console import Console
 
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
+    from ..terminal import tables_console
 
     found = files.read_manifest(Folder(url), name)
-    console = Console()
+    console = tables_console()
     console.print(
         f"{found.name} of {found.created}: cluster {found.cluster_id:x}, {found.shards} shards, "
         f"{found.slot_count} slots, lineage {found.lineage}",

@@ -34,7 +34,6 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table
 
     from ...proto.security import process_security
@@ -42,6 +41,7 @@ def doctor(
     from ..health_checks import check_disk, check_job, check_machine, check_ports, machine_facts
     from ..peer_checks import check_certificates, check_cluster
     from ..result_file import check_result_file, write_result
+    from ..terminal import tables_console
 
     check_result_file(json_file)
     security = process_security()
@@ -60,7 +60,7 @@ def doctor(
     for each in findings:
         told = each.text + (f"\n-> {each.remedy}" if each.remedy else "")
         table.add_row(each.area, f"[{colors[each.level]}]{each.level}[/]", told)
-    Console().print(table)
+    tables_console().print(table)
     write_result(json_file, {"findings": [asdict(each) for each in findings]})
     wrong = sum(each.level == "wrong" for each in findings)
     typer.echo(f"{wrong} of {len(findings)} findings are wrong" if wrong else "nothing is wrong")

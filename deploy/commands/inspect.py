@@ -19,16 +19,16 @@ def inspect(
 
     Every row is checked. Rows that were in memory alone when the shard stopped are not there.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from ...proto.units import format_bytes
     from ..ssd_inspection import inspect_folder
+    from ..terminal import tables_console
 
     if (table is None) != (key is None):
         raise InvalidArgument("--table and --key belong together: name the table and the key of one row")
     contents = inspect_folder(path, table=table, key=key)
-    console = Console()
+    console = tables_console()
     manifest = contents.manifest
     console.print(f"shard {manifest['shard']} of cluster {manifest['cluster']:016x}, format {manifest['format']}")
     lines = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -15,16 +15,16 @@ def list(  # noqa: A001 - the command's name
     root: options.ModelRoot,
 ) -> None:
     """Show versions and aliases of published models."""
-    from rich.console import Console
     from rich.table import Table
 
     from ...proto.units import format_bytes
     from ...serving.registry import ModelRegistry
+    from ..terminal import tables_console
 
     registry = ModelRegistry(root)
     if model is not None:
         registry.resolve(model, str((registry.versions(model) or [0])[-1]))  # says which models there are
-    console = Console()
+    console = tables_console()
     lines = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("model", "version", "aliases", "created", "rows", "size", "program", "card"):
         lines.add_column(column, justify="right" if column in ("version", "rows", "size") else "left")

@@ -27,7 +27,6 @@ def plan(
     """Say what a table takes: bytes by tier, shards, network of a step, hit rates. docs/plan.md has the formulas."""
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table
 
     from ...proto.errors import InvalidArgument
@@ -35,6 +34,7 @@ def plan(
     from ..planning import Load, TableShape
     from ..planning import plan as make_plan
     from ..result_file import check_result_file, write_result
+    from ..terminal import tables_console
 
     check_result_file(json_file)
     try:
@@ -60,7 +60,7 @@ def plan(
         ("network of a step", _shared(made.step_bytes, made.shards)),
     ):
         shown.add_row(name, value)
-    Console().print(shown)
+    tables_console().print(shown)
     write_result(json_file, asdict(made))
 
 

@@ -34,8 +34,6 @@ def status(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from ...proto.control import ControlClient
     from ...proto.units import parse_seconds
     from ..cluster_screen import screen, serving_table
@@ -43,6 +41,7 @@ def status(
     from ..fault_view import fault_text, fault_views
     from ..result_file import check_result_file, write_result
     from ..serving_view import describe_serving
+    from ..terminal import tables_console
 
     seconds = parse_seconds(over)
     is_text = json_file is None or str(json_file) != "-"
@@ -58,7 +57,7 @@ def status(
     served = describe_serving(serving.split(",")) if serving is not None else []
     document = {**view.as_dict(), "serving": [asdict(each) for each in served]}
     if is_text:
-        console = Console()
+        console = tables_console()
         console.print(screen(coordinator, reply, view))
         if served:
             console.print(serving_table(served))
