@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,15 @@ def test_no_file_without_a_concept() -> None:
         assert path.stem not in banned, path
     for path in (ROOT / "cpp_ext").rglob("*.h"):
         assert path.stem not in banned, path
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    tops = (*MAY_IMPORT, "tests", "docs")
+    there = ["/" + path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*")]
+    there += [f"/{path.name}" for path in ROOT.iterdir()]
+    files = set(re.findall(r"`([\w./-]+\.(?:py|cc|h|proto|md|yaml|toml|txt))`", text))
+    assert len(files) > 100
+    assert [name for name in sorted(files) if not any(path.endswith(f"/{name}") for path in there)] == []
+    folders = {name.rstrip("/") for name in re.findall(r"`([\w./-]+/)`", text)}
+    assert [name for name in sorted(folders) if not any(path.endswith(f"/{name}") for path in there)] == []
