@@ -19,7 +19,7 @@ from sparserow.deploy.inference import ServedModel
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.serving.dense import newest_number, read_dense, write_dense
 from sparserow.serving.registry import ModelRegistry
-from sparserow_process import wait_until
+from sparserow_process import Launcher, wait_until
 from torch import Tensor, nn
 
 
@@ -124,6 +124,34 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
                 refused = web.post("/predict", json={"arguments": wrong})
                 assert refused.status_code == 400
                 assert words in refused.json()["detail"]
+
+
+def test_a_program_that_is_not_refreshed_in_time_is_told_so(
+    trained: Trained, scores: list[list[float]], launcher: Launcher
+) -> None:
+    assert len(scores) == 2, "both versions are there"
+    registry = ModelRegistry(trained.root)
+    registry.point("ctr", "live", 2)
+    process = launcher.start(
+        "serve", f"--root={trained.root}", "--model=ctr", "--port=0", "--poll=50ms", "--grace=500ms"
+    )
+    address = process.wait_for(r"gRPC (\S+:\d+)")[1].rstrip(",")
+    with sr.ServingClient(address, model="ctr", refresh_sec=0.1) as client, ServedModel(client, trained.root) as served:
+        before = served(*batch(9, 6))
+        registry.point("ctr", "live", 1)
+        wait_until(lambda: client.version == 1, "the swap")
+
+        def is_given_up() -> bool:
+            try:
+                return not torch.equal(served(*batch(9, 6)), before)
+            except sr.NotFound:
+                return True
+
+        wait_until(is_given_up, "the end of the old version")
+        with pytest.raises(sr.NotFound):
+            served(*batch(9, 6))
+        assert served.refresh() == 1
+        np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_program_looks_up_all_tables_at_once_and_may_keep_rows(trained: Trained, scores: list[list[float]]) -> None:
