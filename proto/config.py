@@ -253,7 +253,7 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
             node = node[place]
 
 
-def load_config(model: type[Model], path: Path | None = None, overrides: Sequence[str] = ()) -> Model:
+def load_config(model: type[Model], path: str | Path | None = None, overrides: Sequence[str] = ()) -> Model:
     """A validated ``model`` from a YAML file and ``a.b=c`` assignments, which are applied in order.
 
     Args:
@@ -265,6 +265,7 @@ def load_config(model: type[Model], path: Path | None = None, overrides: Sequenc
         InvalidArgument: in one line, naming file, key, value and what is allowed.
     """
     tree: Any = {}
+    path = None if path is None else Path(path)
     if path is not None:
         try:
             with path.open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ...proto.config import validate
@@ -21,7 +22,7 @@ def train_on_ray(
     job: JobConfig,
     coordinator: str,
     *,
-    resume: str = "auto",
+    resume: str | None = None,
     overwrites: bool = False,
     cpus_per_worker: float = 1.0,
     storage_path: str | None = None,
@@ -31,8 +32,9 @@ def train_on_ray(
     Args:
         job: what to train; it names no cluster of its own.
         coordinator: ``HOST:PORT``.
-        resume: as of ``sparserow train``. auto: a worker that fails, or whose node is gone, sends all of them back to
-            the newest checkpoint, ``max_restarts`` times (of ``train.checkpoint`` or ``train.elastic``).
+        resume: as of ``sparserow train``; None: auto where the job has checkpoints, else never. auto: a worker that
+            fails, or whose node is gone, sends all of them back to the newest checkpoint, ``max_restarts`` times (of
+            ``train.checkpoint`` or ``train.elastic``).
         overwrites: removes checkpoints of other runs from the job's folders, with ``resume`` never.
         cpus_per_worker: that Ray reserves.
         storage_path: folder of Ray Train's own records, which all nodes reach; None: Ray's default.
@@ -42,7 +44,8 @@ def train_on_ray(
 
     Raises:
         FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
-        InvalidArgument: the job starts a cluster of its own, or has backend local.
+        InvalidArgument: the job starts a cluster of its own, has backend local, or names a relative path: workers run
+            in folders of their own.
         Unavailable: a worker failed for good; ``sparserow status --faults`` has its traceback.
     """
     try:
@@ -53,6 +56,11 @@ def train_on_ray(
         raise FailedPrecondition("Ray Train is not installed; install it with: pip install 'sparserow[ray]'") from None
     if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
         raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
+    _check_paths(job)
+    if resume is None:
+        resume = (
+            "auto" if job.train.checkpoint is not None or (job.train.elastic and job.train.elastic.url) else "never"
+        )
     security = process_security().path
     order = {
         "job": job.model_dump(mode="json", exclude_unset=True),
@@ -80,6 +88,20 @@ def train_on_ray(
         words = str(error).strip().splitlines()
         raise Unavailable(f"training on Ray failed: {words[-1] if words else error!r}") from error
     return result
+
+
+def _check_paths(job: JobConfig) -> None:
+    checkpoint, elastic, publish = job.train.checkpoint, job.train.elastic, job.publish
+    named = [("data.train", path) for path in job.data.train] + [("data.test", path) for path in job.data.test]
+    named += [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
+    named += [] if elastic is None or elastic.url is None else [("train.elastic.url", elastic.url)]
+    named += [] if publish is None else [("publish.root", publish.root)]
+    for setting, path in named:
+        if "://" not in path and not Path(path).is_absolute():
+            raise InvalidArgument(
+                f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
+                "an absolute path that all nodes have, or a URL"
+            )
 
 
 def _fit(trainer: Any) -> dict[str, Any]:
