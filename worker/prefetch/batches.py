@@ -42,8 +42,8 @@ def prefetch(
     on it: a lookup that finds rows missing pulls them itself (``session.stats().lookups_missed``).
 
     Args:
-        loader: any iterable of batches: tensors nested in tuples, lists, mappings or dataclasses. Iterated in a
-            background thread; it must not change a batch that it gave.
+        loader: any iterable of batches: tensors nested in tuples, lists, mappings, dataclasses or keyed jagged tensors.
+            Iterated in a background thread; it must not change a batch that it gave.
         session: of the model. Call after ``distribute``.
         depth: batches that are ahead of the training loop at most; bounds the memory.
         exact: True: rows are what a pull at their step would give, to the bit; those that changed since they were
