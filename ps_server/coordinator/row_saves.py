@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
-from ...proto.errors import InvalidArgument, SparserowError, Unavailable
+from ...proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
 from .cluster import Cluster
 from .saves import Saves, config_of
 
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _FULL_EVERY = 1 << 20
 _KEEP = 2
 _LONGEST_SEC = 86400.0
+_MOST_FOLDERS = 16  # of a job, each with its configuration in the coordinator's state
 
 
 class RowSaves:
@@ -55,6 +56,7 @@ class RowSaves:
         Raises:
             InvalidArgument, FailedPrecondition: the URL is not allowed here, a time out of range, or the configuration
                 no JSON.
+            ResourceExhausted: the job's rows are saved in as many folders as are allowed.
             Fenced: the caller is no worker of its job.
         """
         caller = request.caller
@@ -65,10 +67,15 @@ class RowSaves:
         await asyncio.to_thread(Folder, url)  # it says that a scheme is unknown
         if request.config_json:
             config_of(request.config_json)  # it is refused here, and not by each save
+        self._check_folders(caller.job_id, url)
         jobs = self._cluster.row_saves.setdefault(url, {})
-        if caller.job_id not in jobs:
-            jobs[caller.job_id] = request.every_sec
-            self._cluster.row_configs.setdefault(url, request.config_json)
+        # A later run of a job takes the series over; workers of one run send the same configuration.
+        is_other_run = request.config_json not in ("", self._cluster.row_configs.get(url, ""))
+        if is_other_run:
+            self._cluster.row_configs[url] = request.config_json
+        is_first = caller.job_id not in jobs
+        jobs.setdefault(caller.job_id, request.every_sec)
+        if is_first or is_other_run:
             self._note()
         running = self._tasks.get(url)
         if running is None or running.done():
@@ -76,6 +83,13 @@ class RowSaves:
 
     def _begin(self, url: str) -> None:
         self._tasks[url] = asyncio.get_running_loop().create_task(self._run(url))
+
+    def _check_folders(self, job_id: int, url: str) -> None:
+        others = sum(job_id in jobs for asked, jobs in self._cluster.row_saves.items() if asked != url)
+        if others >= _MOST_FOLDERS:
+            raise ResourceExhausted(
+                f"url: the job has rows saved in {others} folders; allowed: at most {_MOST_FOLDERS}, {url} is one more"
+            )
 
     async def _run(self, url: str) -> None:
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ import sparserow as sr
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import FailedPrecondition
+from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.worker.data import write_click_log
 from sparserow.worker.run_identity import RunIdentity
 from sparserow_process import Launcher, Process, wait_until
@@ -149,3 +149,26 @@ def test_a_checkpoint_without_a_run_is_of_another(tmp_path: Path) -> None:
     assert files.list_names(Folder(str(tmp_path))) == ["save-000001"]
     RunIdentity.new(overwrites=True).check_folders(job)
     assert files.list_names(Folder(str(tmp_path))) == []
+
+
+def test_saves_of_rows_are_of_the_run_that_asked_last(tmp_path: Path) -> None:
+    """A job that runs again while the series of its first run goes on: the saves carry the id of the run of now."""
+    url = tmp_path / "rows"
+    with sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster:
+        for name in ("first", "second"):
+            with sr.connect(cluster.address, staleness=None) as session:
+                session.create_table("rows", dim=2, optimizer=sr.SGD())
+                sr.keep_rows(session, str(url), every_sec=0.2, config={"run_id": name})
+                wait_until(lambda name=name: name in checkpoints(url).values(), f"a save of the {name} run", 10)
+
+
+def test_a_job_keeps_rows_in_a_bounded_number_of_folders(tmp_path: Path) -> None:
+    with (
+        sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster,
+        sr.connect(cluster.address, staleness=None) as session,
+    ):
+        for number in range(16):
+            sr.keep_rows(session, str(tmp_path / str(number)), every_sec=3600)
+        sr.keep_rows(session, str(tmp_path / "3"), every_sec=3600)
+        with pytest.raises(ResourceExhausted, match="url: the job has rows saved in 16 folders; allowed: at most 16"):
+            sr.keep_rows(session, str(tmp_path / "16"), every_sec=3600)

@@ -177,11 +177,12 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Ma
     Args:
         url: a folder of its own, as ``url`` of :func:`save`.
         every_sec: from the beginning of a save to that of the next; (0, 86400].
-        config: as of :func:`save`; that of the worker that asks first.
+        config: as of :func:`save`; the saves repeat that of the worker that asked last.
 
     Raises:
         FailedPrecondition: the session has no cluster, or is synchronous: then all go back together.
         InvalidArgument: an unknown kind of URL, or ``every_sec`` out of range.
+        ResourceExhausted: the job has its rows saved in 16 other folders.
     """
     control, identity = cluster_of(session, "keep_rows")
     if session.placement.staleness == 0:
