@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...proto.config import validate
-from ...proto.errors import FailedPrecondition, InvalidArgument, Unavailable
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
 from ...worker.run_identity import RunIdentity
@@ -46,6 +47,7 @@ def train_on_ray(
         FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
         InvalidArgument: the job starts a cluster of its own, has backend local, or names a relative path: workers run
             in folders of their own.
+        NotFound, InvalidArgument, DataLoss: a node does not have the job's data (names it), or the data are malformed.
         Unavailable: a worker failed for good; ``sparserow status --faults`` has its traceback.
     """
     try:
@@ -87,6 +89,8 @@ def train_on_ray(
     except ray.exceptions.RayTaskError as error:
         words = str(error).strip().splitlines()
         raise Unavailable(f"training on Ray failed: {words[-1] if words else error!r}") from error
+    if "refused" in result:
+        raise error_of(*result["refused"])
     return result
 
 
@@ -102,6 +106,19 @@ def _check_paths(job: JobConfig) -> None:
                 f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
                 "an absolute path that all nodes have, or a URL"
             )
+
+
+def problem_with_data(job: JobConfig) -> SparserowError | None:
+    """What keeps this node from reading the job's data; None: nothing that a look at its files shows."""
+    from ...worker.build_model import check_data
+    from ...worker.data import find_files
+
+    try:
+        find_files(job.data, "train")
+        check_data(job.data, job.model)  # looks for the test files
+    except SparserowError as error:
+        return error
+    return None
 
 
 def _fit(trainer: Any) -> dict[str, Any]:
@@ -120,6 +137,11 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     use_security(order["security"])
     job = validate(JobConfig, order["job"])
     context = train.get_context()
+    # Ray would start a worker again that raises, and no number of restarts brings a file.
+    everyone = WorkerGroup(context.get_world_rank(), context.get_world_size())
+    for problem in everyone.collect(_told(problem_with_data(job), context.get_node_rank())):
+        if problem is not None:
+            return {"refused": problem}
     wait_until_ready(order["coordinator"], _READY_SEC)
     group = WorkerGroup(context.get_world_rank(), context.get_world_size(), meets=job.train.dense == "ddp")
     result = run_worker(
@@ -133,3 +155,9 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
         identity=RunIdentity(**order["identity"]),
     )
     return result.as_dict()
+
+
+def _told(problem: SparserowError | None, node: int) -> tuple[int, str] | None:
+    if problem is None:
+        return None
+    return problem.number, f"{problem} (on {os.uname().nodename}, node {node} of the run; every node needs the data)"

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,7 +24,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.config import ClusterConfig, load_config
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import InvalidArgument, SparserowError
+from sparserow.proto.errors import InvalidArgument, NotFound, SparserowError
 from sparserow.proto.job import JobConfig
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, free_port, wait_until
@@ -171,6 +173,47 @@ def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher,
     run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, f"--json={plain}")
     assert run.end() == 0, run.err
     assert result["test_auc"] == json.loads(plain.read_text())["test_auc"]
+
+
+@pytest.mark.parametrize("saves", [False, True] if FULL else [False])
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool) -> None:
+    """It runs as docs/ray.md has it, beside a job file, with a section train.checkpoint or none."""
+    nodes = Nodes(1, cpus=32)
+    log = write_click_log(tmp_path, rows=2000, test_rows=500, seed=3)
+    keeps = f", checkpoint: {{url: '{tmp_path / 'ckpt'}', every_steps: 5}}" if saves else ""
+    (tmp_path / "job.yaml").write_text(
+        f"data: {{format: criteo, train: {log.train}, test: {log.test}}}\n"
+        f"model: {{kind: dlrm, rows: 1000}}\ntrain: {{workers: 2, threads: 1, batch_size: 128{keeps}}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "ray.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(block.replace('"/ckpt"', repr(str(tmp_path / "ckpt"))), "docs/ray.md", "exec"), names)
+        assert names["result"]["test_auc"] > 0.5
+        assert bool(files.list_names(Folder(str(tmp_path / "ckpt")))) == saves
+    finally:
+        ray.shutdown()
+        nodes.cluster.shutdown()
+
+
+def test_data_that_are_not_there_are_told_without_a_restart(tmp_path: Path) -> None:
+    nodes = Nodes(1, cpus=4)
+    keeps = f"train.checkpoint={{url: '{tmp_path / 'ckpt'}', every_steps: 5}}"
+    data = [f"data.train={tmp_path / 'nowhere.tsv'}", f"data.test={tmp_path / 'nowhere.tsv'}"]
+    job = load_config(JobConfig, JOBS / "demo.yaml", [*data, "train.workers=2", keeps])
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        with (
+            sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster,
+            pytest.raises(NotFound, match=r"nowhere\.tsv: No such file .*\(on .*, node \d+ of the run"),
+        ):
+            train_on_ray(job, cluster.address, storage_path=str(tmp_path / "ray"))
+    finally:
+        ray.shutdown()
+        nodes.cluster.shutdown()
 
 
 def test_bad_input_is_one_line(launcher: Launcher) -> None:
