@@ -46,6 +46,7 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
         with torch.no_grad():
             expected = model(ids).tolist()
     exported = torch.export.load(io.BytesIO(load_program(root, "ctr", 1)))
+    exported.example_inputs = ((ids,), {})  # as docs/serving.md has it
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
     service = build_torch_program(SOURCE, tmp_path / "online_inference", "-DASIO_STANDALONE")
     with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):

@@ -151,7 +151,7 @@ def write_click_log(
     """Writes ``train.tsv`` and ``test.tsv`` into ``folder``, with ``.gz`` behind when compressed.
 
     Args:
-        folder: exists.
+        folder: made where it does not exist.
         rows: lines of the training part, at least 1.
         test_rows: lines of the test part; None: a tenth of ``rows``, at least 1,000.
         seed: of the generating model and of both parts.
@@ -165,6 +165,7 @@ def write_click_log(
     for name, value, low in (("rows", rows, 1), ("test_rows", test_rows, 1), ("seed", seed, 0)):
         if value < low:
             raise InvalidArgument(f"write_click_log.{name}: {value} is not allowed; allowed: >= {low}")
+    folder.mkdir(parents=True, exist_ok=True)
     model = _GeneratingModel(seed)
     suffix = ".tsv.gz" if compress else ".tsv"
     train, test = folder / f"train{suffix}", folder / f"test{suffix}"

@@ -1,0 +1,62 @@
+"""Every code block of README.md and docs/ is run by a test, or checked by one, or named here with why it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from doc_blocks import DocBlock, doc_blocks
+from service_units import unit_blocks
+from sparserow.proto.config import validate
+from sparserow.proto.job import JobConfig
+from sparserow.proto.security import Limits
+
+BLOCKS = doc_blocks()
+SHELL = [block for block in BLOCKS if block.language == ""]
+# Blocks that no test runs, and why. Of their sparserow commands tests/contract/test_documents.py checks the options.
+NOT_RUN = {
+    "README.md: make demo": "it builds the native core; tests of the demo run `sparserow demo` itself",
+    "README.md:    trainer process": "a drawing",
+    "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
+    "docs/checkpoints.md: sparserow train": "alternatives in a line, and HOST:PORT",
+    "docs/checkpoints.md: /ckpt/save": "a list of files",
+    "docs/kubernetes.md: docker build": "needs Docker and a Kubernetes cluster",
+    "docs/operations.md: sparserow --security": "needs a machine of that name and an NVMe disk",
+    "docs/operations.md: sparserow status": "an option in brackets, and HOST:PORT",
+    "docs/operations.md: pip install": "installs packages, and needs a collector",
+    "docs/operations.md: sparserow checkpoint save s3": "needs an object store and a running cluster",
+    "docs/operations.md: sparserow checkpoint save /ckpt": "needs two clusters, and an operator between them",
+    "docs/other-languages/README.md: # beside": "needs Go and protoc",
+    "docs/other-languages/README.md: ./client": "needs the program that Go has built",
+    "docs/plan.md: $ sparserow plan": "the output is of a plan, which tests/e2e/test_plan.py checks by its figures",
+    "docs/ray.md: sparserow --security": "needs a Ray cluster of several machines",
+    "docs/security.md: sparserow security init": "needs machines of those names",
+    "docs/security.md: sparserow security token": "writes to /etc",
+    "docs/security.md: sparserow security signing-key": "writes to /etc",
+    "docs/serving.md: sparserow serve": "needs an object store and a running cluster",
+    "docs/serving.md: curl": "needs curl and grpcurl",
+    "docs/train-your-model.md: sparserow up": "servers that run until they are stopped",
+    "docs/train-your-model.md: sparserow coordinator": "needs etcd on three hosts",
+    "docs/train-your-model.md: torchrun": "needs several hosts",
+}
+
+
+def test_every_block_is_run_or_checked_or_named() -> None:
+    assert {block.language for block in BLOCKS} == {"", "python", "yaml", "ini"}
+    left = [block.name for block in SHELL if not any(block.name.startswith(name) for name in NOT_RUN)]
+    assert left == [], "run it in a test, or name it in NOT_RUN with the reason"
+    gone = [name for name in NOT_RUN if not any(block.name.startswith(name) for block in SHELL)]
+    assert gone == []
+
+
+def test_units_are_those_that_a_test_runs() -> None:
+    assert len([block for block in BLOCKS if block.language == "ini"]) == len(unit_blocks())
+
+
+@pytest.mark.parametrize("block", [each for each in BLOCKS if each.language == "yaml"], ids=lambda block: block.name)
+def test_a_block_of_yaml_is_allowed(block: DocBlock) -> None:
+    tree = yaml.safe_load(block.text.replace(", ..., ", ", education, capital_gain, "))
+    if "limits" in tree:
+        Limits.model_validate(tree["limits"])
+        return
+    whole = {"data": {"format": "criteo", "train": "a", "test": "b"}, "model": {"kind": "dlrm"}}
+    validate(JobConfig, {**whole, **tree})

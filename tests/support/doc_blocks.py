@@ -1,0 +1,44 @@
+"""Code blocks of README.md and of the pages in docs/."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class DocBlock:
+    """One block.
+
+    Attributes:
+        page: path of its page from the root of the tree.
+        line: of its first line on the page, from 1.
+        language: behind the fence; empty: shell commands, or what is no code.
+        text: of its lines.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Page and first line of text, which stay when other lines come and go."""
+        return f"{self.page}: {self.text.splitlines()[0]}"
+
+
+def doc_blocks() -> list[DocBlock]:
+    """All of them, by page and line."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = []
+    for page in pages:
+        text = page.read_text()
+        for match in _BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 2
+            found.append(DocBlock(str(page.relative_to(ROOT)), line, match[1], match[2]))
+    return found
