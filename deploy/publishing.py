@@ -241,7 +241,10 @@ def load_program(root: str, name: str, version: int, security: Security | None =
     registry = ModelRegistry(root)
     manifest = registry.manifest(name, version)
     if manifest.program is None:
-        raise NotFound(f"{name}@{version}: was published without a program; publish it with model= and example=")
+        raise NotFound(
+            f"{name}@{version}: was published without a program, with rows alone, which `sparserow query` looks up; "
+            "to score, publish the model too: a section publish in its job file, or sr.publish with model= and example="
+        )
     folder = registry.folder(name, version)
     where = f"{folder.url}/{manifest.program.file}"
     data = bytes(read_file(folder, manifest.program))
