@@ -304,7 +304,7 @@ def test_a_version_without_a_program_is_said(
         sr.local_serving("rows", root=trained.root) as serving,
         sr.ServingClient(serving.addresses) as client,
         pytest.raises(
-            sr.NotFound, match="rows@1: was published without a program.*sparserow query.*section publish.*example="
+            sr.NotFound, match=r"rows@1: was published without a program.*sparserow query.*section publish.*example="
         ),
     ):
         ServedModel(client, trained.root)
