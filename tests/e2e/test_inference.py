@@ -222,7 +222,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
 def test_the_documented_way_loads_a_program_in_a_fresh_process(trained: Trained) -> None:
     page = (Path(sr.__file__).parent / "docs" / "serving.md").read_text()
     block = page.split("```python\nimport io\n")[1].split("```")[0]
-    lines = [line for line in block.splitlines() if "aoti" not in line]  # it compiles for a minute
+    lines = [line for line in block.splitlines() if "aoti" not in line and "batch" not in line]  # a minute of compilers
     script = "\n".join(["import io", f"root, version = {trained.root!r}, 1", *lines, "print(len(program.graph.nodes))"])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,16 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
         sr.ServingClient(serving.addresses[0], model="ctr@best") as client,
         ServedModel(client, str(root)) as model,
     ):
-        asked = ("query", "embeddings.tables.user", "u7", "--hash", "--serving", serving.addresses[0])
+        asked = (
+            "query",
+            "embeddings.tables.user",
+            "u7",
+            "--hash",
+            "--serving",
+            serving.addresses[0],
+            "--model",
+            "ctr@best",
+        )
         for options, is_found in (((), False), (("--modulo", "1000"), True)):
             query = launcher.start(*asked, *options)
             assert query.end() == 0, query.err
