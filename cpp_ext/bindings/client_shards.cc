@@ -185,7 +185,7 @@ void assign(KeyedClient& client, std::uint32_t table_id, const py::array& keys, 
   check_dim(dim);
   const auto ids = keys_of(keys);
   const float* values = matrix_of(rows, "rows", ids.size(), dim);
-  auto options = call_options(rpc::kNoStep, deadline_ms);
+  auto options = call_options(kNoStep, deadline_ms);
   options.sequence = sequence;
   Status status;
   {
@@ -200,7 +200,7 @@ void assign(KeyedClient& client, std::uint32_t table_id, const py::array& keys, 
 std::uint64_t erase(KeyedClient& client, std::uint32_t table_id, const py::array& keys, std::uint64_t sequence,
                     std::int64_t deadline_ms) {
   const auto ids = keys_of(keys);
-  auto options = call_options(rpc::kNoStep, deadline_ms);
+  auto options = call_options(kNoStep, deadline_ms);
   options.sequence = sequence;
   Result<std::uint64_t> erased = std::uint64_t{0};
   {
@@ -353,19 +353,18 @@ void bind_shards(py::module_& module) {
           },
           py::arg("reason"))
       .def("pull", &pull, py::arg("table_id"), py::arg("keys"), py::kw_only(), py::arg("dim"),
-           py::arg("schema_version") = 1, py::arg("step") = rpc::kNoStep, py::arg("deadline_ms") = kDeadline,
+           py::arg("schema_version") = 1, py::arg("step") = kNoStep, py::arg("deadline_ms") = kDeadline,
            py::arg("versions") = false, py::arg("found") = false)
       .def("push", &push<&rpc::Client::commit>, py::arg("table_id"), py::arg("keys"), py::arg("grads"), py::kw_only(),
-           py::arg("dim"), py::arg("lr"), py::arg("sequence"), py::arg("schema_version") = 1,
-           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline,
-           py::arg("on_nonfinite") = "raise")
+           py::arg("dim"), py::arg("lr"), py::arg("sequence"), py::arg("schema_version") = 1, py::arg("step") = kNoStep,
+           py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline, py::arg("on_nonfinite") = "raise")
       .def("prepare", &push<&rpc::Client::prepare>, py::arg("table_id"), py::arg("keys"), py::arg("grads"),
            py::kw_only(), py::arg("dim"), py::arg("lr"), py::arg("sequence"), py::arg("schema_version") = 1,
-           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline,
+           py::arg("step") = kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline,
            py::arg("on_nonfinite") = "raise")
       .def("commit_prepared", &signal<&rpc::Client::commit_prepared>, py::kw_only(), py::arg("sequence"),
-           py::arg("step") = rpc::kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
-      .def("abort", &signal<&rpc::Client::abort>, py::kw_only(), py::arg("sequence"), py::arg("step") = rpc::kNoStep,
+           py::arg("step") = kNoStep, py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
+      .def("abort", &signal<&rpc::Client::abort>, py::kw_only(), py::arg("sequence"), py::arg("step") = kNoStep,
            py::arg("grad_sum") = false, py::arg("deadline_ms") = kDeadline)
       .def("assign", &assign, py::arg("table_id"), py::arg("keys"), py::arg("rows"), py::kw_only(), py::arg("dim"),
            py::arg("schema_version") = 1, py::arg("sequence") = 0, py::arg("deadline_ms") = kDeadline)
@@ -375,8 +374,7 @@ void bind_shards(py::module_& module) {
           "scan",
           [](std::shared_ptr<KeyedClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
              bool with_state, std::int64_t deadline_ms) {
-            return Scan(std::move(client), table_id, shard, max_rows, with_state,
-                        call_options(rpc::kNoStep, deadline_ms));
+            return Scan(std::move(client), table_id, shard, max_rows, with_state, call_options(kNoStep, deadline_ms));
           },
           py::arg("table_id"), py::kw_only(), py::arg("shard"), py::arg("max_rows") = 65'536,
           py::arg("with_state") = false, py::arg("deadline_ms") = kDeadline)

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "store/schema.h"
 
 namespace sparserow::rpc {
 

@@ -76,8 +76,6 @@ inline constexpr std::uint32_t kHelloMagic = 0x4f525053;  // "SPRO"
 inline constexpr std::uint8_t kProtocolVersion = 1;
 inline constexpr std::uint8_t kProtocolMin = 1;
 inline constexpr std::uint32_t kMaxSections = 1u << 14;
-inline constexpr std::int64_t kNoStep = -1;
-inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // of a row that the client does not have
 
 enum Features : std::uint64_t {
   kFeatureConditionalPull = 1,

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "store/schema.h"
 #include "store/store.h"
 #include "util/status.h"
 

@@ -129,7 +129,7 @@ Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.requests(pulls);
   if (pulls.empty()) return Status::ok();
   rpc::CallOptions options = state.pull_options(/*train=*/true);
-  if (options.step != rpc::kNoStep) options.step = step;
+  if (options.step != kNoStep) options.step = step;
   SR_RETURN_IF_ERROR(state.pull_step(pulls, options, /*before_asking=*/false));
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
   state.counters.rows_prefetched += batch.rows();
@@ -163,7 +163,7 @@ Status Prefetcher::pull_ahead(PrefetchedBatch& batch) {
   for (PrefetchedBatch::Part& part : batch.parts_) part.versions.clear();
   batch.writes_of_others_.assign(state.shards().shard_count(), 0);
   rpc::CallOptions options = state.pull_options(/*train=*/true);
-  options.step = rpc::kNoStep;
+  options.step = kNoStep;
   options.writes_of_others = batch.writes_of_others_.data();
   SR_RETURN_IF_ERROR(pull_some(batch, 0, looks_again_.load(), options));
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
@@ -285,9 +285,9 @@ Status Prefetcher::revalidate(PrefetchedBatch& batch, const rpc::CallOptions& op
     rpc::TablePull& pull = pulls.back();
     const std::size_t keys = pull.keys.size();
     const bool has_versions = !part.versions.empty();
-    part.versions.resize(keys, rpc::kNoVersion);
+    part.versions.resize(keys, kNoVersion);
     for (std::size_t i = 0; has_versions && i < keys; ++i) {
-      if (part.deferred[i] != 0) part.versions[i] = rpc::kNoVersion;
+      if (part.deferred[i] != 0) part.versions[i] = kNoVersion;
     }
     part.changed.resize(keys);
     pull.versions = part.versions.data();

@@ -58,7 +58,7 @@ void RowCache::probe(std::uint32_t table_id, std::span<const std::uint64_t> keys
     const std::uint32_t way = way_of(firsts_[i], table_id, keys[i]);
     if (way == kWays) {
       found[i] = Cached::kMiss;
-      versions[i] = rpc::kNoVersion;
+      versions[i] = kNoVersion;
       continue;
     }
     Meta& meta = metas_[firsts_[i] + way];

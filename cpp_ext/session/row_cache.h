@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "store/schema.h"
 
 namespace sparserow {
 
@@ -53,7 +53,7 @@ class RowCache {
 
  private:
   struct Meta {
-    std::uint64_t version = rpc::kNoVersion;
+    std::uint64_t version = kNoVersion;
     std::int64_t validated = kNever;
     std::uint32_t table_id = 0;  // 0: the place is empty
     std::uint32_t used = 0;      // the call that used it last

@@ -268,7 +268,7 @@ PushOutcome Session::push_now(const rpc::TablePush& push) {
 }
 
 PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
-  auto numbered = number_commit(rpc::kNoStep, deadline);
+  auto numbered = number_commit(kNoStep, deadline);
   if (!numbered.is_ok()) return {numbered.status()};
   PushOutcome outcome;
   rpc::CommitOptions& options = numbered.value().options;
@@ -281,7 +281,7 @@ PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::C
 // Both phases end by the deadline. What ABORT cannot tell a shard, the next PREPARE does.
 PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
   if (Status status = take_turn(deadline); !status.is_ok()) return {std::move(status)};
-  auto numbered = number_commit(rpc::kNoStep, deadline);
+  auto numbered = number_commit(kNoStep, deadline);
   if (!numbered.is_ok()) {
     turns_.give_back();
     return {numbered.status()};

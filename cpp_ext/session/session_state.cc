@@ -87,7 +87,7 @@ void SessionState::bound_no_grad_rows() {
 rpc::CallOptions SessionState::pull_options(bool train) const noexcept {
   rpc::CallOptions call;
   call.deadline = options_.deadline;
-  call.step = train ? step.load(std::memory_order_relaxed) : rpc::kNoStep;  // async too: its staleness is measured
+  call.step = train ? step.load(std::memory_order_relaxed) : kNoStep;  // async too: its staleness is measured
   return call;
 }
 
@@ -117,7 +117,7 @@ std::shared_ptr<LookupTrace> SessionState::start_trace() {
 
 Status SessionState::pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options,
                                bool before_asking) {
-  if (cache_ && options.step != rpc::kNoStep) return cache_->pull(*this, tables, options, before_asking);
+  if (cache_ && options.step != kNoStep) return cache_->pull(*this, tables, options, before_asking);
   if (before_asking) SR_RETURN_IF_ERROR(wait_for_commit());
   return pull_and_count(tables, options);
 }
@@ -141,7 +141,7 @@ Status SessionState::pull(std::span<const rpc::TablePull> tables, const rpc::Cal
     return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
   };
   PullSpan span;
-  span.step = options.step == rpc::kNoStep ? step.load() : options.step;
+  span.step = options.step == kNoStep ? step.load() : options.step;
   span.thread = static_cast<std::uint64_t>(::syscall(SYS_gettid));
   span.begin_ns = now();
   Status status = shards_->pull(tables, options);

@@ -9,6 +9,9 @@
 
 namespace sparserow {
 
+inline constexpr std::int64_t kNoStep = -1;              // The step of a call that belongs to no step.
+inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // The version of a row that the client does not have.
+
 // Values of both enums are part of the wire contract.
 enum class InitKind : std::uint8_t { kConstant = 0, kUniform = 1, kNormal = 2, kXavierUniform = 3, kXavierNormal = 4 };
 enum class OptimizerKind : std::uint8_t { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2, kAdam = 3 };

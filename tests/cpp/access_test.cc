@@ -36,7 +36,7 @@ struct Scene {
     options.token = token;
     return rpc::Client::connect(options);
   }
-  static Status pull(rpc::Client& client, const TableSchema& table, std::int64_t step = rpc::kNoStep) {
+  static Status pull(rpc::Client& client, const TableSchema& table, std::int64_t step = kNoStep) {
     const Grouped keys(client, table.id, {1, 2, 3});
     std::vector<float> rows(keys.size() * table.dim);
     const auto pull = keys.pull(table, rows.data());
