@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .deploy.dense_publishing import DensePublisher
     from .deploy.inference import LookupCache, Prediction, ServedModel
+    from .deploy.load_program import load_program
     from .deploy.local_cluster import LocalCluster, local_cluster
     from .deploy.local_serving import LocalServing, local_serving
     from .deploy.publishing import Published, publish
@@ -67,6 +68,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "deploy.dense_publishing": ("DensePublisher",),
     "deploy.inference": ("LookupCache", "Prediction", "ServedModel"),
+    "deploy.load_program": ("load_program",),
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
     "deploy.local_serving": ("LocalServing", "local_serving"),
     "deploy.publishing": ("Published", "publish"),
@@ -150,6 +152,7 @@ __all__ = [  # noqa: RUF022 - grouped as above
     "Security",
     "use_security",
     "ServedModel",
+    "load_program",
     "LocalCluster",
     "local_cluster",
     "LocalServing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.security import loaded_security
 from ..serving.dense import DenseVersion, write_dense
+from ..serving.program import read_program
 from ..serving.program_proof import make_proof
 from ..serving.registry import ModelRegistry
 from ..worker.checkpoint.state_tree import encode_tree
-from .publishing import load_exported
+from ..worker.ops import is_operator
 
 if TYPE_CHECKING:
     from ..worker.session import Session
@@ -53,7 +55,9 @@ class DensePublisher:
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
         security = session.catalog.security if isinstance(session.catalog, ControlClient) else None
-        program = load_exported(root, name, self.version, security)
+        program = torch.export.load(
+            io.BytesIO(read_program(root, name, self.version, security, is_operator=is_operator))
+        )
         self._session = session
         self._name = name
         self._security = security

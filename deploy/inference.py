@@ -10,16 +10,17 @@ from typing import Any
 import torch
 
 from ..cpp_ext import _client
+from ..cpp_ext.torch_arrays import tensor_of
 from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.state_tree import decode_tree
 from ..proto.closing import Closing
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, typed_error
 from ..serving.client import ServingClient
 from ..serving.dense import DenseVersion, dense_facts, newest_number, read_dense, read_dense_proof
+from ..serving.program import trusted_keys
 from ..serving.program_proof import check_proof
 from ..serving.registry import ModelRegistry
-from ..worker import ops
-from ..worker.checkpoint.state_tree import decode_tree
-from .publishing import load_exported, trusted_keys
+from .load_program import load_exported
 
 _DEADLINE_MS = 1000
 
@@ -181,7 +182,7 @@ class ServedModel(Closing):
             with torch.no_grad():
                 output = loaded.module(*arguments)
         except (RuntimeError, ValueError) as error:
-            raise ops.typed_error(error) from None
+            raise typed_error(error) from None
         dense = loaded.dense
         if dense is None:
             return Prediction(output, loaded.version, 0, None)
@@ -243,7 +244,7 @@ class ServedModel(Closing):
         folder = self._folder(loaded.version)
         dense, data = read_dense(folder, newest_number(folder))
         self._check_dense(loaded.version, dense, data)
-        weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}")
+        weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}", tensor_of)
         module = loaded.program.module()
         held = module.state_dict()
         if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in held.items()}:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..proto.errors import DataLoss, InvalidArgument
 from ..proto.units import format_bytes
-from .program_archive import confined
+from ..serving.program_archive import confined
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     from torch.utils import _pytree as pytree
 
     from ..worker.merge_lookups import count_merged, merge_lookups
+    from ..worker.ops import is_operator
 
     example = pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), source.example)
     shapes = source.dynamic_shapes
@@ -97,7 +98,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     with _without_warnings_of_torch():
         torch.export.save(program, out)
     try:
-        confined(out.getvalue(), "the model", is_signed=is_signed)
+        confined(out.getvalue(), "the model", is_signed=is_signed, is_operator=is_operator)
     except DataLoss as error:
         raise InvalidArgument(f"publish: {error}") from None
     return Program(out.getvalue(), _largest(program))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
-import io
 import logging
 import math
 import sys
@@ -25,10 +23,10 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.checkpoint.tensor_file import Tensor
 from ..proto.control import ClusterView, ControlClient
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
-from ..proto.security import Security, loaded_security, open_channel, process_security
+from ..proto.security import loaded_security, open_channel
 from ..proto.units import format_bytes
 from ..serving.manifest import (
     MANIFEST,
@@ -40,16 +38,15 @@ from ..serving.manifest import (
     PublishedTable,
     ServedDtype,
 )
-from ..serving.program_proof import check_proof, make_proof
-from ..serving.registry import ModelRegistry, check_name
-from ..serving.row_parts import read_file, write_rows, write_tensors
+from ..serving.model_names import check_name
+from ..serving.program_proof import make_proof
+from ..serving.registry import ModelRegistry
+from ..serving.row_parts import write_rows, write_tensors
 from ..worker.shard_client import shard_client
-from .program_archive import confined
 from .program_export import ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:
     import torch
-    from torch.export import ExportedProgram
 
     from ..worker.session import Session
 
@@ -211,65 +208,6 @@ def publish_from(
     done = Published(publication.name, version, manifest.rows, manifest.size, folder.url)
     return (
         done if program is None else replace(done, program_bytes=len(program.archive), largest_tensors=program.largest)
-    )
-
-
-def trusted_keys(security: Security | None) -> Security:
-    """The security file that names publishers' keys: a client's own may name certificates and a token alone."""
-    own = loaded_security(security)
-    return own if own.verification_key else process_security()
-
-
-def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:
-    """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
-
-    The operators of lookups are registered with torch as well, without which it could not read the program.
-
-    Args:
-        root: folder of published models, by path or URL.
-        name, version: of the model.
-        security: names the keys of trusted publishers; None: the process's.
-
-    Raises:
-        NotFound: there is no such version, or it has rows alone.
-        DataLoss: it is damaged, or says what a program may not.
-        FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
-    """
-    from ..worker import ops  # noqa: F401 - registers operators
-
-    security = trusted_keys(security)
-    registry = ModelRegistry(root)
-    manifest = registry.manifest(name, version)
-    if manifest.program is None:
-        raise NotFound(
-            f"{name}@{version}: was published without a program, with rows alone, which `sparserow query` looks up; "
-            "to score, publish the model too: a section publish in its job file, or sr.publish with model= and example="
-        )
-    folder = registry.folder(name, version)
-    where = f"{folder.url}/{manifest.program.file}"
-    data = bytes(read_file(folder, manifest.program))
-    is_signed = check_proof(manifest.proof, name, version, manifest.program, data, security, where)
-    if not is_signed:
-        _warn_once()
-    return confined(data, where, is_signed=is_signed)
-
-
-def load_exported(root: str, name: str, version: int, security: Security | None = None) -> ExportedProgram:
-    """As :func:`load_program`, as a program of torch."""
-    import torch
-
-    data = load_program(root, name, version, security)
-    try:
-        return torch.export.load(io.BytesIO(data))
-    except Exception as error:  # torch has errors of many kinds for what it cannot read
-        raise DataLoss(f"{name}@{version}: torch cannot read its program: {type(error).__name__}: {error}") from error
-
-
-@functools.cache
-def _warn_once() -> None:
-    log.warning(
-        "programs are loaded whose publisher is not known: a writer of the registry can run code here; "
-        "name a verification_key in the security file"
     )
 
 

@@ -112,6 +112,16 @@ def error_of(number: int, message: str) -> SparserowError:
     return _BY_NUMBER.get(number, Internal)(message)
 
 
+def typed_error(error: Exception) -> Exception:
+    """The error of the taxonomy that an op's error stands for, or ``error`` itself when its text names no class.
+
+    Torch turns an exception of C++ into a RuntimeError, whose text begins with the name of the class.
+    """
+    name, colon, message = str(error).partition(": ")
+    kind = next((kind for kind in _BY_NUMBER.values() if kind.__name__ == name), None) if colon else None
+    return error if kind is None else kind(message)
+
+
 def all_errors() -> tuple[type[SparserowError], ...]:
     """Every class of the taxonomy, by its number."""
     return tuple(_BY_NUMBER.values())

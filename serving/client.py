@@ -28,9 +28,7 @@ from ..proto.security import Security, loaded_security
 from ..proto.whole_numbers import whole_numbers
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses
-from .lookup import routing_hash
-from .models import handle_of
-from .registry import parse_model
+from .model_names import handle_of, parse_model, routing_hash
 
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number

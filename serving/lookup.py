@@ -11,25 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
 from ..proto.security import check_namespace, process_security, reaches_namespace
 from .loaded_version import LoadedVersion
-from .models import Served, ServedModels, handle_of
+from .model_names import handle_of, parse_model, routing_hash
+from .models import Served, ServedModels
 from .peers import FoundRows, Peers
 from .place import Place
-from .registry import Alias, parse_model
+from .registry import Alias
 
 MOST_KEYS = 1_000_000  # of one call
 DEADLINE_SEC = 1.0  # of a call that names none
-
-
-def routing_hash(routing_key: str) -> int:
-    """The number by which an alias's versions share out who asks; 0 for nobody."""
-    return (xxhash.xxh3_64_intdigest(routing_key.encode()) | 1) if routing_key else 0
 
 
 def checked_keys(keys: object, table: str) -> NDArray[np.uint64]:

@@ -13,6 +13,7 @@ from ..proto.errors import NotFound, SparserowError
 from .dense import newest_number
 from .follower import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
+from .model_names import handle_of
 from .place import Place
 from .registry import Alias, ModelRegistry
 from .row_memory import RowMemory
@@ -20,11 +21,6 @@ from .row_memory import RowMemory
 log = logging.getLogger(__name__)
 
 _CATCH_UP_SEC = 10.0
-
-
-def handle_of(model: str, which: str | int) -> int:
-    """The handle of ``MODEL@VERSION`` or ``MODEL@ALIAS`` on the data plane."""
-    return int(_server.id_of_name(f"{model}@{which}"))
 
 
 @dataclass

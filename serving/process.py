@@ -23,10 +23,11 @@ from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
+from .model_names import parse_model
 from .models import ModelsOptions, ServedModels
 from .peers import Peers
 from .place import Place
-from .registry import ModelRegistry, parse_model
+from .registry import ModelRegistry
 from .row_memory import RowMemory
 from .service import Address, ServingService
 

@@ -19,13 +19,12 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.documents import Positive, Share, Text, checked, parse_json
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from .manifest import MANIFEST, MOST_BYTES, Manifest
+from .model_names import NAME_PATTERN, check_name
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES
 from .shared_file import SharedFile, signature
 
 ALIASES = "aliases.json"
 CLAIM = "claim.json"  # of a version: by the process that publishes it
-DEFAULT_ALIAS = "live"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _VERSION = re.compile(r"v(\d{6,18})")
 _MOST_HISTORY = 1000
 
@@ -51,26 +50,7 @@ class Alias:
         return (self.version,) if self.canary is None else (self.version, self.canary)
 
 
-def check_name(what: str, name: str) -> str:
-    """Raises InvalidArgument unless ``name`` may name a model or an alias."""
-    if not _NAME.fullmatch(name) or name.isdecimal():
-        raise InvalidArgument(
-            f"{what}: {name!r} is not allowed; allowed: 1 to 100 of A-Z a-z 0-9 _ . -, not digits alone"
-        )
-    return name
-
-
 _ALIASES = TypeAdapter(dict[Annotated[Text, AfterValidator(lambda name: check_name("alias", name))], Alias])
-
-
-def parse_model(text: str) -> tuple[str, str]:
-    """``NAME[@ALIAS|@VERSION]`` as its two parts; the alias is ``live`` when it is left out."""
-    name, at, which = text.partition("@")
-    check_name("model", name)
-    which = which if at else DEFAULT_ALIAS
-    if not which.isdecimal():
-        check_name("alias", which)
-    return name, which
 
 
 class ModelRegistry:
@@ -85,7 +65,7 @@ class ModelRegistry:
 
     def models(self) -> list[str]:
         """Names of the models that have a version."""
-        return [name for name in self.root.names() if _NAME.fullmatch(name) and self.versions(name)]
+        return [name for name in self.root.names() if NAME_PATTERN.fullmatch(name) and self.versions(name)]
 
     def versions(self, model: str) -> list[int]:
         """Complete versions of a model, ascending; none when there is no such model."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
 from ..proto.schema import Constant, RowOptimizer, TableSchema
 from . import ops
 from .row_optimizers import OptimizerLike, row_optimizer_of
@@ -172,7 +172,7 @@ class DenseRows:
             with torch.no_grad():
                 rows = ops.gather(self._ids, self._anchor, self._binding, ROW_WIDTH, -1, train)
         except (RuntimeError, ValueError) as error:
-            raise ops.typed_error(error) from None
+            raise typed_error(error) from None
         self._set_values(rows)
         self._is_pulled = train
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..proto.errors import FailedPrecondition
+from ..proto.errors import FailedPrecondition, typed_error
 from . import ops
 from .table_handle import EXTRA_STATE, TableHandle
 
@@ -128,7 +128,7 @@ class DistributedEmbedding(_Twin):
             try:
                 out = ops.gather(input, anchor, self.binding, self.embedding_dim, padding, self.training)
             except (RuntimeError, ValueError) as error:
-                raise ops.typed_error(error) from None
+                raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
 
@@ -188,7 +188,7 @@ class DistributedEmbeddingBag(_Twin):
             try:
                 out = self._pool(input, offsets, weights, padding)
             except (RuntimeError, ValueError) as error:
-                raise ops.typed_error(error) from None
+                raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loads ``torch.ops.sparserow`` and turns the ops' errors into the taxonomy's.
+"""Loads ``torch.ops.sparserow``.
 
 The ops are C++ (cpp_ext/ops); this module is all the Python they need. Importing it registers them and tells
 compilers that staging a gradient is an effect: without that, two equal backward calls in one compiled graph
@@ -8,16 +8,14 @@ would be merged into one and half of the gradient would be lost.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
 from .. import cpp_ext
-from ..proto import errors
 
-__all__ = ["gather", "gather_bag", "gather_merged", "stage", "typed_error"]
+__all__ = ["gather", "gather_bag", "gather_merged", "is_operator", "stage"]
 
 
 def _load() -> None:
@@ -34,10 +32,10 @@ gather_merged = torch.ops.sparserow.gather_merged.default
 stage = torch.ops.sparserow.stage.default
 
 
-def typed_error(error: Exception) -> Exception:
-    """The error of the taxonomy that an op's error stands for, or ``error`` itself when it is not one of ours."""
-    name, colon, message = str(error).partition(": ")
-    kind: Any = getattr(errors, name, None) if colon else None
-    if isinstance(kind, type) and issubclass(kind, errors.SparserowError):
-        return kind(message)
-    return error
+def is_operator(namespace: str, name: str, overload: str) -> bool:
+    """Whether ``torch.ops.NAMESPACE.NAME.OVERLOAD`` is an operator that is registered with torch."""
+    library = getattr(torch.ops, namespace, None)
+    packet = getattr(library, name, None) if isinstance(library, torch._ops._OpNamespace) else None
+    return isinstance(packet, torch._ops.OpOverloadPacket) and isinstance(
+        getattr(packet, overload, None), torch._ops.OpOverload
+    )

@@ -26,7 +26,7 @@ from ...proto.schema import SGD, TableSchema
 from ...serving.client import ServingClient
 from ...serving.loaded_version import load_version
 from ...serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
-from ...serving.models import handle_of
+from ...serving.model_names import handle_of
 from ...serving.place import Place
 from ...serving.registry import ModelRegistry
 from ...serving.row_parts import write_rows, write_tensors

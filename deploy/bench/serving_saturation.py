@@ -22,7 +22,7 @@ import numpy as np
 from ...cpp_ext import _client
 from ...serving.client import ServingClient
 from ...serving.cluster_view import fetch_view
-from ...serving.models import handle_of
+from ...serving.model_names import handle_of
 from ..local_serving import LocalServing
 from . import click_model
 from .harness import Figure

@@ -14,11 +14,13 @@ import pytest
 import sparserow as sr
 import torch
 from checkpoint_rows import rows_of_checkpoint
+from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, SparserowError, Unavailable
-from sparserow.worker.checkpoint.state_tree import decode_tree, encode_tree
+from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.data.leased import Leased
 from sparserow.worker.data_leases import SessionLeases
 from sparserow_process import wait_until
@@ -50,7 +52,7 @@ def without(url, item: str) -> None:
     """Takes an item out of rank 0's file."""
     manifest = files.read_manifest(Folder(str(url)))
     folder, entry = Folder(str(url)) / manifest.name, manifest.workers[0]
-    tree = decode_tree(folder.read(entry.file), entry.file)
+    tree = decode_tree(folder.read(entry.file), entry.file, tensor_of)
     del tree[item]
     encoded = encode_tree(tree, {"sparserow.rank": "0"})
     folder.write(entry.file, encoded.pieces)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_rows import rows_of_checkpoint
+from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.worker.checkpoint.state_tree import decode_tree
+from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.worker.data import write_click_log
 from sparserow_process import wait_until
 
@@ -51,7 +52,7 @@ def arguments(log, url, result, *sets: str) -> list[str]:
 def dense_of(url) -> dict[str, list]:
     manifest = files.read_manifest(Folder(str(url)))
     worker = manifest.workers[0]
-    tree = decode_tree((Folder(str(url)) / manifest.name).read(worker.file), worker.file)
+    tree = decode_tree((Folder(str(url)) / manifest.name).read(worker.file), worker.file, tensor_of)
     handles = "._extra_state"  # of tables, with the cluster's id
     return {name: value.flatten().tolist() for name, value in tree["model"].items() if not name.endswith(handles)}
 

@@ -292,12 +292,13 @@ def test_a_crafted_file_of_tensors_is_named(header: str) -> None:
 
 @pytest.mark.parametrize("tree", [BRACKETS, "[1]", '{"$tensor": [1]}', '{"$dict": [[{}, 1]]}', '{"$array": "none"}'])
 def test_a_crafted_state_is_named(tree: str) -> None:
-    from sparserow.worker.checkpoint.state_tree import decode_tree
+    from sparserow.cpp_ext.torch_arrays import tensor_of
+    from sparserow.proto.checkpoint.state_tree import decode_tree
 
     file = encode({}, {"sparserow.format": "1", "sparserow.state": tree})
     data = memoryview(b"".join(bytes(piece) for piece in file.pieces))
     with pytest.raises(DataLoss, match=r"^WHERE: is damaged"):
-        decode_tree(data, "WHERE")
+        decode_tree(data, "WHERE", tensor_of)
 
 
 @pytest.mark.parametrize("claim", [BRACKETS, "[]", "{}", '{"time": "now"}', '{"time": 1e999}', "", '{"time": [1]}'])

@@ -17,7 +17,7 @@ import sparserow as sr
 import torch
 from crafted_programs import ATTACKS, Entries, craft, example_inputs, read_entries, replace_program, write_entries
 from sparserow.deploy.inference import ServedModel
-from sparserow.deploy.publishing import load_exported, load_program
+from sparserow.deploy.load_program import load_exported, load_program
 from sparserow.deploy.security_files import init_signing_key
 from sparserow.proto.security import Security
 from sparserow.serving.dense import dense_facts, read_dense, read_dense_proof, write_dense

@@ -15,14 +15,16 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
+from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
 from sparserow.proto.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.schema import Adagrad, TableSchema
-from sparserow.worker.checkpoint.state_tree import decode_tree, encode_tree
+from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.process_group import WorkerGroup
 from sparserow.worker.training_checkpoints import TrainingCheckpoints
 
@@ -102,7 +104,7 @@ def test_a_state_tree_is_what_it_was():
         "$odd": {"$tensor": 1},
     }
     encoded = encode_tree(tree, {})
-    back = decode_tree(memoryview(data_of(encoded)), "state")
+    back = decode_tree(memoryview(data_of(encoded)), "state", tensor_of)
     assert back["plain"] | {"nan": 0} == tree["plain"] | {"nan": 0}
     assert back["by number"][0]["step"] == 3.0
     assert back["tuple"] == tree["tuple"]
@@ -124,7 +126,7 @@ def test_values_of_a_live_tensor_are_those_of_the_call():
     weight = torch.zeros(4)
     encoded = encode_tree({"w": weight}, {})
     weight += 1
-    assert decode_tree(memoryview(data_of(encoded)), "state")["w"].tolist() == [0.0] * 4
+    assert decode_tree(memoryview(data_of(encoded)), "state", tensor_of)["w"].tolist() == [0.0] * 4
 
 
 def saved(folder: Folder, name: str, **other) -> files.Manifest:

@@ -12,8 +12,9 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.serving.loaded_version import load_version
 from sparserow.serving.manifest import MANIFEST, Manifest, ServedDtype
+from sparserow.serving.model_names import parse_model
 from sparserow.serving.place import Place
-from sparserow.serving.registry import ModelRegistry, parse_model
+from sparserow.serving.registry import ModelRegistry
 
 
 @pytest.fixture

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ...cpp_ext.torch_arrays import tensor_of
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, NotFound
 from ..session import Session
 from ..table_handle import renamed
 from .random_state import set_random_state
 from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
-from .state_tree import decode_tree
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class _States:
             return None
         if rank not in self._read:
             data = files.check_file(self._folder, entry)
-            self._read[rank] = decode_tree(data, f"{self._folder.url}/{entry.file}")
+            self._read[rank] = decode_tree(data, f"{self._folder.url}/{entry.file}", tensor_of)
         return self._read[rank]
 
 

@@ -1,7 +1,4 @@
-"""State of optimizers, models and loaders as a safetensors file: tensors as tensors, all else as JSON in its header.
-
-No pickle: a file runs no code when it is read, and any program can open it.
-"""
+"""Writes state of optimizers, models and loaders as a safetensors file; ``proto/checkpoint/state_tree.py`` reads it."""
 
 from __future__ import annotations
 
@@ -12,12 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...proto.checkpoint.tensor_file import DTYPES, MOST_HEADER_BYTES, Encoded, Tensor, check_sum, decode, encode
-from ...proto.documents import parse_json
-from ...proto.errors import DataLoss, InvalidArgument
+from ...proto.checkpoint.state_tree import FORMAT, FORMAT_KEY, TREE_KEY
+from ...proto.checkpoint.tensor_file import DTYPES, Encoded, Tensor, encode
+from ...proto.errors import InvalidArgument
 
-FORMAT = "1"
-_TREE, _FORMAT = "sparserow.state", "sparserow.format"
 _OF_TORCH: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -42,26 +37,7 @@ def encode_tree(tree: Mapping[str, Any], metadata: Mapping[str, str]) -> Encoded
     """
     tensors: dict[str, Tensor] = {}
     plain = _plain(tree, "", tensors)
-    return encode(tensors, {**metadata, _FORMAT: FORMAT, _TREE: json.dumps(plain)})
-
-
-def decode_tree(data: memoryview, name: str) -> dict[str, Any]:
-    """What :func:`encode_tree` was given; tensors are on the CPU and own their memory.
-
-    Raises:
-        DataLoss: the file is damaged, or of another format.
-    """
-    metadata, tensors = decode(data, name)
-    if metadata.get(_FORMAT) != FORMAT:
-        raise DataLoss(f"{name}: has format {metadata.get(_FORMAT)!r}; this program reads {FORMAT}")
-    check_sum(metadata, list(tensors.values()), name)
-    try:
-        tree = _whole(parse_json(metadata[_TREE].encode(), name, MOST_HEADER_BYTES), tensors)
-    except (KeyError, ValueError, TypeError) as error:
-        raise DataLoss(f"{name}: is damaged: {error}") from None
-    if not isinstance(tree, dict):
-        raise DataLoss(f"{name}: is damaged: its state is a {type(tree).__name__}; allowed: a mapping")
-    return tree
+    return encode(tensors, {**metadata, FORMAT_KEY: FORMAT, TREE_KEY: json.dumps(plain)})
 
 
 def _plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -108,22 +84,3 @@ def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
         values = values.copy()  # training goes on while it is written
     tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[held.dtype], values)
     return name
-
-
-def _whole(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_whole(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"$tensor"}:
-        held = tensors[value["$tensor"]]
-        if held.dtype == "BF16":
-            return torch.from_numpy(held.values.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(held.values.copy())
-    if value.keys() == {"$array"}:
-        return tensors[value["$array"]].values.copy()
-    if value.keys() == {"$tuple"}:
-        return tuple(_whole(item, tensors) for item in value["$tuple"])
-    if value.keys() == {"$dict"}:
-        return {_whole(key, tensors): _whole(item, tensors) for key, item in value["$dict"]}
-    return {key: _whole(item, tensors) for key, item in value.items()}

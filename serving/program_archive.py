@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..proto.errors import DataLoss
-from .program_code import check_code
+from .program_code import IsOperator, check_code
 
 _MODEL = "models/model.json"
 _EXAMPLE = "data/sample_inputs/model.pt"
@@ -33,7 +33,7 @@ _MOST_JSON_BYTES = 64 << 20
 _AGAIN = "publish the model again"
 
 
-def confined(data: bytes, where: str, *, is_signed: bool) -> bytes:
+def confined(data: bytes, where: str, *, is_signed: bool, is_operator: IsOperator) -> bytes:
     """The program as an archive that torch.export.load may open: nothing in it is pickled.
 
     Example inputs are left out unread. They are in programs of the version before.
@@ -42,6 +42,7 @@ def confined(data: bytes, where: str, *, is_signed: bool) -> bytes:
         data: the archive as it was published.
         where: names it in errors.
         is_signed: by a publisher that is trusted; then the program may use operators of other libraries.
+        is_operator: whether torch has an operator of that namespace, name and overload.
 
     Raises:
         DataLoss: it is no such archive, or holds what torch would unpickle or run (names the entry).
@@ -50,7 +51,7 @@ def confined(data: bytes, where: str, *, is_signed: bool) -> bytes:
         entries = _read(data, where)
         for config, (folder, names) in _CONFIGS.items():
             _check_tensors(entries, config, folder, names, where)
-        check_code(_json(entries, _MODEL, where), where, is_signed=is_signed)
+        check_code(_json(entries, _MODEL, where), where, is_signed=is_signed, is_operator=is_operator)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, zipfile.BadZipFile) as error:
         raise DataLoss(f"{where}: is no program that this version reads: {type(error).__name__}: {error}") from None
     return _written({**entries, _EXAMPLE: b""})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..proto.errors import DataLoss
@@ -37,22 +39,25 @@ _NODES = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
 _MOST_EXPRESSION = 4096
+IsOperator = Callable[[str, str, str], bool]  # torch.ops.NAMESPACE.NAME.OVERLOAD is an operator
+
 _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"})
 
 
-def check_code(model: Any, where: str, *, is_signed: bool) -> None:
+def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperator) -> None:
     """Refuses a program whose text torch would run as something else than operators on tensors.
 
     Args:
         model: the program's JSON.
         where: names it in errors.
         is_signed: by a trusted publisher, who may use operators of libraries of its own.
+        is_operator: whether torch has an operator of that namespace, name and overload.
 
     Raises:
         DataLoss: names what is not allowed.
     """
     try:
-        _walk(model, "", is_signed)
+        _walk(model, "", partial(_check_operator, is_signed=is_signed, is_operator=is_operator))
         for guard in model.get("guards_code", ()):
             _check_expression(guard, is_guard=True)
         for name in model["range_constraints"]:
@@ -65,22 +70,22 @@ class _NotAllowed(Exception):  # noqa: N818 - it stays in this module
     """What the program says that it may not."""
 
 
-def _walk(value: Any, key: str, is_signed: bool) -> None:
+def _walk(value: Any, key: str, check_operator: Callable[[str], None]) -> None:
     if isinstance(value, dict):
         for name, part in value.items():
             if key == "metadata":
                 continue  # texts for people
-            _walk(part, name, is_signed)
+            _walk(part, name, check_operator)
     elif isinstance(value, list):
         for part in value:
-            _walk(part, key, is_signed)
+            _walk(part, key, check_operator)
     elif isinstance(value, str):
-        _check_text(key, value, is_signed)
+        _check_text(key, value, check_operator)
 
 
-def _check_text(key: str, text: str, is_signed: bool) -> None:
+def _check_text(key: str, text: str, check_operator: Callable[[str], None]) -> None:
     if key == "target":
-        _check_operator(text, is_signed)
+        check_operator(text)
     elif key == "expr_str":
         _check_expression(text, is_guard=False)
     elif key in _NAMES_OF or key == "forward_arg_names":
@@ -96,23 +101,17 @@ def _check_name(text: str) -> None:
         raise _NotAllowed(f"{text[:80]!r} is no name")
 
 
-def _check_operator(target: str, is_signed: bool) -> None:
+def _check_operator(target: str, *, is_signed: bool, is_operator: IsOperator) -> None:
     """Operators are those that are registered with torch; any other path would find functions of Python."""
-    import torch
-
     if _SCALARS.fullmatch(target):
         return
     parts = target.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) in (4, 5) and not any(part.startswith("__") for part in parts):
         if parts[2] == "higher_order" and parts[3] in _HIGHER_ORDER:
             return
-        library = getattr(torch.ops, parts[2], None)
         known = is_signed or (parts[2] in _CODE_NAMESPACES and parts[3] not in _FILE_OPERATORS)
-        if known and isinstance(library, torch._ops._OpNamespace):
-            packet = getattr(library, parts[3], None)
-            overload = getattr(packet, parts[4], None) if len(parts) == 5 else None
-            if isinstance(packet, torch._ops.OpOverloadPacket) and isinstance(overload, torch._ops.OpOverload):
-                return
+        if known and len(parts) == 5 and is_operator(*parts[2:]):
+            return
     hint = "" if is_signed else " in a program without a signature"
     raise _NotAllowed(f"operator {target[:80]!r}{hint}")
 
