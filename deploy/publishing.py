@@ -90,6 +90,7 @@ class Publication:
             matches: as they are stored in training.
         card: what is worth to know of it: step, data_position, auc, ...
         program: the dense side; None: rows alone.
+        without: names of tables that are not published.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Publication:
     dtype: ServedDtype | Mapping[str, ServedDtype] | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
     program: ProgramSource | None = None
+    without: tuple[str, ...] = ()
 
 
 def publish(
@@ -115,7 +117,8 @@ def publish(
     """Writes the rows of the session's namespace, and the model, as a new version; then moves the alias to it.
 
     Rows are read while training goes on: each is whole, and live sync brings all of them to one state. Nothing is
-    published when anything fails; the alias then names what it named before. One worker calls it.
+    published when anything fails; the alias then names what it named before. One worker calls it. A dense tower that
+    is on the servers is in the program, and its table is not published beside it.
 
     Args:
         session: of a cluster.
@@ -141,8 +144,9 @@ def publish(
         raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
     program = None if model is None or example is None else ProgramSource(model, example, dynamic_shapes)
     session.flush()
+    tower = None if program is None else session.read_dense_rows()
     card = {"step": session.current_step, **(card or {})}
-    publication = Publication(name, root, alias, dtype, card, program)
+    publication = Publication(name, root, alias, dtype, card, program, () if tower is None else (tower,))
     done = publish_from(session.catalog, session.namespace, publication)
     if done.program_bytes:
         largest = ", ".join(map(str, done.largest_tensors)) or "none"
@@ -164,9 +168,9 @@ def publish_from(
     check_name("model", publication.name)
     if publication.alias is not None:
         check_name("alias", publication.alias)
-    schemas = control.list_tables(namespace)
+    schemas = tuple(each for each in control.list_tables(namespace) if each.name not in publication.without)
     if not schemas:
-        raise NotFound(f"namespace {namespace!r}: has no tables at {control.address}")
+        raise NotFound(f"namespace {namespace!r}: has no tables to publish at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
     is_signed = bool(loaded_security(control.security).signing_key)

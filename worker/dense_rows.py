@@ -102,7 +102,8 @@ class DenseRows:
         self._layout = _digest(";".join(f"{name}{tuple(p.shape)}" for name, p in named))
         self._ids = torch.arange(rows)
         self._gradients = torch.zeros(rows, ROW_WIDTH)
-        self._is_pulled = False
+        self._is_pulled = False  # the parameters are those of the step
+        self._is_in_step = False  # a forward of this step has read them
         self._session = session
         self._anchor = torch.zeros(1, requires_grad=True)
         self._schema = session.catalog.create_table(
@@ -119,6 +120,11 @@ class DenseRows:
     def table(self) -> TableRows:
         """The rows by key."""
         return self._session.table(self._schema.name)
+
+    @property
+    def table_name(self) -> str:
+        """Of that table, in the session's namespace."""
+        return self._schema.name
 
     def take_initial_values(self, wait_sec: float) -> None:
         """Gives the model's values to a table that has none, on the lowest rank of the job; takes the table's.
@@ -153,9 +159,10 @@ class DenseRows:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The hook: parameters of this step, or in eval mode of now."""
+        """The hook: parameters of this step, or in eval mode of now. A model that is exported keeps those it has."""
         del args
-        self.pull(train=module.training)
+        if not torch.compiler.is_compiling():  # else the exported program would have the tower and its rows
+            self.pull(train=module.training)
 
     def pull(self, *, train: bool = True) -> None:
         """Reads the parameters: of this step, once, or the newest.
@@ -175,10 +182,11 @@ class DenseRows:
             raise typed_error(error) from None
         self._set_values(rows)
         self._is_pulled = train
+        self._is_in_step |= train
 
     def stage(self) -> None:
         """Adds the gradients of backward to the session's step. What ``session.step`` calls first."""
-        if not self._is_pulled:
+        if not self._is_in_step:
             return
         given = [place for place in self._places if place.parameter.grad is not None]
         for place in given:
@@ -195,7 +203,7 @@ class DenseRows:
 
     def end_step(self) -> None:
         """Forgets the gradients; the next forward reads anew. What ``session.step`` calls last."""
-        self._is_pulled = False
+        self._is_pulled = self._is_in_step = False
         for place in self._places:
             place.parameter.grad = None
 

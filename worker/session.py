@@ -300,6 +300,13 @@ class Session(SessionTables, Closing, Joinable):
         """Sends these tensors' gradients with every commit; what ``dense_on_servers`` calls."""
         self._dense_rows = dense_rows
 
+    def read_dense_rows(self) -> str | None:
+        """Gives the model the newest dense tensors where they are on the servers; their table's name, or None."""
+        if self._dense_rows is None:
+            return None
+        self._dense_rows.pull(train=False)
+        return self._dense_rows.table_name
+
     def stats(self) -> SessionStats:
         """Counters since the session was made."""
         return SessionStats(**self.native.stats())

@@ -13,6 +13,7 @@ from sparserow.deploy.inference import ServedModel
 from sparserow.proto.config import load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.job import JobConfig
+from sparserow.serving.registry import ModelRegistry
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics import auc
 from sparserow_process import Launcher
@@ -61,6 +62,8 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
     assert said["kept"] == [f"ctr@1 (best) in {root}"]
     assert said["test_auc"] > 0.75
     assert "the model is kept" in run.out
+    tables = {table.schema.name for table in ModelRegistry(str(root)).manifest("ctr", 1).tables}
+    assert tables == {"embeddings.tables.user", "embeddings.tables.item"}, "the tower is in the program"
     job = load_config(JobConfig, job_file, settings)
     reader = open_reader(job.data, "test", fit_features(job.data), ReadOptions(batch_size=500))
     scores, labels = [], []

@@ -152,3 +152,23 @@ def test_what_is_refused() -> None:
         loss_of(model, 0).backward()
         with pytest.raises(sr.InvalidArgument, match="the dense tensors are on the servers"):
             session.step(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_an_evaluation_within_a_step_loses_no_gradient() -> None:
+    reference = make_net()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    with sr.InProcessCluster(shards=1).connect("dense-eval-within") as session:
+        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        for step in range(3):
+            loss_of(reference, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            model.eval()
+            with torch.no_grad():
+                model(ids_of(step))
+            model.train()
+            session.step()
+        model.eval()
+        torch.testing.assert_close(loss_of(model, 9), loss_of(reference, 9), rtol=1e-5, atol=1e-6)

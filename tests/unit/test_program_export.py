@@ -84,3 +84,31 @@ def test_the_models_own_warnings_are_shown_and_those_of_torch_are_not(column: to
         warnings.simplefilter("always")
         export_program(ProgramSource(WithAnchor(), (column[:4],)), is_signed=False)
     assert {str(warning.message) for warning in seen} == {"this model is old"}
+
+
+class Ranked(nn.Module):
+    """A table and a tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 4)
+        self.tower = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.tower(self.table(ids))
+
+
+def test_a_tower_on_the_servers_is_in_the_program_once() -> None:
+    with sr.InProcessCluster(shards=1).connect("tower") as session:
+        model = sr.distribute(Ranked(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.5))
+        ids = torch.arange(3)
+        program = export_program(ProgramSource(model, (ids,)), is_signed=False)
+        exported = torch.export.load(io.BytesIO(program.archive))
+        assert set(exported.state_dict) == {f"tower.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+        assert set(exported.constants) == {"table.anchor"}, "the hook that pulls the tower is no part of the program"
+        lookups = [str(node.args) for node in exported.graph.nodes if "sparserow" in str(node.target)]
+        assert len(lookups) == 1, lookups
+        assert "tower/table" in lookups[0]
+        with torch.no_grad():
+            torch.testing.assert_close(exported.module()(ids), model.eval()(ids))
