@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..proto.errors import DataLoss, InvalidArgument
+from ..proto.checkpoint.folder import Folder
+from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from ..proto.units import format_bytes
 from ..serving.program_archive import confined
 
@@ -102,6 +103,51 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     except DataLoss as error:
         raise InvalidArgument(f"publish: {error}") from None
     return Program(out.getvalue(), _largest(program))
+
+
+def read_program(path: str, tables: set[str], *, is_signed: bool) -> Program:
+    """A program that was exported before, checked as one that is exported now.
+
+    Args:
+        path: of the file, or its URL.
+        tables: that there are, as NAMESPACE/TABLE.
+        is_signed: as of :func:`export_program`.
+
+    Raises:
+        NotFound: there is no such file.
+        DataLoss: it is no program, or says what a program may not.
+        FailedPrecondition: it looks up a table that is not among them (names it).
+    """
+    import torch
+
+    from ..worker import ops  # noqa: F401 - registers operators
+
+    folder, _, name = path.rpartition("/")
+    place = Folder(folder or ".")
+    if not place.exists(name):
+        raise NotFound(f"program: {path} is not there")
+    archive = confined(bytes(place.read(name)), path, is_signed=is_signed)
+    try:
+        with _without_warnings_of_torch():
+            program = torch.export.load(io.BytesIO(archive))
+    except Exception as error:  # torch has errors of many kinds for what it cannot read
+        raise DataLoss(f"{path}: torch cannot read it: {type(error).__name__}: {error}") from error
+    absent = sorted(_lookups(program) - tables)
+    if absent:
+        known = ", ".join(sorted(tables)) or "none"
+        raise FailedPrecondition(f"{path}: looks up table {absent[0]!r}, which is not published; there are: {known}")
+    return Program(archive, _largest(program))
+
+
+def _lookups(program: ExportedProgram) -> set[str]:
+    """NAMESPACE/TABLE of each lookup of a program."""
+    found: set[str] = set()
+    for node in program.graph.nodes:
+        if getattr(node.target, "namespace", "") == "sparserow":
+            texts = [part for value in node.args for part in (value if isinstance(value, list | tuple) else [value])]
+            lines = [line for text in texts if isinstance(text, str) for line in text.split("\n")]  # of merged lookups
+            found.update(line for line in lines if "/" in line)
+    return found
 
 
 def _has_memory(value: Any) -> bool:

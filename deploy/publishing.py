@@ -43,7 +43,7 @@ from ..serving.program_proof import make_proof
 from ..serving.registry import ModelRegistry
 from ..serving.row_parts import write_rows, write_tensors
 from ..worker.shard_client import shard_client
-from .program_export import ProgramSource, ProgramTensor, export_program
+from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class Publication:
         dtype: of the published rows: one for all tables, or by pattern of their names; None, and tables that no pattern
             matches: as they are stored in training.
         card: what is worth to know of it: step, data_position, auc, ...
-        program: the dense side; None: rows alone.
+        program: the dense side, also as it was exported before; None: rows alone.
         without: names of tables that are not published.
     """
 
@@ -98,7 +98,7 @@ class Publication:
     alias: str | None = "live"
     dtype: ServedDtype | Mapping[str, ServedDtype] | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
-    program: ProgramSource | None = None
+    program: ProgramSource | Program | None = None
     without: tuple[str, ...] = ()
 
 
@@ -174,7 +174,9 @@ def publish_from(
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
     is_signed = bool(loaded_security(control.security).signing_key)
-    program = None if publication.program is None else export_program(publication.program, is_signed=is_signed)
+    program = publication.program
+    if isinstance(program, ProgramSource):
+        program = export_program(program, is_signed=is_signed)
     view = control.cluster()
     version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)

@@ -114,13 +114,18 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.shard_restores:
         lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
         rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))
-    gone = "nowhere: a section publish keeps it"
+    gone = "nowhere: keep, or a section publish, names a folder"
     rows += [("the model is kept", place) for place in result.kept or (gone,)] if result.backend == "ps" else []
     for name, value in rows:
         table.add_row(name, value)
     if result.first_bad_line is not None:
         table.caption = f"first bad line: {result.first_bad_line}"
     return table
+
+
+def next_commands(result: TrainResult) -> list[str]:
+    """How the model that was kept is published and served, a line each."""
+    return [f"to {verb} the model: {command}" for verb, command in result.commands.items()]
 
 
 def cache_line(cache: dict[str, int]) -> str:

@@ -76,7 +76,7 @@ def run_worker(
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()
         end()
-        result = replace(result, kept=_kept(job, trainer, backend, result) if group.rank == 0 else ())
+        result = _with_places(job, trainer, backend, result) if group.rank == 0 else result
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]
             if group.rank == 0:
@@ -129,31 +129,22 @@ def run_worker(
         return train_with(PsBackend(job, session, coordinator))
 
 
-def _kept(job: JobConfig, trainer: Trainer, backend: TrainingBackend, result: TrainResult) -> tuple[str, ...]:
-    """Publishes the model where the job says so; what has the model when the run is over."""
-    places = []
-    session = backend.session
-    if job.publish is not None and session is not None:
-        from .publishing import publish
+def _with_places(job: JobConfig, trainer: Trainer, backend: TrainingBackend, result: TrainResult) -> TrainResult:
+    """Keeps or publishes the model as the job says; the result, with what has the model when the run is over."""
+    if backend.session is None:
+        return result
+    from .kept_model import KeptModel, TrainedModel, keep_model
 
-        wanted = job.publish
-        done = publish(
-            session,
-            wanted.model or job.name,
-            root=wanted.root,
-            model=trainer.model,
-            example=trainer.example(),
-            alias=wanted.alias,
-            dtype=wanted.dtype,
-            card={"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs},
-        )
-        alias = f" ({wanted.alias})" if wanted.alias is not None else ""
-        places.append(f"{done.model}@{done.version}{alias} in {wanted.root}")
+    kept = KeptModel()
+    if job.publish is not None or job.keep is not None:
+        card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
+        kept = keep_model(job, TrainedModel(backend.session, trainer.model, trainer.example(), card))
+    places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")
-    if job.cluster.address is not None and job.model.backend == "ps":
+    if job.cluster.address is not None:
         places.append(f"rows in namespace {job.name} of {job.cluster.address}")
-    return tuple(places)
+    return replace(result, kept=tuple(places), commands=kept.commands)
 
 
 def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:
@@ -162,9 +153,19 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
     if group.rank == 0:
         try:
             identity.check_folders(job)
+            _make_folder_of_models(job)
         except FailedPrecondition as error:
             refusal = error
     if group.meets:
         refusal = group.share(refusal)
     if refusal is not None:
         raise refusal
+
+
+def _make_folder_of_models(job: JobConfig) -> None:
+    """Raises FailedPrecondition where the job names one that cannot be made."""
+    from ..proto.checkpoint.folder import Folder
+
+    root = job.keep if job.publish is None else job.publish.root
+    if root is not None and {"publish", "keep"} & job.model_fields_set and job.model.backend == "ps":
+        Folder(root).make()

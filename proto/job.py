@@ -253,6 +253,12 @@ class JobConfig(StrictModel):
         {}, description="What tables keep, by column; * and ? match columns, the first that matches counts."
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
+    keep: Annotated[str | None, Field(min_length=1)] = Field(
+        "kept-models",
+        description="Folder, by path or URL, where a run without a section publish leaves its model: a version of rows "
+        "and program, of which the newest 3 without an alias stay; of a running cluster the program. null: nowhere.",
+        json_schema_extra={"allowed": "a path or URL, or null"},
+    )
     publish: PublishConfig | None = Field(
         None,
         description="Where the trained model goes for serving; null: nowhere.",
@@ -326,6 +332,15 @@ class JobConfig(StrictModel):
             raise InvalidArgument("publish: needs model.backend ps; allowed with local: null")
         if self.model.backend == "local" and self.tables:
             raise InvalidArgument("tables: torch keeps every row; model.backend must be ps")
+        return self
+
+    @model_validator(mode="after")
+    def _keep_has_a_model(self) -> JobConfig:
+        if self.keep is not None and "keep" in self.model_fields_set:
+            if self.model.backend == "local":
+                raise InvalidArgument("keep: needs model.backend ps; allowed with local: null")
+            if self.publish is not None:
+                raise InvalidArgument("keep: has no effect beside publish, which keeps the model; allowed: null")
         return self
 
     @model_validator(mode="after")

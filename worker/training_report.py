@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -54,6 +54,7 @@ class TrainResult:
         shard_restores: how often a shard of the cluster ended and came back from a checkpoint while others went on.
         commits_lost: that such shards had taken and nobody could send again; each is one worker's step, on one shard.
         kept: where the trained model is, a line for each place; () where its rows and its tower are gone.
+        commands: of the shell, that publish and serve what was kept, by ``publish`` and ``serve``.
     """
 
     test_auc: float
@@ -75,6 +76,7 @@ class TrainResult:
     shard_restores: int = 0
     commits_lost: int = 0
     kept: tuple[str, ...] = ()
+    commands: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

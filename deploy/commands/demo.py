@@ -65,7 +65,7 @@ def demo(
             serving = ServingDemo(cluster.address, job.name, f"{folder}/models")
             serving.start()
             stack.callback(serving.abandon)
-            result = run_job(job.model_copy(update={"cluster": ClusterConfig(address=cluster.address)}))
+            result = run_job(job.model_copy(update={"cluster": ClusterConfig(address=cluster.address), "keep": None}))
             note.print("comparing every serving row with the training row")
             served = serving.finish()
             cluster.check()

@@ -9,7 +9,9 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
+    from ...proto.control import ControlClient
     from ...serving.manifest import ServedDtype
+    from ..program_export import Program
 
 
 def publish(
@@ -26,8 +28,17 @@ def publish(
         ),
     ] = None,
     card: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the model card; may be repeated.")] = None,
+    program: Annotated[
+        str | None, typer.Option(help="Path or URL of a program that a run has kept. Default: rows alone.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Name of a table that is not published; may be repeated.")
+    ] = None,
 ) -> None:
-    """Publish the rows of a namespace. Dense parts go with ``sr.publish(session, name, model=...)`` in the trainer."""
+    """Publish the rows of a namespace, and the program that a run of a job file kept.
+
+    A trainer of one's own publishes both by ``sr.publish(session, name, model=...)``.
+    """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -35,14 +46,29 @@ def publish(
     from ...proto.units import format_bytes
     from ..publishing import Publication, publish_from
 
-    publication = Publication(
-        name=model, root=root, alias=alias or None, dtype=_dtypes(dtype or []), card=_card(card or [])
-    )
     columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())
-    with ControlClient(coordinator) as control, Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        done = publish_from(control, namespace, publication, lambda rows: bar.update(task, completed=rows))
+    with ControlClient(coordinator) as control:
+        publication = Publication(
+            name=model,
+            root=root,
+            alias=alias or None,
+            dtype=_dtypes(dtype or []),
+            card=_card(card or []),
+            program=None if program is None else _program(program, control, namespace, without or []),
+            without=tuple(without or ()),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            done = publish_from(control, namespace, publication, lambda rows: bar.update(task, completed=rows))
     typer.echo(f"published {done.model}@{done.version}: {done.rows:,} rows, {format_bytes(done.bytes)}, {done.url}")
+
+
+def _program(path: str, control: ControlClient, namespace: str, without: list[str]) -> Program:
+    from ...proto.security import loaded_security
+    from ..program_export import read_program
+
+    tables = {schema.full_name for schema in control.list_tables(namespace) if schema.name not in without}
+    return read_program(path, tables, is_signed=bool(loaded_security(control.security).signing_key))
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:

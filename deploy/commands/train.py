@@ -43,7 +43,7 @@ def train(
     from ...proto.config import load_config
     from ...proto.job import JobConfig
     from ..result_file import check_result_file, write_result
-    from ..training_display import summary
+    from ..training_display import next_commands, summary
     from ..training_job import checked_resume, run_job, torchrun_place
 
     count = [] if workers is None else [f"train.workers={workers}"]
@@ -54,4 +54,7 @@ def train(
     result = run_job(config, place, trace_file, resume=checked_resume(config, resume), overwrites=overwrite_checkpoints)
     if place is None or place.rank == 0:
         write_result(json_file, result.as_dict())
-        Console().print(summary(f"trained {config.name}", result))
+        console = Console()
+        console.print(summary(f"trained {config.name}", result))
+        for line in next_commands(result):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -59,6 +59,8 @@ def train_on_ray(
     if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
         raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
     _check_paths(job)
+    if "keep" not in job.model_fields_set:  # a worker's folder goes with it
+        job = job.model_copy(update={"keep": None})
     if resume is None:
         resume = (
             "auto" if job.train.checkpoint is not None or (job.train.elastic and job.train.elastic.url) else "never"
@@ -100,6 +102,7 @@ def _check_paths(job: JobConfig) -> None:
     named += [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
     named += [] if elastic is None or elastic.url is None else [("train.elastic.url", elastic.url)]
     named += [] if publish is None else [("publish.root", publish.root)]
+    named += [("keep", job.keep)] if job.keep is not None and "keep" in job.model_fields_set else []
     for setting, path in named:
         if "://" not in path and not Path(path).is_absolute():
             raise InvalidArgument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,98 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
     assert auc(torch.cat(scores), torch.cat(labels)) == pytest.approx(said["test_auc"], abs=1e-4)
 
 
+def auc_of(job: JobConfig, root: Path) -> float:
+    """Of the test files, by the model that ``ads@live`` names, as a serving process has it."""
+    scores, labels = [], []
+    with (
+        sr.local_serving("ads", root=str(root)) as serving,
+        sr.ServingClient(serving.addresses[0], model="ads") as client,
+        ServedModel(client, str(root)) as model,
+    ):
+        for batch in open_reader(job.data, "test", fit_features(job.data), ReadOptions(batch_size=500)):
+            scores.append(model(batch.dense, batch.sparse))
+            labels.append(batch.labels)
+    return auc(torch.cat(scores), torch.cat(labels))
+
+
+def run_shell(launcher: Launcher, command: str) -> None:
+    """Runs what the end of a run names, and nothing else."""
+    words = shlex.split(command)
+    assert words[0] == "sparserow"
+    done = launcher.start(*words[1:])
+    assert done.end() == 0, done.err
+
+
+def test_a_model_is_kept_by_default(launcher: Launcher, job_file: Path, tmp_path: Path) -> None:
+    root, result = tmp_path / "kept-models", tmp_path / "result.json"
+    for number in range(1, 3):
+        run = launcher.start(
+            "train", str(job_file), "--json", str(result), within=("env", "-C", str(tmp_path)), keeps=True
+        )
+        assert run.popen.wait(WAIT_SEC) == 0, run.err
+        said = json.loads(result.read_text())
+        assert said["kept"] == [f"ads@{number} in {root}"]
+        assert f"to publish the model: sparserow alias ads@live {number} --root {root}\n" in run.out
+        assert f"to serve the model: sparserow serve --root {root} --model ads\n" in run.out
+    assert ModelRegistry(str(root)).aliases("ads") == {}, "a run moves no alias by itself"
+    run_shell(launcher, said["commands"]["publish"])
+    assert auc_of(load_config(JobConfig, job_file), root) == pytest.approx(said["test_auc"], abs=1e-4)
+
+
+@pytest.mark.parametrize("dense", ["ddp", "ps"])
+def test_of_a_running_cluster_the_program_is_kept(
+    launcher: Launcher, job_file: Path, tmp_path: Path, dense: str
+) -> None:
+    keep, result = tmp_path / "kept", tmp_path / "result.json"
+    with sr.local_cluster(shards=2) as cluster:
+        settings = [f"cluster.address={cluster.address}", f"keep={keep}", f"train.dense={dense}"]
+        settings += ["train.staleness=2"] if dense == "ps" else []
+        assigned = [part for setting in settings for part in ("--set", setting)]
+        run = launcher.start("train", str(job_file), *assigned, "--json", str(result), keeps=True)
+        assert run.popen.wait(WAIT_SEC) == 0, run.err
+        said = json.loads(result.read_text())
+        assert said["kept"] == [f"its program in {keep}/ads.program.pt2", f"rows in namespace ads of {cluster.address}"]
+        assert [path.name for path in keep.iterdir()] == ["ads.program.pt2"], "rows are not copied"
+        publish = said["commands"]["publish"]
+        assert publish in run.out
+        words = shlex.split(publish)[1:]
+        lacks = launcher.start(*words, "--without", "embeddings.tables.item")
+        assert "looks up table 'ads/embeddings.tables.item', which is not published" in lacks.error_line()
+        lacks = launcher.start(*[word.replace("program.pt2", "nothing.pt2") for word in words])
+        assert "nothing.pt2 is not there" in lacks.error_line()
+        run_shell(launcher, publish)
+    tables = {table.schema.name for table in ModelRegistry(str(keep)).manifest("ads", 1).tables}
+    assert tables == {"embeddings.tables.user", "embeddings.tables.item"}
+    assert auc_of(load_config(JobConfig, job_file), keep) == pytest.approx(said["test_auc"], abs=1e-4)
+
+
+def test_a_folder_that_cannot_be_used_fails_no_run_that_did_not_name_it(
+    launcher: Launcher, job_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kept-models").write_text("a file")
+    run = launcher.start("train", str(job_file), within=("env", "-C", str(tmp_path)), keeps=True)
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
+    assert "nowhere, as" in run.out
+    assert "to publish" not in run.out
+    named = launcher.start("train", str(job_file), "--set", f"keep={tmp_path}/kept-models", keeps=True)
+    assert "kept-models" in named.error_line()
+    published = launcher.start("train", str(job_file), "--set", f"publish.root={tmp_path}/kept-models")
+    assert "kept-models" in published.error_line(), "it is said before the run, and not after it"
+
+
 def test_a_run_that_keeps_nothing_says_so(launcher: Launcher, job_file: Path) -> None:
     run = launcher.start("train", str(job_file))
     assert run.popen.wait(WAIT_SEC) == 0, run.err
-    assert "nowhere: a section publish keeps it" in run.out
+    assert "nowhere: keep, or a section publish" in run.out
+
+
+def test_a_folder_for_models_has_an_effect_or_is_refused(job_file: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"keep: has no effect beside publish"):
+        load_config(JobConfig, job_file, ["keep=a", "publish={root: models}"])
+    local = ["model.backend=local", "train.row_optimizer={kind: sgd}"]
+    with pytest.raises(InvalidArgument, match=r"keep: needs model\.backend ps"):
+        load_config(JobConfig, job_file, [*local, "keep=a"])
+    load_config(JobConfig, job_file, local)
 
 
 def test_a_local_model_is_not_published(job_file: Path) -> None:

@@ -170,8 +170,15 @@ class Launcher:
         self.environment = {**os.environ, MARK: self.mark}
         self._started: list[Process] = []
 
-    def start(self, *arguments: str, within: Sequence[str] = (), stdin: int = subprocess.DEVNULL) -> Process:
-        """Starts ``sparserow ARGUMENTS``; ``within`` stands before the command line."""
+    def start(
+        self, *arguments: str, within: Sequence[str] = (), stdin: int = subprocess.DEVNULL, keeps: bool = False
+    ) -> Process:
+        """Starts ``sparserow ARGUMENTS``; ``within`` stands before the command line.
+
+        A job leaves its model nowhere, which saves its export, unless ``keeps`` leaves that to the job.
+        """
+        if arguments[:1] == ("train",) and len(arguments) > 1 and not keeps:
+            arguments = (*arguments, "--set", "keep=null")
         name = next((word for word in arguments if not word.startswith("-")), "sparserow")
         return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name, stdin)
 

@@ -1,0 +1,141 @@
+"""Where the model of a job file is when its run is over, and the commands that publish and serve it.
+
+A cluster that the job started ends with it, so rows and program are kept as a version without an alias. The rows of a
+running cluster stay there; then the program alone is kept, and ``sparserow publish --program`` puts both together.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..proto.checkpoint.folder import Folder
+from ..proto.checkpoint.urls import absolute
+from ..proto.errors import SparserowError
+from ..proto.job import JobConfig
+from ..proto.security import loaded_security
+from ..serving.registry import DEFAULT_ALIAS, ModelRegistry, check_name
+from .program_export import ProgramSource, export_program
+from .publishing import Published, publish
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..worker.session import Session
+
+log = logging.getLogger(__name__)
+
+KEPT_VERSIONS = 3
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """What a run leaves.
+
+    Attributes:
+        places: where the model is, a line each.
+        commands: of the shell, by what they do: publish, serve.
+    """
+
+    places: tuple[str, ...] = ()
+    commands: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model at the end of its run.
+
+    Args:
+        session: of a cluster.
+        model: without DDP.
+        example: arguments of its forward.
+        card: of its version.
+    """
+
+    session: Session
+    model: torch.nn.Module
+    example: tuple[torch.Tensor, ...]
+    card: dict[str, Any]
+
+
+def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
+    """Publishes the model where the job has a section ``publish``; else keeps it in the folder ``keep``.
+
+    Raises:
+        SparserowError: it cannot be written, and the job names the folder. A default that fails is a line of the places
+            in place of an error, since the run itself succeeded.
+    """
+    if job.publish is not None:
+        return _published(job, trained)
+    if job.keep is None:
+        return KeptModel()
+    try:
+        return _version(job, trained, job.keep) if job.cluster.address is None else _program(job, trained, job.keep)
+    except (SparserowError, OSError) as error:
+        if "keep" in job.model_fields_set:
+            raise
+        log.warning("the model is not kept: %s", error)
+        return KeptModel((f"nowhere, as {absolute(job.keep)} cannot be used: {error}",))
+
+
+def _published(job: JobConfig, trained: TrainedModel) -> KeptModel:
+    wanted = job.publish
+    assert wanted is not None
+    name, root = wanted.model or job.name, absolute(wanted.root)
+    done = _publish(trained, name, wanted.root, wanted.alias, wanted.dtype)
+    alias = f" ({wanted.alias})" if wanted.alias is not None else ""
+    commands = {} if wanted.alias is not None else {"publish": _alias_command(name, done.version, root)}
+    commands["serve"] = _serve_command(name, root, wanted.alias or DEFAULT_ALIAS)
+    return KeptModel((f"{name}@{done.version}{alias} in {wanted.root}",), commands)
+
+
+def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
+    root = absolute(folder)
+    done = _publish(trained, job.name, root, None, None)
+    ModelRegistry(root).prune(job.name, KEPT_VERSIONS)
+    commands = {
+        "publish": _alias_command(job.name, done.version, root),
+        "serve": _serve_command(job.name, root, DEFAULT_ALIAS),
+    }
+    return KeptModel((f"{job.name}@{done.version} in {root}",), commands)
+
+
+def _publish(trained: TrainedModel, name: str, root: str, alias: str | None, dtype: Any) -> Published:
+    return publish(
+        trained.session,
+        name,
+        root=root,
+        model=trained.model,
+        example=trained.example,
+        alias=alias,
+        dtype=dtype,
+        card=trained.card,
+    )
+
+
+def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
+    root, name = absolute(folder), check_name("name", job.name)
+    trained.session.flush()
+    tower = trained.session.read_dense_rows()
+    is_signed = bool(loaded_security(None).signing_key)
+    program = export_program(ProgramSource(trained.model, trained.example), is_signed=is_signed)
+    place = Folder(root)
+    place.make()
+    file = f"{name}.program.pt2"
+    place.put(file, program.archive)
+    path = f"{root}/{file}"
+    words = ["sparserow", "publish", name, "--root", root, "--namespace", job.name, "--program", path]
+    words += ["--coordinator", str(job.cluster.address), *([] if tower is None else ["--without", tower])]
+    commands = {"publish": shlex.join(words), "serve": _serve_command(name, root, DEFAULT_ALIAS)}
+    return KeptModel((f"its program in {path}",), commands)
+
+
+def _alias_command(name: str, version: int, root: str) -> str:
+    return shlex.join(["sparserow", "alias", f"{name}@{DEFAULT_ALIAS}", str(version), "--root", root])
+
+
+def _serve_command(name: str, root: str, alias: str) -> str:
+    model = name if alias == DEFAULT_ALIAS else f"{name}@{alias}"
+    return shlex.join(["sparserow", "serve", "--root", root, "--model", model])
