@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from ..proto.errors import DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound, SparserowError
+from ..proto.extras import install_command
 
 FORMAT = 1
 _KEY = struct.Struct(">HIQ")  # slot, table id, key
@@ -165,7 +166,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
     try:
         import rocksdbpy
     except ImportError:
-        raise FailedPrecondition("inspect needs rocksdb-py; install it: pip install 'sparserow[inspect]'") from None
+        raise FailedPrecondition(f"inspect needs rocksdb-py; install it: {install_command('inspect')}") from None
     try:
         database: Any = rocksdbpy.open_for_readonly(str(path / "rows"), rocksdbpy.Option(), False)
         rows = database.iterator()

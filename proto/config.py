@@ -1,7 +1,8 @@
 """The configuration schema: strict models, and how a YAML file plus ``--set a.b=c`` becomes one.
 
 An unknown key, a wrong type or a value out of range is an InvalidArgument of one line that names the dotted key,
-the value and what is allowed. Nothing is clipped or ignored; no environment variable is read.
+the value and what is allowed. Nothing is clipped or ignored. Values come from the file and the assignments:
+no environment variable gives one.
 
 To add an option: a field with a description (meaning and unit), its default and its range; the page
 docs/configuration.md is generated from it (deploy/config_reference.py).

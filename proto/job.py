@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
@@ -30,10 +30,21 @@ def _paths(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _no_urls(paths: tuple[str, ...]) -> tuple[str, ...]:
+    for path in paths:
+        if "://" in path:
+            raise ValueError(f"{path!r} is a URL, from which no data are read; name a path, or a sequence of paths")
+    return paths
+
+
 Paths: TypeAlias = Annotated[
     tuple[str, ...],
     BeforeValidator(_paths),
-    Field(min_length=1, json_schema_extra={"allowed": "a path, or a sequence of paths; * and ? match file names"}),
+    AfterValidator(_no_urls),
+    Field(
+        min_length=1,
+        json_schema_extra={"allowed": "a path, or a sequence of paths, no URL; * and ? match file names"},
+    ),
 ]
 _CHARACTER = r"^[\x00-\x7f]$"
 _OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .closing import Closing
 from .errors import FailedPrecondition
+from .extras import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -55,7 +56,7 @@ def telemetry_from_environment(role: str) -> Telemetry | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise FailedPrecondition(
-            f"{named} is set: traces need {error.name}; pip install 'sparserow[otel]', or unset it"
+            f"{named} is set: traces need {error.name}; {install_command('otel')}, or unset it"
         ) from None
     name = os.environ.get("OTEL_SERVICE_NAME") or f"sparserow-{role}"
     provider = TracerProvider(resource=Resource.create({"service.name": name}))

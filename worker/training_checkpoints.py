@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import list_names, read_manifest
 from ..proto.checkpoint_config import CheckpointConfig
-from ..proto.errors import Fenced, SparserowError
+from ..proto.errors import FailedPrecondition, Fenced, SparserowError
 from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
 from .checkpoint.save import Stateful, absolute
 from .process_group import WorkerGroup
@@ -130,6 +130,19 @@ class TrainingCheckpoints:
         """The last one, which holds what was learnt."""
         self._save(progress, wait=True)
 
+    def _check_workers(self, name: str) -> None:
+        """Raises FailedPrecondition for one of other workers than those of this run, before a row is touched."""
+        folder = Folder(self._url)
+        if name not in list_names(folder):
+            return  # the restore says which there are
+        saved, world = {worker.rank for worker in read_manifest(folder, name).workers}, self._group.world
+        if saved and saved != set(range(world)):
+            ranks = ", ".join(map(str, sorted(saved)))
+            raise FailedPrecondition(
+                f"--resume: {self._url}/{name} has the state of ranks {ranks}, and this run has {world} workers; data "
+                f"are dealt by their number; allowed: train.workers {max(saved) + 1}"
+            )
+
     def _is_due(self, number: int) -> bool:
         config = self._config
         if config.every_steps is not None and number % config.every_steps == 0:
@@ -190,6 +203,7 @@ class TrainingCheckpoints:
         if name is None:
             _tell(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
             return None
+        self._check_workers(name)
         restored: RestoredCheckpoint = restore(
             self._session,
             self._url,

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from torch import Tensor
 
 from ...proto.errors import Internal
+from ...proto.extras import install_command
 from ...proto.telemetry import telemetry_from_environment
 from ...worker.connect import connect
 from ...worker.session import Session
@@ -171,7 +172,7 @@ def _collect(pipe: Connection) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
     except ImportError as error:
-        raise SystemExit(f"bench observe: needs {error.name}; pip install 'sparserow[otel]'") from None
+        raise SystemExit(f"bench observe: needs {error.name}; {install_command('otel')}") from None
 
     class Collector(otlp_grpc.TraceServiceServicer):
         def Export(self, request: object, context: object) -> object:  # noqa: ARG002, N802 - gRPC's

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ...proto.config import ClusterConfig, LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ...proto.extras import install_command
 from ...proto.security import process_security
 from ..readiness import wait_until_ready
 from ..security_files import security_arguments
@@ -200,7 +201,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise FailedPrecondition("Ray is not installed; install it with: pip install 'sparserow[ray]'") from None
+        raise FailedPrecondition(f"Ray is not installed; install it with: {install_command('ray')}") from None
     return ray
 
 

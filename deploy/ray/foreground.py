@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from ...proto.errors import FailedPrecondition, SparserowError, Unavailable
+from ...proto.extras import install_command
 from .cluster import RayCluster, RayOptions, ray_cluster, require_ray
 from .supervisor import ServerState
 
@@ -56,7 +57,7 @@ def _connected(address: str) -> Iterator[None]:
     except SparserowError:
         raise
     except ImportError as error:
-        raise FailedPrecondition(f"--on {address}: {error}; install it with: pip install 'sparserow[ray]'") from None
+        raise FailedPrecondition(f"--on {address}: {error}; install it with: {install_command('ray')}") from None
     except Exception as error:  # Ray has no class for it
         raise Unavailable(f"--on {address}: Ray cannot be reached: {' '.join(str(error).split())[:300]}") from None
     try:

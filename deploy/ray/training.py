@@ -10,6 +10,7 @@ from typing import Any
 
 from ...proto.config import validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
+from ...proto.extras import install_command
 from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
 from ...worker.run_identity import RunIdentity
@@ -55,7 +56,7 @@ def train_on_ray(
         import ray.train
         from ray.train.torch import TorchTrainer
     except ImportError:
-        raise FailedPrecondition("Ray Train is not installed; install it with: pip install 'sparserow[ray]'") from None
+        raise FailedPrecondition(f"Ray Train is not installed; install it with: {install_command('ray')}") from None
     if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
         raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
     _check_paths(job)
@@ -98,8 +99,13 @@ def train_on_ray(
 
 def _check_paths(job: JobConfig) -> None:
     checkpoint, elastic, publish = job.train.checkpoint, job.train.elastic, job.publish
-    named = [("data.train", path) for path in job.data.train] + [("data.test", path) for path in job.data.test]
-    named += [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
+    for setting, path in [("data.train", path) for path in job.data.train] + [("data.test", p) for p in job.data.test]:
+        if not Path(path).is_absolute():
+            raise InvalidArgument(
+                f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
+                "an absolute path that all nodes have"
+            )
+    named = [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
     named += [] if elastic is None or elastic.url is None else [("train.elastic.url", elastic.url)]
     named += [] if publish is None else [("publish.root", publish.root)]
     named += [("keep", job.keep)] if job.keep is not None and "keep" in job.model_fields_set else []

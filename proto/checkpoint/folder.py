@@ -21,6 +21,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ..extras import install_command
 from ..names import check_file_name
 from .local_file import write_file
 
@@ -69,7 +70,10 @@ def file_system_of(url: str) -> tuple[Any, str]:
     """
     try:
         file_system, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
+    except ImportError as error:
+        hint = f"; {install_command('s3')}" if url.startswith(("s3://", "s3a://")) else ""
+        raise InvalidArgument(f"{url}: {error}{hint}") from error
+    except ValueError as error:
         raise InvalidArgument(f"{url}: {error}") from error
     return file_system, str(path)
 

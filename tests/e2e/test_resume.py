@@ -9,7 +9,9 @@ import secrets
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
@@ -152,3 +154,26 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
     assert run.popen.wait(WAIT_SEC) == 0, run.err
     assert run.err.count("restarts left") == 1, run.err
     assert json.loads(result.read_text())["test_auc"] > 0.5
+
+
+def test_another_number_of_workers_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
+    result, key = tmp_path / "result.json", np.array([1], np.uint64)
+    with sr.local_cluster(shards=1) as cluster:
+        settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=3000", "train.threads=1"]
+        settings += [f"train.checkpoint={{url: '{tmp_path}/ckpt', every_steps: 9999}}", "train.workers=2"]
+        settings += ["cluster={}", f"cluster.address={cluster.address}"]
+        words = ["train", str(JOBS / "demo.yaml"), "--json", str(result)]
+        words += [part for setting in settings for part in ("--set", setting)]
+        run = launcher.start(*words)
+        assert run.popen.wait(WAIT_SEC) == 0, run.err
+        with sr.connect(cluster.address, namespace="demo") as session:
+            name = next(table.name for table in session.catalog.list_tables("demo"))
+            table = session.table(name)
+            later = np.full_like(table.pull(key), 5.0)
+            table.assign(key, later)
+            for workers in ("1", "3"):
+                refused = launcher.start(*words, "--workers", workers, "--resume", "auto")
+                assert refused.end() == 1
+                assert f"has the state of ranks 0, 1, and this run has {workers} workers" in refused.complaints[-1]
+                assert refused.complaints[-1].endswith("allowed: train.workers 2")
+                np.testing.assert_array_equal(table.pull(key), later)

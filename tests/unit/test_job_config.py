@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,10 @@ def test_row_optimizers_reach_the_table_schema(kind):
     made = job.train.row_optimizer.row_optimizer()
     assert type(made).__name__.lower() == kind.replace("_", "")
     assert made.lr == 0.25
+
+
+@pytest.mark.parametrize("setting", ["data.train=s3://bucket/a.tsv", "data.test=[b.tsv, s3://bucket/*.tsv]"])
+def test_data_are_files_and_no_url(setting: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(InvalidArgument, match=rf"^{re.escape(key)}: 's3://bucket/.*' is a URL, .*; name a path"):
+        load_config(JobConfig, None, [*BASE, setting])
