@@ -16,7 +16,8 @@ from ..proto.checkpoint.urls import absolute
 from ..proto.errors import SparserowError
 from ..proto.job import JobConfig
 from ..proto.security import loaded_security
-from ..serving.registry import DEFAULT_ALIAS, ModelRegistry, check_name
+from ..serving.model_names import DEFAULT_ALIAS, check_name
+from ..serving.registry import ModelRegistry
 from .program_export import ProgramSource, export_program
 from .publishing import Published, publish
 

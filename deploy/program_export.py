@@ -105,7 +105,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     return Program(out.getvalue(), _largest(program))
 
 
-def read_program(path: str, tables: set[str], *, is_signed: bool) -> Program:
+def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
     """A program that was exported before, checked as one that is exported now.
 
     Args:
@@ -120,13 +120,13 @@ def read_program(path: str, tables: set[str], *, is_signed: bool) -> Program:
     """
     import torch
 
-    from ..worker import ops  # noqa: F401 - registers operators
+    from ..worker.ops import is_operator
 
     folder, _, name = path.rpartition("/")
     place = Folder(folder or ".")
     if not place.exists(name):
         raise NotFound(f"program: {path} is not there")
-    archive = confined(bytes(place.read(name)), path, is_signed=is_signed)
+    archive = confined(bytes(place.read(name)), path, is_signed=is_signed, is_operator=is_operator)
     try:
         with _without_warnings_of_torch():
             program = torch.export.load(io.BytesIO(archive))

@@ -65,10 +65,10 @@ def publish(
 
 def _program(path: str, control: ControlClient, namespace: str, without: list[str]) -> Program:
     from ...proto.security import loaded_security
-    from ..program_export import read_program
+    from ..program_export import program_of_file
 
     tables = {schema.full_name for schema in control.list_tables(namespace) if schema.name not in without}
-    return read_program(path, tables, is_signed=bool(loaded_security(control.security).signing_key))
+    return program_of_file(path, tables, is_signed=bool(loaded_security(control.security).signing_key))
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
