@@ -15,6 +15,7 @@ import weakref
 from typing import Protocol
 
 from ..proto.errors import SparserowError
+from .exit_code import fail_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,10 @@ def forget_at_exit(session: EndsAtExit) -> None:
 
 
 def _end_all() -> None:
-    """Ends every open session; the first error about rows that were not trained is raised when all have ended."""
+    """Ends every open session; the first error about rows that were not trained is raised when all have ended.
+
+    The process then ends with a code other than 0.
+    """
     error = _uncaught()
     failure: SparserowError | None = None
     for session in (*_connected, *_local):
@@ -63,6 +67,7 @@ def _end_all() -> None:
             _log.exception("closing a session when the process ends")
     _connected.clear()
     if failure is not None:
+        fail_at_exit()
         raise failure
 
 

@@ -103,10 +103,50 @@ def test_gradients_that_were_not_sent_are_dropped_with_a_warning(address: str, t
     assert len(status(address).faults) == before
 
 
-def test_an_optimizer_that_stepped_in_place_of_the_session_is_a_fault(address: str, tmp_path: Path) -> None:
-    body = "session = connect()\nmodel = staged(session)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+WRONG_STEP = "model = staged(session)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (f"session = connect()\n{WRONG_STEP}", 120),
+        (f"session = connect()\n{WRONG_STEP}import atexit; atexit.register(print, 'later')\nsys.exit(0)\n", 120),
+        (f"session = connect()\n{WRONG_STEP}sys.stdout = None\n", 120),
+        (f"session = connect()\n{WRONG_STEP}session.close()\n", 1),
+        ("with connect() as session:\n" + "".join(f"    {line}\n" for line in WRONG_STEP.splitlines()), 1),
+        (f"session = connect()\n{WRONG_STEP}raise KeyError('of its own')\n", 1),
+    ],
+    ids=["left-open", "exit-0", "no-output", "closed", "with", "an-error-of-its-own"],
+)
+def test_an_optimizer_that_stepped_in_place_of_the_session_is_an_exit_code(
+    address: str, tmp_path: Path, body: str, code: int
+) -> None:
+    first = (
+        "import atexit\ndef before():\n    print('an exit handler', flush=True)\n    print('of before')\n"
+        "atexit.register(before)\n"
+    )
+    ended = run(address, tmp_path, first + body)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count("FailedPrecondition: SGD.step() moved the dense parameters") == ("KeyError" not in body)
+    assert ("an exit handler\nof before\n" in ended.stdout) == ("stdout = None" not in body)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_it_is_one_of_a_child_process_too(address: str, tmp_path: Path, method: str) -> None:
+    body = (
+        "def child():\n    session = connect()\n"
+        + "".join(f"    {line}\n" for line in WRONG_STEP.splitlines())
+        + "if __name__ == '__main__':\n"
+        f"    process = multiprocessing.get_context('{method}').Process(target=child)\n"
+        "    process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
     ended = run(address, tmp_path, body)
-    assert "FailedPrecondition: SGD.step() moved the dense parameters" in ended.stderr
+    assert ended.returncode not in (0, None), ended.stderr
+    assert "SGD.step() moved the dense parameters" in ended.stderr
+
+
+def test_an_optimizer_that_stepped_in_place_of_the_session_is_a_fault(address: str, tmp_path: Path) -> None:
+    run(address, tmp_path, f"session = connect()\n{WRONG_STEP}")
     assert any("SGD.step() moved the dense parameters" in fault.message for fault in status(address).faults)
 
 
