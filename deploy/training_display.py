@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 
@@ -54,9 +55,12 @@ class TrainingDisplay:
 
     def epoch(self, result: EpochResult) -> None:
         """Writes the epoch's line."""
+        tested = f"test AUC {result.test_auc:.4f}, log-loss {result.test_log_loss:.4f}"
+        if math.isnan(result.test_log_loss):
+            tested = "not tested"  # worker 0 was started again, and the next epoch was under way
         self._console.print(
-            f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, test AUC {result.test_auc:.4f}, "
-            f"log-loss {result.test_log_loss:.4f}, {result.samples_per_sec:,.0f} samples/s{self._whose}",
+            f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, {tested}, "
+            f"{result.samples_per_sec:,.0f} samples/s{self._whose}",
             highlight=False,
             soft_wrap=True,
         )

@@ -341,6 +341,9 @@ class ControlClient(Closing):
         chunks: int,
         done: Sequence[int],
         step: int,
+        trained: pb.EpochSums | None = None,
+        tested: pb.EpochTest | None = None,
+        again: bool = False,
     ) -> pb.LeaseDataReply:
         """Says which chunks of an epoch are done, and leases another one.
 
@@ -352,13 +355,25 @@ class ControlClient(Closing):
             chunks: that an epoch has; the same for all workers.
             done: since the last call; all their commits are acknowledged.
             step: of the worker's next commit.
+            trained: what the worker did in ``done``; None: it does not tell.
+            tested: of an epoch that is over; None: this worker has not evaluated it.
+            again: a scheduler started the worker again, so a run that is over stays over.
 
         Raises:
             Fenced: the worker has left its job; its chunks go to others.
             FailedPrecondition: another worker counts other chunks.
         """
         request = pb.LeaseDataRequest(
-            caller=_caller(identity), run=run, epoch=epoch, epochs=epochs, chunks=chunks, done=done, step=step
+            caller=_caller(identity),
+            run=run,
+            epoch=epoch,
+            epochs=epochs,
+            chunks=chunks,
+            done=done,
+            step=step,
+            trained=trained,
+            tested=tested,
+            again=again,
         )
         reply: pb.LeaseDataReply = self._call("LeaseData", request)
         return reply

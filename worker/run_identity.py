@@ -27,11 +27,13 @@ class RunIdentity:
         name: that its checkpoints carry.
         goes_on: it begins from the checkpoints that are there, or has written them before it was started again.
         overwrites: checkpoints of other runs are removed when it begins.
+        is_again: a scheduler started this process again.
     """
 
     name: str
     goes_on: bool = False
     overwrites: bool = False
+    is_again: bool = False
 
     @staticmethod
     def new(*, resume: str = "never", overwrites: bool = False) -> RunIdentity:
@@ -41,9 +43,10 @@ class RunIdentity:
     @staticmethod
     def of_torchrun(run: str, *, resume: str = "never", overwrites: bool = False) -> RunIdentity:
         """The run that torchrun calls ``run``; its agents start workers again under the same name."""
-        is_again = run == _UNNAMED and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        is_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         name = secrets.token_hex(8) if run == _UNNAMED else f"torchrun {run}"
-        return RunIdentity(name, resume != "never" or is_again, overwrites)
+        goes_on = resume != "never" or (run == _UNNAMED and is_again)
+        return RunIdentity(name, goes_on, overwrites, is_again)
 
     def config(self, job: JobConfig) -> dict[str, Any]:
         """What a checkpoint says of its job and run."""

@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.job import JobConfig
+from . import leased_epochs
 from .build_model import build_model
 from .checkpoint import keep_rows
 from .checkpoint.save import Stateful
 from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
-from .data.leased import LeasedReader
+from .data.leased import Evaluated, LeasedReader
 from .data_leases import SessionLeases
 from .evaluation import evaluate
 from .metrics import auc
@@ -85,7 +86,8 @@ class Trainer:
         run: str = "",
         identity: RunIdentity | None = None,
     ) -> None:
-        self._run_config = (identity or RunIdentity.new()).config(job)
+        identity = identity or RunIdentity.new()
+        self._run_config = identity.config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         features = group.share(fit_features(job.data) if group.makes_shared else None)
         assert features is not None
@@ -98,7 +100,7 @@ class Trainer:
                 tower.is_checkpointed = job.train.activation_checkpointing
         self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
-        self._leased = self._leases(run)
+        self._leased = self._leases(run, identity)
         self._batches = self._leased or backend.batches(self._train_reader)
         if isinstance(self._model, DistributedDataParallel) and backend.trace.is_recording:
             trace_allreduce(self._model, backend.trace, lambda: self._step.number)
@@ -107,14 +109,14 @@ class Trainer:
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
 
-    def _leases(self, run: str) -> LeasedReader | None:
+    def _leases(self, run: str, identity: RunIdentity) -> LeasedReader | None:
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is None or session is None:
             return None
         return LeasedReader(
             self._train_reader,
             lease_rows=elastic.lease_rows,
-            leases=SessionLeases(session, run, self._job.train.epochs),
+            leases=SessionLeases(session, run, self._job.train.epochs, again=identity.is_again),
             settle=session.flush,
             fills=self._job.train.staleness is not None,
         )
@@ -189,15 +191,10 @@ class Trainer:
             if not progress.is_trained:
                 self._train(epoch)
                 progress.is_trained = True
-                if epoch < train.epochs and self._came_late():
-                    progress.begin_epoch(epoch + 1)  # the others have trained and tested it
-                    self._step.rates.scale(train.lr_decay)
-                    continue
                 if epoch == train.epochs and self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
-            history.append(self._end_epoch(epoch))
-            self._observer.epoch(history[-1])
-            progress.history.append(asdict(history[-1]))
+            history += self._told_before(epoch) if self._is_past(epoch) else self._told_now(epoch)
+            progress.history = [asdict(result) for result in history]
             progress.begin_epoch(epoch + 1)
             if epoch < train.epochs:
                 self._step.rates.scale(train.lr_decay)
@@ -207,8 +204,8 @@ class Trainer:
         restores, lost = self._backend.shard_losses()
         firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
-            test_auc=history[-1].test_auc,
-            test_log_loss=history[-1].test_log_loss,
+            test_auc=history[-1].test_auc if history else math.nan,
+            test_log_loss=history[-1].test_log_loss if history else math.nan,
             samples_per_sec=sum(result.samples for result in history) / seconds if seconds else 0.0,
             epochs=train.epochs,
             rows=self._backend.rows(),
@@ -227,9 +224,38 @@ class Trainer:
             commits_lost=lost,
         )
 
-    def _came_late(self) -> bool:
-        """Whether the epoch was over, and a later one under way, before any worker of this group came."""
-        return self._leased is not None and self._group.total(int(not self._leased.came_late)) == 0
+    def _is_past(self, epoch: int) -> bool:
+        """Whether workers of the run had ended the epoch before any worker of this group came, and nothing is left to
+        do for it.
+        """
+        leased, is_last = self._leased, epoch == self._job.train.epochs
+        return leased is not None and self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
+
+    def _told_before(self, epoch: int) -> list[EpochResult]:
+        """What is known of an epoch that is past; on worker 0, since the others tell nothing."""
+        assert self._leased is not None
+        is_last, is_first_rank = epoch == self._job.train.epochs, self._group.rank == 0
+        if is_last:
+            self._backend.settle(is_end=True)  # the model is that of the run's end
+        result = leased_epochs.known_result(self._leased, epoch, self._group.world) if is_first_rank else None
+        if result is None:
+            return []
+        if math.isnan(result.test_auc) and not leased_epochs.was_tested(self._leased):
+            self._observer.epoch(result)  # worker 0 was started again before it could test this one
+        if is_last:
+            leased_epochs.tell_all_done(epoch)
+        return [result]
+
+    def _told_now(self, epoch: int) -> list[EpochResult]:
+        """The epoch's end by this worker, and its result where it counts for all."""
+        result = self._end_epoch(epoch)
+        self._observer.epoch(result)
+        if self._leased is None or not leased_epochs.is_known(self._leased):
+            return [result]
+        if self._group.rank != 0:
+            return []  # worker 0 has the samples of all
+        self._leased.tell_tested(Evaluated(result.samples_per_sec, result.test_auc, result.test_log_loss))
+        return [result]
 
     @property
     def model(self) -> nn.Module:
@@ -251,7 +277,7 @@ class Trainer:
         """The batches of an epoch, or what is left of them."""
         self._model.train()
         if self._leased is not None:
-            self._leased.begin_at(epoch)
+            self._leased.begin_at(epoch, lambda: leased_epochs.trained(self._progress))
         recent, progress = _Recent(), self._progress
         began = observed = time.perf_counter()
         seconds_before = progress.seconds
@@ -287,9 +313,13 @@ class Trainer:
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
-        rate = total / seconds if seconds else 0.0
+        rate, loss = total / seconds if seconds else 0.0, loss_sum / max(samples, 1)
+        if self._leased is not None:
+            known = leased_epochs.known_result(self._leased, epoch, self._group.world)
+            if known is not None:
+                total, rate, loss = known.samples, known.samples_per_sec, known.train_loss
         if not self._group.meets and self._group.rank != 0:
-            return EpochResult(epoch, loss_sum / max(samples, 1), total, rate, math.nan, math.nan)
+            return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
         tested = evaluate(self._bare, self._test_reader, self._group)
-        return EpochResult(epoch, loss_sum / max(samples, 1), total, rate, tested.auc, tested.log_loss)
+        return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss)

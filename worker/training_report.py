@@ -13,7 +13,7 @@ class EpochResult:
 
     Attributes:
         epoch: from 1.
-        train_loss: mean over the samples of rank 0.
+        train_loss: mean over the samples of rank 0; of all workers with ``train.elastic``.
         samples: trained on by all workers.
         samples_per_sec: of all workers, without the evaluation.
         test_auc, test_log_loss: after the epoch.
@@ -86,7 +86,7 @@ class TrainResult:
 def merged(results: Sequence[TrainResult]) -> TrainResult:
     """One result of workers that never met: sums of what each did, and the evaluation of the first, which tested.
 
-    A worker that came later has no results of the epochs before.
+    A worker that came later has no results of the epochs before. With leased data those of worker 0 count for all.
     """
     first = results[0]
     by_epoch: dict[int, list[EpochResult]] = {}

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...proto.errors import FailedPrecondition, InvalidArgument
+from .epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
 
 Key = tuple[int, int]  # (worker id, epoch of its registration)
 
 MOST_CHUNKS = 1 << 20
 MOST_JOBS = 1_024  # that have ended: a run may go on the next day
+MOST_ENDED_EPOCHS = 2_000  # whose records are kept of all jobs that have ended
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Ask:
         done: chunks that it has finished since it asked last.
         step: of its next commit.
         epochs: that the run has; 0: as many as have begun.
+        trained: what it did in the chunks that are done; None: it does not tell.
+        tested: how good the epoch's model is; None: it has not evaluated it.
+        again: its scheduler started it again, so that a run that is over stays over.
     """
 
     run: str
@@ -59,18 +64,23 @@ class Ask:
     done: Collection[int]
     step: int
     epochs: int = 0
+    trained: Sums | None = None
+    tested: Evaluated | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
     """What it gets: a chunk and the batches of it to leave out; or none, because the epoch is over, or because others
-    still have the last chunks (then it asks again). ``epoch`` is the one under way.
+    still have the last chunks (then it asks again). ``epoch`` is the one under way; ``record`` is of the epoch that is
+    over, where its workers told of it.
     """
 
     chunk: int | None = None
     skip: int = 0
     is_over: bool = False
     epoch: int = field(default=0, compare=False)
+    record: EpochRecord | None = field(default=None, compare=False)
 
 
 def _runs(chunks: Iterable[int]) -> list[tuple[int, int]]:
@@ -95,6 +105,7 @@ class JobData:
     Attributes:
         generation: of the job when it was last asked.
         skips: of chunks that nobody has, the batches that the rows have already; 0 where a chunk is not here.
+        records: of this epoch and those before.
     """
 
     run: str
@@ -104,6 +115,7 @@ class JobData:
     done: set[int] = field(default_factory=set)
     leases: dict[int, Lease] = field(default_factory=dict)
     skips: dict[int, int] = field(default_factory=dict)
+    records: EpochRecords = field(default_factory=EpochRecords)
     _first: int = field(default=0, compare=False)  # all chunks before it are done
 
     @property
@@ -113,9 +125,14 @@ class JobData:
 
     def goes_on(self, ask: Ask) -> bool:
         """Whether workers who ask so after all were gone go on where these were: they are of the same run, and it was
-        not at its end.
+        not at its end, or a scheduler started them again.
         """
-        return self.run == ask.run and not (self.is_over and self.epoch >= ask.epochs)
+        return self.run == ask.run and (ask.again or not self._is_at_end(ask.epochs))
+
+    def _is_at_end(self, epochs: int) -> bool:
+        """Whether the last epoch is over, and tested where workers tell of that."""
+        last = self.records.get(self.epoch)
+        return self.is_over and self.epoch >= epochs and (last is None or last.tested is not None)
 
     def left(self, holder: Key, last_step: int) -> None:
         """A worker is gone, and nothing that it still sends counts.
@@ -145,8 +162,10 @@ class JobData:
         Raises:
             FailedPrecondition: it counts other chunks than the others, or goes on before the epoch is over.
         """
+        if ask.tested is not None and (ask.epoch < self.epoch or (ask.epoch == self.epoch and self.is_over)):
+            self.records.test(ask.epoch, ask.tested)
         if ask.epoch < self.epoch:  # it came late, or again: that epoch is over
-            return Answer(is_over=True)
+            return Answer(is_over=True, record=self.records.get(ask.epoch))
         if ask.epoch > self.epoch:
             if ask.epoch != self.epoch + 1 or not self.is_over:
                 raise FailedPrecondition(
@@ -160,16 +179,18 @@ class JobData:
                 f"chunks: {ask.chunks} here and {self.chunks} for another worker; all must read the same files with "
                 "the same data and train settings"
             )
-        for chunk in ask.done:
-            if chunk in self.leases and self.leases[chunk].holder == holder:
-                del self.leases[chunk]
-                self.done.add(chunk)
+        done = [chunk for chunk in ask.done if chunk in self.leases and self.leases[chunk].holder == holder]
+        for chunk in done:
+            del self.leases[chunk]
+            self.done.add(chunk)
+        if done and ask.trained is not None:  # once: a call that is repeated has no chunk that is not done
+            self.records.train(self.epoch, ask.trained)
         for chunk, lease in list(self.leases.items()):  # its own, when it was not answered
             if lease.holder == holder or lease.holder not in known:
                 del self.leases[chunk]
                 self._skip(chunk, lease, -1)
         if self.is_over:
-            return Answer(is_over=True)
+            return Answer(is_over=True, record=self.records.get(self.epoch))
         while self._first in self.done:
             self._first += 1
         free = next((c for c in range(self._first, self.chunks) if c not in self.done and c not in self.leases), None)
@@ -189,7 +210,7 @@ class JobData:
         for holder in {lease.holder for lease in self.leases.values()}:
             then.left(holder, committed.get(holder, -1))
         saved = then.to_document()
-        return {name: saved[name] for name in ("epoch", "chunks", "done", "skips")}
+        return {name: saved[name] for name in ("epoch", "chunks", "done", "skips", "records")}
 
     def to_document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -201,6 +222,7 @@ class JobData:
             "done": _runs(self.done),
             "leases": [[chunk, *lease.holder, lease.step, lease.skip] for chunk, lease in self.leases.items()],
             "skips": sorted(self.skips.items()),
+            "records": self.records.to_document(),
         }
 
     @staticmethod
@@ -215,6 +237,7 @@ class JobData:
             _of_runs(saved["done"]),
             leases,
             dict(saved["skips"]),
+            EpochRecords.of_document(saved.get("records", [])),  # none in the version before
         )
 
 
@@ -226,8 +249,14 @@ class DataLeases:
 
     def bound(self, running: Collection[int]) -> None:
         """Forgets the data of ended jobs beyond ``MOST_JOBS``: of those that began to read first."""
-        for job_id in [job_id for job_id in self.jobs if job_id not in running][:-MOST_JOBS]:
+        ended = [job_id for job_id in self.jobs if job_id not in running]
+        for job_id in ended[:-MOST_JOBS]:
             del self.jobs[job_id]
+        left = MOST_ENDED_EPOCHS
+        for job_id in reversed(ended[-MOST_JOBS:]):
+            left -= len(self.jobs[job_id].records)
+            if left < 0:
+                self.jobs[job_id].records = EpochRecords()
 
     def left(self, job_id: int, holder: Key, last_step: int) -> None:
         """As :meth:`JobData.left`."""
@@ -245,6 +274,8 @@ class DataLeases:
             raise InvalidArgument(f"chunks: {ask.chunks} is not allowed; allowed: [1, {MOST_CHUNKS}]")
         if ask.epoch < 1:
             raise InvalidArgument(f"epoch: {ask.epoch} is not allowed; allowed: >= 1")
+        if ask.trained is not None:
+            ask.trained.check()
         data = self.jobs.get(job_id)
         if data is None or (data.generation != generation and not data.goes_on(ask)):
             data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
@@ -271,4 +302,5 @@ class DataLeases:
             _of_runs(saved["done"]),
             {},
             dict(saved["skips"]),
+            EpochRecords.of_document(saved.get("records", [])),
         )

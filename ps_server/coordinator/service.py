@@ -14,10 +14,10 @@ from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, Sparser
 from ...proto.schema_message import message_of_schema
 from ..access import caller_reaches, check_caller
 from .cluster import Cluster
-from .data_leases import Ask
 from .faults import Process
 from .fleet import Fleet
 from .found_tables import FoundTablesOfJobs
+from .lease_messages import ask_of, lease_reply
 from .membership import JobTerms, Ticket
 from .operations import Operations
 from .recoveries import Recoveries
@@ -308,12 +308,11 @@ class CoordinatorService:
         job = cluster.jobs.check(ticket)
         known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
         known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
-        ask = Ask(request.run, request.epoch, request.chunks, request.done, request.step, request.epochs)
         holder = ticket.worker_id, ticket.epoch
-        given = cluster.data.answer(job.job_id, job.generation, ask, holder, known)
-        if given.chunk is not None or request.done:
+        given = cluster.data.answer(job.job_id, job.generation, ask_of(request), holder, known)
+        if given.chunk is not None or request.done or request.HasField("tested"):
             self._save()
-        return pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over, epoch=given.epoch)
+        return lease_reply(given)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Takes a worker out of its job; harmless when it is out already."""

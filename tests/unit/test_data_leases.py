@@ -6,10 +6,13 @@ import json
 import os
 import random
 import secrets
+from dataclasses import replace
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
+from sparserow.ps_server.coordinator import data_leases, epoch_records
 from sparserow.ps_server.coordinator.data_leases import Answer, Ask, DataLeases, JobData
+from sparserow.ps_server.coordinator.epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
 
 A, B = (1, 1), (2, 1)
 
@@ -102,6 +105,64 @@ def test_a_worker_that_comes_late_is_told_which_epoch_is_under_way() -> None:
     assert (late.is_over, late.epoch) == (True, 3)
 
 
+def told(data: JobData, epoch: int = 1, *done: int, tested: Evaluated | None = None, holder=A) -> Answer:
+    """One call of a worker that says 10 samples, 9 measured, for what is done."""
+    trained = Sums(10, 9, 4.5, 2.0) if done else None
+    return data.answer(replace(ask(epoch, *done, epochs=2), trained=trained, tested=tested), holder, {A, B})
+
+
+def test_an_epoch_that_is_over_has_the_samples_of_all_and_its_test(data: JobData) -> None:
+    assert told(data).chunk == 0
+    assert told(data, holder=B).chunk == 1
+    assert told(data, 1, 0).chunk == 2
+    assert told(data, 1, 0).chunk == 2, "a call that is repeated counts once"
+    assert told(data, 1, 1, holder=B).record is None, "not over yet"
+    assert told(data, tested=Evaluated(5.0, 0.1, 0.1), holder=B).record is None
+    assert told(data, 1, 2).record == EpochRecord(Sums(30, 27, 13.5, 6.0))
+    tested = Evaluated(5.0, 0.75, 0.5)
+    assert told(data, tested=tested).record == EpochRecord(Sums(30, 27, 13.5, 6.0), tested)
+    assert told(data, tested=Evaluated(9.0, 0.9, 0.9)).record.tested == tested, "the first test counts"
+    assert told(data, 2).chunk == 0
+    assert told(data, 1).record.tested == tested
+    again = JobData.of_document(json.loads(json.dumps(data.to_document())))
+    assert again.records.get(1) == EpochRecord(Sums(30, 27, 13.5, 6.0), tested)
+    leases = DataLeases()
+    leases.restore(7, 5, json.loads(json.dumps(data.at_cut({A: 1, B: 1}))))
+    assert leases.jobs[7].records == data.records
+
+
+def test_a_run_that_was_not_tested_or_is_started_again_is_not_begun_anew() -> None:
+    leases = DataLeases()
+    trained = Sums(10, 10, 5.0, 1.0)
+    leases.answer(7, 1, ask(chunks=1), A, {A})
+    leases.answer(7, 1, replace(ask(1, 0, chunks=1), trained=trained), A, {A})
+    last = leases.answer(7, 2, ask(chunks=1), B, {B})
+    assert (last.is_over, last.record) == (True, EpochRecord(trained)), "all were gone before the last test"
+    leases.answer(7, 2, replace(ask(chunks=1), tested=Evaluated(1.0, float("nan"), 0.5)), B, {B})
+    assert leases.answer(7, 3, replace(ask(chunks=1), again=True), A, {A}).record.tested.log_loss == 0.5
+    assert leases.answer(7, 4, replace(ask(chunks=1, run="another"), again=True), A, {A}) == Answer(0)
+
+
+def test_what_no_worker_measures_is_refused() -> None:
+    for field, value in (("samples", 1 << 53), ("measured", -1), ("loss_sum", float("nan")), ("seconds", -1.0)):
+        with pytest.raises(InvalidArgument, match=rf"trained\.{field}: .* is not allowed; allowed: "):
+            DataLeases().answer(1, 1, replace(ask(), trained=replace(Sums(), **{field: value})), A, {A})
+
+
+def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_records, "MOST_EPOCHS", 3)
+    records = EpochRecords()
+    for epoch in range(1, 6):
+        records.train(epoch, Sums(epoch))
+    assert [epoch for epoch in range(1, 6) if records.get(epoch)] == [3, 4, 5]
+    monkeypatch.setattr(data_leases, "MOST_ENDED_EPOCHS", 5)
+    leases = DataLeases()
+    for job in range(3):
+        leases.jobs[job] = JobData("r", 1, 1, 3, records=EpochRecords.of_document(records.to_document()))
+    leases.bound({0})
+    assert [len(leases.jobs[job].records) for job in range(3)] == [3, 0, 3], "the oldest job that ended has none left"
+
+
 def test_it_outlives_the_coordinator(data: JobData) -> None:
     data.answer(ask(), A, {A, B})
     data.answer(ask(1, 0, step=5), A, {A, B})
@@ -123,7 +184,7 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     data.answer(ask(step=10), A, {A, B})
     data.answer(ask(step=4), B, {A, B})
     cut = data.at_cut({A: 12, B: 3})
-    assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)]}
+    assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)], "records": []}
     leases = DataLeases()
     leases.restore(7, 5, json.loads(json.dumps(cut)))
     assert leases.answer(7, 5, ask(step=20), B, {B}) == Answer(0, skip=3)

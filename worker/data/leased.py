@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,32 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What workers of a run trained on in an epoch.
+
+    Attributes:
+        samples: batches that were left out, as the rows had them, included.
+        measured: of these, samples whose loss is in ``loss_sum``.
+        loss_sum: of losses.
+        seconds: that workers took, added up.
+    """
+
+    samples: int = 0
+    measured: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What worker 0 told after an epoch: samples a second of all workers, and how good the model was."""
+
+    samples_per_sec: float
+    auc: float
+    log_loss: float
+
+
+@dataclass(frozen=True)
 class Leased:
     """What a worker gets.
 
@@ -39,19 +65,26 @@ class Leased:
         skip: batches of it to leave out.
         is_over: all chunks of the epoch are done.
         epoch: that is under way; 0: not told.
+        trained: in the epoch that is over, by all workers of the run; None: not known.
+        tested: of that epoch; None: not known, or not tested yet.
     """
 
     chunk: int | None
     skip: int = 0
     is_over: bool = False
     epoch: int = 0
+    trained: Trained | None = None
+    tested: Evaluated | None = None
 
 
 class Leases(Protocol):
     """Where chunks come from."""
 
-    def lease(self, epoch: int, chunks: int, done: list[int]) -> Leased:
+    def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
         """Says what is done, and asks for more."""
+
+    def tell_tested(self, epoch: int, chunks: int, tested: Evaluated) -> None:
+        """Says how good the model was after an epoch that is over."""
 
 
 class LeasedReader:
@@ -85,6 +118,14 @@ class LeasedReader:
         self._epoch = 0
         self._done = 0
         self._came_late = False
+        self._sums: Callable[[], Trained] = Trained
+        self._skipped = 0
+        self._end: Leased | None = None
+
+    @property
+    def end(self) -> Leased | None:
+        """What the last epoch's end said of its samples and its test; None before one has ended."""
+        return self._end
 
     @property
     def came_late(self) -> bool:
@@ -96,24 +137,39 @@ class LeasedReader:
         """Chunks of the epoch that this worker has done, as a share of all, in [0, 1]."""
         return self._done / len(self._chunks)
 
-    def begin_at(self, epoch: int) -> None:
-        """The next ``iter()`` is of this epoch, from 1."""
-        self._epoch = epoch - 1
+    def begin_at(self, epoch: int, sums: Callable[[], Trained] = Trained) -> None:
+        """The next ``iter()`` is of this epoch.
+
+        Args:
+            epoch: from 1.
+            sums: what this worker has trained on in the epoch when it is called.
+        """
+        self._epoch, self._sums = epoch - 1, sums
+
+    def tell_tested(self, tested: Evaluated) -> None:
+        """Says how good the model was after the epoch that has ended last."""
+        self._leases.tell_tested(self._epoch, len(self._chunks), tested)
 
     def __iter__(self) -> Iterator[Batch]:
         self._epoch += 1
         self._done = 0
-        self._came_late = False
+        self._came_late, self._end = False, None
+        self._skipped = 0
+        told = Trained()
         order = np.arange(len(self._chunks))
         if self._reader.options.shuffle:
             order = np.random.default_rng([self._reader.options.seed, self._epoch]).permutation(order)
         finished: list[int] = []
         while True:
+            trained = None
             if finished:
                 self._settle()
-            leased = self._leases.lease(self._epoch, len(self._chunks), finished)
+                now = self._trained()
+                trained, told = _between(told, now), now
+            leased = self._leases.lease(self._epoch, len(self._chunks), finished, trained)
             finished = []
             if leased.is_over:
+                self._end = leased
                 self._came_late = leased.epoch > self._epoch and self._done == 0
                 return
             if leased.chunk is not None:
@@ -131,3 +187,19 @@ class LeasedReader:
         for index, batch in enumerate(reader.batches_of(chunk.file, window, [self._epoch, number])):
             if index >= skip:
                 yield batch
+            else:
+                self._skipped += len(batch)
+
+    def _trained(self) -> Trained:
+        """By this worker in the epoch so far, with the batches whose rows had them already."""
+        sums = self._sums()
+        return replace(sums, samples=sums.samples + self._skipped)
+
+
+def _between(before: Trained, now: Trained) -> Trained:
+    return Trained(
+        now.samples - before.samples,
+        now.measured - before.measured,
+        now.loss_sum - before.loss_sum,
+        now.seconds - before.seconds,
+    )

@@ -1,0 +1,118 @@
+"""What a run's workers trained on and measured in each epoch, former lives of them included. No I/O."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...proto.errors import InvalidArgument
+
+MOST_EPOCHS = 1_000  # of one job, the newest: the state is written with each lease
+_MOST_SAMPLES = 1 << 53  # exact in JSON
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of the workers of a run in one epoch.
+
+    Attributes:
+        samples: trained on.
+        measured: of these, samples whose loss is in ``loss_sum``.
+        loss_sum: of losses.
+        seconds: that workers took, added up.
+    """
+
+    samples: int = 0
+    measured: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+
+    def check(self) -> None:
+        """Raises InvalidArgument for what no worker measures."""
+        for name in ("samples", "measured"):
+            if not 0 <= getattr(self, name) < _MOST_SAMPLES:
+                raise InvalidArgument(f"trained.{name}: {getattr(self, name)} is not allowed; allowed: [0, 2^53)")
+        if not math.isfinite(self.loss_sum):
+            raise InvalidArgument(f"trained.loss_sum: {self.loss_sum} is not allowed; allowed: a finite number")
+        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise InvalidArgument(f"trained.seconds: {self.seconds} is not allowed; allowed: a finite number >= 0")
+
+    def plus(self, other: Sums) -> Sums:
+        """Both together."""
+        return Sums(
+            self.samples + other.samples,
+            self.measured + other.measured,
+            self.loss_sum + other.loss_sum,
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the worker that evaluates told of an epoch; ``auc`` and ``log_loss`` may be NaN."""
+
+    samples_per_sec: float
+    auc: float
+    log_loss: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch; ``tested`` is None until a worker has evaluated it."""
+
+    trained: Sums = field(default_factory=Sums)
+    tested: Evaluated | None = None
+
+
+class EpochRecords:
+    """The epochs of one run, by number."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, EpochRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpochRecords) and self.to_document() == other.to_document()
+
+    def get(self, epoch: int) -> EpochRecord | None:
+        """What is known of an epoch; None where no worker told of it."""
+        return self._epochs.get(epoch)
+
+    def train(self, epoch: int, trained: Sums) -> None:
+        """Adds what a worker trained on."""
+        record = self._epochs.get(epoch, EpochRecord())
+        self._put(epoch, EpochRecord(record.trained.plus(trained), record.tested))
+
+    def test(self, epoch: int, tested: Evaluated) -> None:
+        """Keeps the first evaluation of an epoch; one of an epoch without samples does not count."""
+        record = self._epochs.get(epoch)
+        if record is not None and record.tested is None:
+            self._put(epoch, EpochRecord(record.trained, tested))
+
+    def _put(self, epoch: int, record: EpochRecord) -> None:
+        self._epochs[epoch] = record
+        if len(self._epochs) > MOST_EPOCHS:
+            del self._epochs[min(self._epochs)]
+
+    def to_document(self) -> list[list[Any]]:
+        """Plain values for JSON, which has no NaN."""
+        return [
+            [epoch, *vars(record.trained).values(), None if record.tested is None else _without_nan(record.tested)]
+            for epoch, record in sorted(self._epochs.items())
+        ]
+
+    @staticmethod
+    def of_document(saved: list[list[Any]]) -> EpochRecords:
+        """The reverse of :meth:`to_document`."""
+        records = EpochRecords()
+        for epoch, *trained, tested in saved:
+            told = None if tested is None else Evaluated(*(math.nan if value is None else value for value in tested))
+            records._epochs[epoch] = EpochRecord(Sums(*trained), told)
+        return records
+
+
+def _without_nan(tested: Evaluated) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in vars(tested).values()]

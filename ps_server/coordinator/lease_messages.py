@@ -1,0 +1,35 @@
+"""Messages of LeaseData, to and from what the leases know."""
+
+from __future__ import annotations
+
+from ...proto import control_pb2 as pb
+from .data_leases import Answer, Ask
+from .epoch_records import Evaluated, Sums
+
+
+def ask_of(request: pb.LeaseDataRequest) -> Ask:
+    """What a worker asks; a worker of the version before tells nothing of its epochs."""
+    trained, tested = request.trained, request.tested
+    return Ask(
+        run=request.run,
+        epoch=request.epoch,
+        chunks=request.chunks,
+        done=request.done,
+        step=request.step,
+        epochs=request.epochs,
+        trained=Sums(trained.samples, trained.measured, trained.loss_sum, trained.seconds)
+        if request.HasField("trained")
+        else None,
+        tested=Evaluated(tested.samples_per_sec, tested.auc, tested.log_loss) if request.HasField("tested") else None,
+        again=request.again,
+    )
+
+
+def lease_reply(given: Answer) -> pb.LeaseDataReply:
+    """What it gets."""
+    reply = pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over, epoch=given.epoch)
+    if given.record is not None:
+        reply.trained.CopyFrom(pb.EpochSums(**vars(given.record.trained)))
+        if given.record.tested is not None:
+            reply.tested.CopyFrom(pb.EpochTest(**vars(given.record.tested)))
+    return reply
