@@ -1,4 +1,4 @@
-"""A table's schema in the terms of the native store (``cpp_ext/store/schema.h``), for both of its bindings."""
+"""A table's schema in the terms of the native store (``cpp_ext/schema/schema.h``), for both of its bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table is, in Python: the same fields as ``cpp_ext/store/schema.h``, checked when they are made.
+"""What a table is, in Python: the same fields as ``cpp_ext/schema/schema.h``, checked when they are made.
 
 Optimizers here are *server-side*: they run in the shard that owns the row. The learning rate is not part of a
 table's schema; it travels with each commit, so that schedulers work.

@@ -50,7 +50,7 @@ class LocalCluster {
   std::shared_ptr<rpc::LocalShards> shards_;
 };
 
-// The arguments are the numbers of store/schema.h's enums, as in the control plane's messages.
+// The arguments are the numbers of schema/schema.h's enums, as in the control plane's messages.
 TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim, int dtype,
                       std::uint64_t seed, const py::tuple& init, const py::dict& optimizer, const py::dict& policy) {
   TableSchema schema;

@@ -6,8 +6,8 @@
 #include <string>
 #include <type_traits>
 
+#include "schema/schema.h"
 #include "shared_errors.h"
-#include "store/schema.h"
 
 namespace sparserow::bindings {
 

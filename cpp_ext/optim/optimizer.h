@@ -1,6 +1,6 @@
 // The optimizer interface: how one summed gradient moves one row, in place.
 //
-// To add an optimizer: (1) add its kind to store/schema.h, (2) write its arithmetic in optim/NAME_kernel.h
+// To add an optimizer: (1) add its kind to schema/schema.h, (2) write its arithmetic in optim/NAME_kernel.h
 // and name it in optim/kernels.h, (3) write optim/NAME.cc (its state and hyper-parameters) and name it in
 // optim/factory.cc, (4) add its torch.optim twin to tests/contract/test_optimizers.py.
 //
@@ -16,7 +16,7 @@
 #include <span>
 
 #include "optim/row_update.h"
-#include "store/schema.h"
+#include "schema/schema.h"
 #include "util/cpu.h"
 
 namespace sparserow {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 
 namespace sparserow::rpc {
 

@@ -66,7 +66,7 @@
 #include <string_view>
 #include <vector>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 #include "util/dtype.h"
 #include "util/status.h"
 

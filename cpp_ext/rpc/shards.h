@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 #include "store/store.h"
 #include "util/status.h"
 

@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 
 namespace sparserow {
 

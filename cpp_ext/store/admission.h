@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 #include "store/slot_order.h"
 #include "util/status.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "store/schema.h"
+#include "schema/schema.h"
 
 namespace sparserow {
 

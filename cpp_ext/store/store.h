@@ -32,8 +32,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "schema/schema.h"
 #include "store/admission.h"
-#include "store/schema.h"
 #include "store/ssd_tier.h"
 #include "store/sweep.h"
 #include "util/hash.h"

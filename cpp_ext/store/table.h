@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "optim/optimizer.h"
+#include "schema/schema.h"
 #include "store/admission.h"
 #include "store/batch_order.h"
 #include "store/hold_clock.h"
@@ -21,7 +22,6 @@
 #include "store/row_codec.h"
 #include "store/row_index.h"
 #include "store/row_slab.h"
-#include "store/schema.h"
 #include "store/sweep.h"
 
 namespace sparserow {

@@ -1,4 +1,4 @@
-"""A table's schema as the native store takes it (cpp_ext/store/schema.h)."""
+"""A table's schema as the native store takes it (cpp_ext/schema/schema.h)."""
 
 from __future__ import annotations
 

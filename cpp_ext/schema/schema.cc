@@ -1,4 +1,4 @@
-#include "store/schema.h"
+#include "schema/schema.h"
 
 #include <cmath>
 #include <sstream>
