@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "rpc/client.h"
-#include "rpc/partition.h"
+#include "util/partition.h"
 
 namespace sparserow::bindings {
 

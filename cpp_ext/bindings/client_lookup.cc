@@ -14,10 +14,10 @@
 
 #include "rpc/client.h"
 #include "rpc/lookup_shards.h"
-#include "rpc/partition.h"
 #include "session/cached_lookups.h"
 #include "shared_errors.h"
 #include "shared_tls.h"
+#include "util/partition.h"
 
 namespace py = pybind11;
 

@@ -14,11 +14,11 @@
 
 #include "client_keyed.h"
 #include "rpc/client.h"
-#include "rpc/partition.h"
 #include "rpc/trace_context.h"
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"
+#include "util/partition.h"
 
 namespace py = pybind11;
 

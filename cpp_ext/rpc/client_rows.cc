@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "rpc/client_impl.h"
-#include "rpc/partition.h"
+#include "util/partition.h"
 
 namespace sparserow::rpc {
 namespace {

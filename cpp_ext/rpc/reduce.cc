@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "rpc/partition.h"
+#include "util/partition.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "rpc/connection.h"
-#include "rpc/partition.h"
 #include "rpc/server_core.h"
 #include "rpc/stream.h"
 #include "store/snapshot.h"
+#include "util/partition.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -4,7 +4,7 @@
 // store: the C++ tests, and `bench train`'s in-process reference). Both obey the same contract tests.
 //
 // Keys in every request are unique per table and grouped by shard: shard s owns
-// keys[shard_begin[s] .. shard_begin[s+1]). Partitioner (rpc/partition.h) makes such groups.
+// keys[shard_begin[s] .. shard_begin[s+1]). Partitioner (util/partition.h) makes such groups.
 #pragma once
 
 #include <chrono>

@@ -28,10 +28,10 @@
 #include <span>
 #include <vector>
 
-#include "rpc/partition.h"
 #include "session/key_ages.h"
 #include "session/session.h"
 #include "session/table_step.h"
+#include "util/partition.h"
 
 namespace sparserow {
 

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "rpc/partition.h"
 #include "rpc/shards.h"
 #include "session/lookup.h"
 #include "session/sequence_numbers.h"
 #include "session/session_cache.h"
+#include "util/partition.h"
 #include "util/status.h"
 
 namespace sparserow {

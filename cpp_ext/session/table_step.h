@@ -21,9 +21,9 @@
 #include <span>
 #include <vector>
 
-#include "rpc/partition.h"
 #include "rpc/shards.h"
 #include "session/lookup.h"
+#include "util/partition.h"
 
 namespace sparserow {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "rpc/local_shards.h"
-#include "rpc/partition.h"
+#include "util/partition.h"
 
 namespace sparserow {
 namespace {

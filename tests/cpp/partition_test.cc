@@ -1,4 +1,4 @@
-#include "rpc/partition.h"
+#include "util/partition.h"
 
 #include <doctest/doctest.h>
 

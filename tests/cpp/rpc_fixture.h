@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "rpc/client.h"
-#include "rpc/partition.h"
 #include "rpc/server.h"
 #include "store/store.h"
 #include "util/hash.h"
+#include "util/partition.h"
 
 namespace sparserow::testing {
 
