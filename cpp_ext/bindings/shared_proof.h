@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "rpc/job_clock.h"
+#include "commit/job_clock.h"
 #include "shared_errors.h"
 
 namespace sparserow::bindings {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "rpc/job_window.h"
+#include "commit/job_window.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "commit/commit_log.h"
 #include "rpc/access.h"
-#include "rpc/commit_log.h"
 #include "rpc/hot_keys.h"
 #include "rpc/request_log.h"
 #include "rpc/request_times.h"

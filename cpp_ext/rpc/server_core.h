@@ -12,9 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "commit/commit_log.h"
 #include "rpc/access.h"
 #include "rpc/buffer_pool.h"
-#include "rpc/commit_log.h"
 #include "rpc/event_loop.h"
 #include "rpc/fair_budget.h"
 #include "rpc/hints.h"

@@ -1,6 +1,6 @@
 """Which commits are lost for good: one count over all processes of a shard. No I/O.
 
-A shard's process tells ranges of steps or sequences that it lacks and that were not sent again (rpc/lost_commits.h).
+A shard's process tells ranges of steps or sequences that it lacks and that were not sent again (commit/lost_commits.h).
 The process that takes its place may find the same ones, or others; what is found twice counts once.
 """
 

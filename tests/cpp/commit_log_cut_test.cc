@@ -5,7 +5,7 @@
 #include <future>
 #include <thread>
 
-#include "rpc/commit_log.h"
+#include "commit/commit_log.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;

@@ -1,4 +1,4 @@
-#include "rpc/lost_commits.h"
+#include "commit/lost_commits.h"
 
 #include <algorithm>
 #include <iterator>

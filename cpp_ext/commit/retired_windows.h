@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "rpc/job_clock.h"
+#include "commit/job_clock.h"
 
 namespace sparserow::rpc {
 

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/apply_commits.h"
-#include "rpc/commit_cut.h"
+#include "commit/apply_commits.h"
+#include "commit/commit_cut.h"
 
 namespace sparserow::rpc {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/commit.h"
+#include "commit/commit.h"
 
 namespace sparserow::rpc {
 

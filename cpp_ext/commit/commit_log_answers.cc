@@ -1,5 +1,5 @@
 // What a shard remembers of commits: the answers to repeats, and which commits are lost.
-#include "rpc/commit_log.h"
+#include "commit/commit_log.h"
 
 namespace sparserow::rpc {
 

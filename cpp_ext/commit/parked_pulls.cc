@@ -1,4 +1,4 @@
-#include "rpc/parked_pulls.h"
+#include "commit/parked_pulls.h"
 
 namespace sparserow::rpc {
 

@@ -1,4 +1,4 @@
-#include "rpc/job_clock.h"
+#include "commit/job_clock.h"
 
 #include <algorithm>
 #include <array>

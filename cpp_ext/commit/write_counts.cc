@@ -1,4 +1,4 @@
-#include "rpc/write_counts.h"
+#include "commit/write_counts.h"
 
 #include <random>
 

@@ -1,4 +1,4 @@
-#include "rpc/apply_commits.h"
+#include "commit/apply_commits.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "rpc/reduce.h"
+#include "commit/reduce.h"
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // The cut: rows and windows of one instant.
 #include <algorithm>
 
-#include "rpc/commit_log.h"
+#include "commit/commit_log.h"
 
 namespace sparserow::rpc {
 

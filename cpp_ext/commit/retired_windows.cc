@@ -1,4 +1,4 @@
-#include "rpc/retired_windows.h"
+#include "commit/retired_windows.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "rpc/commit_log.h"
+#include "commit/commit_log.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/job_window.h"
+#include "commit/job_window.h"
 
 #include <algorithm>
 #include <iterator>

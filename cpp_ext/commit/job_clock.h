@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/job_window.h"
-#include "rpc/parked_pulls.h"
+#include "commit/job_window.h"
+#include "commit/parked_pulls.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {

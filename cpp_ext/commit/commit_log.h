@@ -2,21 +2,21 @@
 //
 // A job is a set of live workers and one staleness. Every worker sends every shard one commit per step.
 //   staleness 0    commits of a step are kept until every live worker's is there, reduced in rank order
-//                  in float64 (rpc/reduce.h), scaled by 1/N and applied once; a pull for step t waits for
+//                  in float64 (commit/reduce.h), scaled by 1/N and applied once; a pull for step t waits for
 //                  step t-1.
 //   staleness k    commits are applied as they arrive; a pull for step t waits until every live worker's
 //                  commit of step t-1-k is applied.
 //   async          commits are applied as they arrive; pulls never wait.
 // N is the number of workers that count for the commit's step; grad_sum turns the scaling off.
 //
-// Composed of rpc/job_window.h (seen?), rpc/job_clock.h (may it read? whose turn?) and rpc/apply_commits.h.
+// Composed of commit/job_window.h (seen?), commit/job_clock.h (may it read? whose turn?) and commit/apply_commits.h.
 //
 // Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
 // trace, so the same sequence may come again. ASSIGN and DELETE stand in the same window (write_once). An
 // earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. What such a worker
-// repeats is answered as before: its window stays with the job, and then for ten minutes (rpc/retired_windows.h).
+// repeats is answered as before: its window stays with the job, and then for ten minutes (commit/retired_windows.h).
 // While RESOLVE may still apply what it prepared, its COMMIT is kUnavailable. So kFenced and kNotFound mean that the
 // commit is not applied here and will not be, as far as the windows reach. Commits without a step (key-level pushes)
 // are applied at once, in every mode, and have no clock.
@@ -48,12 +48,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rpc/apply_commits.h"
-#include "rpc/commit_cut.h"
-#include "rpc/job_clock.h"
-#include "rpc/lost_commits.h"
-#include "rpc/retired_windows.h"
-#include "rpc/write_counts.h"
+#include "commit/apply_commits.h"
+#include "commit/commit_cut.h"
+#include "commit/job_clock.h"
+#include "commit/lost_commits.h"
+#include "commit/retired_windows.h"
+#include "commit/write_counts.h"
 #include "store/store.h"
 #include "util/status.h"
 
@@ -93,7 +93,7 @@ struct CommitLogStats {
   std::uint64_t commits_duplicate = 0;
   std::uint64_t commits_refused = 0;
   std::uint64_t commits_fenced = 0;
-  std::uint64_t commits_lost = 0;  // taken before this shard was restored, and not sent again (rpc/lost_commits.h)
+  std::uint64_t commits_lost = 0;  // taken before this shard was restored, and not sent again (commit/lost_commits.h)
   std::uint64_t steps_reduced = 0;
   std::uint64_t rows_applied = 0;
   std::uint64_t pulls_clocked = 0;

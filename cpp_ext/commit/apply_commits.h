@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "rpc/commit.h"
-#include "rpc/reduce.h"
+#include "commit/commit.h"
+#include "commit/reduce.h"
 #include "store/store.h"
 #include "util/status.h"
 

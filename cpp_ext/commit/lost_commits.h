@@ -13,7 +13,7 @@
 #include <map>
 #include <vector>
 
-#include "rpc/job_clock.h"
+#include "commit/job_clock.h"
 
 namespace sparserow::rpc {
 

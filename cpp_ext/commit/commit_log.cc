@@ -1,4 +1,4 @@
-#include "rpc/commit_log.h"
+#include "commit/commit_log.h"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/commit.h"
+#include "commit/commit.h"
 
 namespace sparserow::rpc {
 
