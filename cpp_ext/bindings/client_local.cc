@@ -1,11 +1,11 @@
-// _client: shards inside this process (rpc/local_shards.h) for tests and for training without a server.
+// _client: shards inside this process (shards/local_shards.h) for tests and for training without a server.
 #include "bindings/client_local.h"
 
 #include <pybind11/stl.h>
 
 #include "bindings/shared_errors.h"
 #include "bindings/shared_policy.h"
-#include "rpc/local_shards.h"
+#include "shards/local_shards.h"
 
 namespace sparserow::bindings {
 namespace {

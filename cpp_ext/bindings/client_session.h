@@ -5,7 +5,7 @@
 
 namespace sparserow::bindings {
 
-// After the classes of rpc/shards.h are bound.
+// After the classes of shards/shards.h are bound.
 void bind_session(pybind11::module_& module);
 
 }  // namespace sparserow::bindings

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "rpc/tls.h"
+#include "shards/shards.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {

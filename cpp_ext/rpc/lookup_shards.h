@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "rpc/client.h"
-#include "rpc/shards.h"
+#include "shards/shards.h"
 
 namespace sparserow::rpc {
 

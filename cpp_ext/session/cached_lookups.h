@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "session/row_cache.h"
+#include "shards/shards.h"
 #include "util/status.h"
 
 namespace sparserow {

@@ -33,10 +33,10 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "session/binding.h"
 #include "session/session_state.h"
 #include "session/write_turns.h"
+#include "shards/shards.h"
 #include "util/status.h"
 
 namespace sparserow {

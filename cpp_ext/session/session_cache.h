@@ -26,8 +26,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "session/row_storage.h"
+#include "shards/shards.h"
 #include "util/status.h"
 
 namespace sparserow {

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "session/lookup.h"
 #include "session/sequence_numbers.h"
 #include "session/session_cache.h"
+#include "shards/shards.h"
 #include "util/partition.h"
 #include "util/status.h"
 

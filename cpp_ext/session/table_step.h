@@ -21,8 +21,8 @@
 #include <span>
 #include <vector>
 
-#include "rpc/shards.h"
 #include "session/lookup.h"
+#include "shards/shards.h"
 #include "util/partition.h"
 
 namespace sparserow {

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "rpc/local_shards.h"
+#include "shards/local_shards.h"
 #include "util/partition.h"
 
 namespace sparserow {

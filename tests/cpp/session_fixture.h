@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "rpc/local_shards.h"
 #include "session/session.h"
+#include "shards/local_shards.h"
 
 namespace sparserow {
 

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "rpc_fixture.h"
-#if __has_include("rpc/local_shards.h")
-#include "rpc/local_shards.h"
+#if __has_include("shards/local_shards.h")
+#include "shards/local_shards.h"
 #endif
 
 using namespace sparserow;
@@ -27,7 +27,7 @@ std::vector<Subject> subjects(const std::vector<TableSchema>& tables) {
   for (const std::uint32_t shards : {1u, 3u}) {
     const auto cluster = std::make_shared<Cluster>(shards, tables);
     all.push_back({"Client of " + std::to_string(shards), take(Client::connect(cluster->client_options())), cluster});
-#if __has_include("rpc/local_shards.h")
+#if __has_include("shards/local_shards.h")
     std::vector<std::shared_ptr<Store>> stores;
     for (std::uint32_t s = 0; s < shards; ++s) {
       stores.push_back(make_store());

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <iostream>
 
-#include "rpc/local_shards.h"
 #include "session/session.h"
+#include "shards/local_shards.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "rpc/local_shards.h"
+#include "shards/local_shards.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Shards over stores of this process: no frames, no clock, one worker. For tests of the session, for programs
 // that train on one machine without a server, and as `bench train`'s reference without RPC.
 //
-// Thread-safe. Of writes it knows those that go through it or another worker's. Obeys the contract of rpc/shards.h;
+// Thread-safe. Of writes it knows those that go through it or another worker's. Obeys the contract of shards/shards.h;
 // deadlines are not needed, nothing waits.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "rpc/shards.h"
+#include "shards/shards.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {
