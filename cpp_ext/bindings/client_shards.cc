@@ -14,7 +14,7 @@
 
 #include "client_keyed.h"
 #include "rpc/client.h"
-#include "rpc/trace_context.h"
+#include "rpc/wire/trace_context.h"
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"

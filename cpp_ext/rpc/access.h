@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {

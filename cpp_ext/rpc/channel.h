@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "rpc/client.h"
-#include "rpc/crc32c.h"
-#include "rpc/frame.h"
 #include "rpc/held_commits.h"
 #include "rpc/stream.h"
+#include "rpc/wire/crc32c.h"
+#include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 

@@ -13,7 +13,7 @@
 
 #include "rpc/channel.h"
 #include "rpc/client.h"
-#include "rpc/trace_context.h"
+#include "rpc/wire/trace_context.h"
 
 namespace sparserow::rpc {
 

@@ -15,7 +15,7 @@
 #include <map>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc/frame.h"
-#include "rpc/trace_context.h"
+#include "rpc/wire/frame.h"
+#include "rpc/wire/trace_context.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "rpc/frame.h"
 #include "rpc/server_core.h"
+#include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 

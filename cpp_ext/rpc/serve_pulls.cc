@@ -5,8 +5,8 @@
 
 #include "rpc/changed_rows.h"
 #include "rpc/connection.h"
-#include "rpc/crc32c.h"
 #include "rpc/reply_frames.h"
+#include "rpc/wire/crc32c.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-// The data-plane server of one shard: C++ threads that speak rpc/frame.h over a Stream.
+// The data-plane server of one shard: C++ threads that speak rpc/wire/frame.h over a Stream.
 //
 // Requests that touch few rows run inline on the I/O thread; a large pull is gathered and sent chunk by
 // chunk. A connection works on one request at a time (parked pulls aside), and is not read while the

@@ -1,4 +1,4 @@
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 
 #include <doctest/doctest.h>
 

@@ -7,7 +7,7 @@
 
 #include "raw_peer.h"
 #include "rpc/access.h"
-#include "rpc/crc32c.h"
+#include "rpc/wire/crc32c.h"
 #include "rpc_fixture.h"
 
 namespace sparserow {

@@ -14,7 +14,7 @@
 #include "rpc/hot_keys.h"
 #include "rpc/request_log.h"
 #include "rpc/request_times.h"
-#include "rpc/trace_context.h"
+#include "rpc/wire/trace_context.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;

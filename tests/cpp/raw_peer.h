@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 #include "util/hash.h"
 
 namespace sparserow::testing {

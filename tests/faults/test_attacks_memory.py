@@ -29,7 +29,7 @@ DIM = 64
 MIB = 1 << 20
 MANY = np.arange(20_000, dtype=np.uint64)  # a request of 160 KB, which is charged
 
-# The layouts of cpp_ext/rpc/frame.h.
+# The layouts of cpp_ext/rpc/wire/frame.h.
 HEADER = struct.Struct("<IHBBQIIIIIIQqII")
 SECTION = struct.Struct("<HHIQ")
 HELLO = struct.Struct("<IBBHQQIIIIII")

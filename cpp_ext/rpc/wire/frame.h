@@ -148,7 +148,7 @@ enum class SectionKind : std::uint16_t {
   kError = 6,
   kScan = 7,
   kScanPage = 8,
-  kChecksum = 10,  // 9: rpc/trace_context.h
+  kChecksum = 10,  // 9: rpc/wire/trace_context.h
   kWorker = 11,
 };
 

@@ -1,10 +1,10 @@
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 
-#include "rpc/crc32c.h"
+#include "rpc/wire/crc32c.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/trace_context.h"
+#include "rpc/wire/trace_context.h"
 
 #include <cstring>
 

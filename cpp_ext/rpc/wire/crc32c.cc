@@ -1,4 +1,4 @@
-#include "rpc/crc32c.h"
+#include "rpc/wire/crc32c.h"
 
 #include <array>
 #include <cstring>

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "rpc/frame.h"
+#include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 
