@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc/openssl_ptr.h"
+#include "rpc/transport/openssl_ptr.h"
 
 namespace py = pybind11;
 

@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
-#include "rpc/certificates.h"
 #include "rpc/server.h"
+#include "rpc/transport/certificates.h"
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"

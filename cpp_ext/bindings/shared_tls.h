@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-#include "rpc/tls.h"
+#include "rpc/transport/tls.h"
 #include "shared_errors.h"
 
 namespace sparserow::bindings {

@@ -25,7 +25,7 @@
 
 #include "rpc/client.h"
 #include "rpc/held_commits.h"
-#include "rpc/stream.h"
+#include "rpc/transport/stream.h"
 #include "rpc/wire/crc32c.h"
 #include "rpc/wire/frame.h"
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc/tls.h"
+#include "rpc/transport/tls.h"
 #include "shards/shards.h"
 #include "store/store.h"
 

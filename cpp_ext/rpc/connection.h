@@ -22,10 +22,10 @@
 
 #include "rpc/access.h"
 #include "rpc/changed_rows.h"
-#include "rpc/event_loop.h"
 #include "rpc/row_chunks.h"
 #include "rpc/server_core.h"
-#include "rpc/stream.h"
+#include "rpc/transport/event_loop.h"
+#include "rpc/transport/stream.h"
 #include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "rpc/event_loop.h"
+#include "rpc/transport/event_loop.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "rpc/event_loop.h"
+#include "rpc/transport/event_loop.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,5 +1,5 @@
 #include "rpc/server.h"
-#include "rpc/event_loop.h"
+#include "rpc/transport/event_loop.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #include "rpc/connection.h"
 #include "rpc/server_core.h"
-#include "rpc/stream.h"
+#include "rpc/transport/stream.h"
 #include "store/snapshot.h"
 #include "util/partition.h"
 

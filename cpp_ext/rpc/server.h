@@ -24,7 +24,7 @@
 #include "rpc/request_times.h"
 #include "rpc/served_models.h"
 #include "rpc/staleness_histogram.h"
-#include "rpc/tls.h"
+#include "rpc/transport/tls.h"
 #include "store/store.h"
 #include "util/status.h"
 

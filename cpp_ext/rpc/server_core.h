@@ -15,13 +15,13 @@
 #include "commit/commit_log.h"
 #include "rpc/access.h"
 #include "rpc/buffer_pool.h"
-#include "rpc/event_loop.h"
 #include "rpc/fair_budget.h"
 #include "rpc/hints.h"
 #include "rpc/seats.h"
 #include "rpc/served_models.h"
 #include "rpc/server.h"
 #include "rpc/staleness_histogram.h"
+#include "rpc/transport/event_loop.h"
 #include "store/store.h"
 
 namespace sparserow::rpc {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "raw_peer.h"
-#include "rpc/stream.h"
+#include "rpc/transport/stream.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;

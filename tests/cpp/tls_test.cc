@@ -1,5 +1,5 @@
 // TLS on the data plane: who is let in, who is not and why, certificates that change, and rows as without it.
-#include "rpc/tls.h"
+#include "rpc/transport/tls.h"
 
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "raw_peer.h"
-#include "rpc/certificates.h"
+#include "rpc/transport/certificates.h"
 #include "rpc_fixture.h"
 
 namespace sparserow {

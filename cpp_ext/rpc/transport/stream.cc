@@ -1,4 +1,4 @@
-#include "rpc/stream.h"
+#include "rpc/transport/stream.h"
 
 #include <fcntl.h>
 #include <netdb.h>

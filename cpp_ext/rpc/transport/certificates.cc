@@ -1,4 +1,4 @@
-#include "rpc/certificates.h"
+#include "rpc/transport/certificates.h"
 
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -6,7 +6,7 @@
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
 
-#include "rpc/openssl_ptr.h"
+#include "rpc/transport/openssl_ptr.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/tls_stream.h"
+#include "rpc/transport/tls_stream.h"
 
 #include <arpa/inet.h>
 #include <openssl/err.h>

@@ -1,4 +1,4 @@
-// The byte stream under the frames: TCP and Unix sockets; rpc/tls.h puts TLS into the same seam.
+// The byte stream under the frames: TCP and Unix sockets; rpc/transport/tls.h puts TLS into the same seam.
 //
 // A Stream moves what can be moved now and says what to wait for; it never blocks and never waits. The
 // server waits through its event loop, the client through poll(2), both on fd(). One reader and one writer

@@ -1,4 +1,4 @@
-// One TLS connection as a Stream around a Stream, by OpenSSL: rpc/tls.h makes them.
+// One TLS connection as a Stream around a Stream, by OpenSSL: rpc/transport/tls.h makes them.
 #pragma once
 
 #include <openssl/ssl.h>
@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "rpc/openssl_ptr.h"
-#include "rpc/stream.h"
+#include "rpc/transport/openssl_ptr.h"
+#include "rpc/transport/stream.h"
 
 namespace sparserow::rpc {
 

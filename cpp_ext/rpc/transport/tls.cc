@@ -1,4 +1,4 @@
-#include "rpc/tls.h"
+#include "rpc/transport/tls.h"
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/openssl_ptr.h"
-#include "rpc/tls_stream.h"
+#include "rpc/transport/openssl_ptr.h"
+#include "rpc/transport/tls_stream.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "rpc/stream.h"
+#include "rpc/transport/stream.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
