@@ -17,10 +17,10 @@
 #include "rpc/buffer_pool.h"
 #include "rpc/fair_budget.h"
 #include "rpc/hints.h"
+#include "rpc/observe/staleness_histogram.h"
 #include "rpc/seats.h"
 #include "rpc/served_models.h"
 #include "rpc/server.h"
-#include "rpc/staleness_histogram.h"
 #include "rpc/transport/event_loop.h"
 #include "store/store.h"
 

@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "rpc/hot_keys.h"
-#include "rpc/request_log.h"
-#include "rpc/request_times.h"
+#include "rpc/observe/hot_keys.h"
+#include "rpc/observe/request_log.h"
+#include "rpc/observe/request_times.h"
 #include "rpc/wire/trace_context.h"
 #include "rpc_fixture.h"
 

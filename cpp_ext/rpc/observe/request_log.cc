@@ -1,4 +1,4 @@
-#include "rpc/request_log.h"
+#include "rpc/observe/request_log.h"
 
 #include <utility>
 

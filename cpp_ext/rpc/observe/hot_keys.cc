@@ -1,4 +1,4 @@
-#include "rpc/hot_keys.h"
+#include "rpc/observe/hot_keys.h"
 
 #include <algorithm>
 #include <utility>
