@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/client.h"
+#include "rpc/client/client.h"
 #include "util/partition.h"
 
 namespace sparserow::bindings {

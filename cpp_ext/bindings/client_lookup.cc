@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/client.h"
-#include "rpc/lookup_shards.h"
+#include "rpc/client/client.h"
+#include "rpc/client/lookup_shards.h"
 #include "session/cached_lookups.h"
 #include "shared_errors.h"
 #include "shared_tls.h"

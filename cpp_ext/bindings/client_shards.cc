@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "client_keyed.h"
-#include "rpc/client.h"
+#include "rpc/client/client.h"
 #include "rpc/wire/trace_context.h"
 #include "shared_errors.h"
 #include "shared_proof.h"

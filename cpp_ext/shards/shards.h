@@ -1,6 +1,6 @@
 // The seam between a worker's session and the shards that hold its rows.
 //
-// Two implementations: rpc::Client (the data plane, rpc/client.h) and rpc::LocalShards (an in-process
+// Two implementations: rpc::Client (the data plane, rpc/client/client.h) and rpc::LocalShards (an in-process
 // store: the C++ tests, and `bench train`'s in-process reference). Both obey the same contract tests.
 //
 // Keys in every request are unique per table and grouped by shard: shard s owns

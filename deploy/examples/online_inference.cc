@@ -12,7 +12,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "rpc/lookup_shards.h"
+#include "rpc/client/lookup_shards.h"
 #include "session/session.h"
 #include "util/hash.h"
 

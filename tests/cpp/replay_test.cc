@@ -5,7 +5,7 @@
 #include <future>
 #include <thread>
 
-#include "rpc/held_commits.h"
+#include "rpc/client/held_commits.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;

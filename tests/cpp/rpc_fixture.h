@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc/client.h"
+#include "rpc/client/client.h"
 #include "rpc/server.h"
 #include "store/store.h"
 #include "util/hash.h"

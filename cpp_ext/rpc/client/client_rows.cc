@@ -3,7 +3,7 @@
 #include <array>
 #include <cstring>
 
-#include "rpc/client_impl.h"
+#include "rpc/client/client_impl.h"
 #include "util/partition.h"
 
 namespace sparserow::rpc {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/channel.h"
+#include "rpc/client/channel.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/lookup_shards.h"
+#include "rpc/client/lookup_shards.h"
 
 namespace sparserow::rpc {
 namespace {

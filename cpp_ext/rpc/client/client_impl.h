@@ -11,8 +11,8 @@
 #include <mutex>
 #include <vector>
 
-#include "rpc/channel.h"
-#include "rpc/client.h"
+#include "rpc/client/channel.h"
+#include "rpc/client/client.h"
 #include "rpc/wire/trace_context.h"
 
 namespace sparserow::rpc {

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstring>
 
-#include "rpc/channel.h"
+#include "rpc/client/channel.h"
 #include "util/hash.h"
 
 namespace sparserow::rpc {

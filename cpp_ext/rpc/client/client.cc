@@ -1,11 +1,11 @@
-#include "rpc/client.h"
+#include "rpc/client/client.h"
 
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "rpc/client_impl.h"
+#include "rpc/client/client_impl.h"
 #include "util/partition.h"
 
 namespace sparserow::rpc {

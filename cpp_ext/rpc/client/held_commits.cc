@@ -1,4 +1,4 @@
-#include "rpc/held_commits.h"
+#include "rpc/client/held_commits.h"
 
 #include <utility>
 

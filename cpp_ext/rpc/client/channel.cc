@@ -1,4 +1,4 @@
-#include "rpc/channel.h"
+#include "rpc/client/channel.h"
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "rpc/client.h"
+#include "rpc/client/client.h"
 #include "shards/shards.h"
 
 namespace sparserow::rpc {

@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc/client.h"
-#include "rpc/held_commits.h"
+#include "rpc/client/client.h"
+#include "rpc/client/held_commits.h"
 #include "rpc/transport/stream.h"
 #include "rpc/wire/crc32c.h"
 #include "rpc/wire/frame.h"
