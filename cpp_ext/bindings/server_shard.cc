@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "rpc/server.h"
+#include "rpc/server/server.h"
 #include "rpc/transport/certificates.h"
 #include "shared_errors.h"
 #include "shared_proof.h"

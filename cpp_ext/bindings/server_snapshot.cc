@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/server.h"
+#include "rpc/server/server.h"
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/snapshot.h"

@@ -268,7 +268,7 @@ class ShardEngine:
         self._jobs.discard(job_id)
 
     def stats(self) -> dict[str, Any]:
-        """The data plane's counters (``ServerStats`` of rpc/server.h) by name."""
+        """The data plane's counters (``ServerStats`` of rpc/server/server.h) by name."""
         return dict(self._server.stats())
 
     def lost_commits(self) -> list[pb.LostRange]:

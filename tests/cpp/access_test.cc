@@ -1,5 +1,5 @@
 // Tokens on the data plane: roles, namespaces, and what is taken back while a connection lives.
-#include "rpc/access.h"
+#include "rpc/server/access.h"
 
 #include <doctest/doctest.h>
 

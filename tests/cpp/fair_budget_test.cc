@@ -1,5 +1,5 @@
 // Budgets that peers share: limits, fair shares, order, and progress when memory is short.
-#include "rpc/fair_budget.h"
+#include "rpc/server/fair_budget.h"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpc/seats.h"
+#include "rpc/server/seats.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "raw_peer.h"
-#include "rpc/access.h"
+#include "rpc/server/access.h"
 #include "rpc/wire/crc32c.h"
 #include "rpc_fixture.h"
 

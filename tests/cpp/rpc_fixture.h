@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "rpc/client/client.h"
-#include "rpc/server.h"
+#include "rpc/server/server.h"
 #include "store/store.h"
 #include "util/hash.h"
 #include "util/partition.h"

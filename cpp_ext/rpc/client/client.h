@@ -65,7 +65,7 @@ struct ShardAnswer {
 };
 
 struct LookupOptions {
-  std::uint32_t model = 0;        // handle: rpc/served_models.h
+  std::uint32_t model = 0;        // handle: rpc/server/served_models.h
   std::uint64_t routing_key = 0;  // chooses between an alias's versions; 0: never the canary
   std::chrono::milliseconds deadline{30'000};
 };

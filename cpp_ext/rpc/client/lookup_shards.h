@@ -12,7 +12,7 @@ namespace sparserow::rpc {
 
 class LookupShards final : public Shards {
  public:
-  // model: handle (rpc/served_models.h), of a version, so that rows and program stay together.
+  // model: handle (rpc/server/served_models.h), of a version, so that rows and program stay together.
   LookupShards(std::shared_ptr<Client> client, std::uint32_t model) : client_(std::move(client)), model_(model) {}
 
   [[nodiscard]] std::uint32_t shard_count() const noexcept override { return client_->shard_count(); }

@@ -34,7 +34,7 @@
 // A PULL flagged kFrameWrites has in its reply's `sequence` how often others than this worker wrote to the tables it
 // names, up to a constant (commit/write_counts.h), as of before its rows were read. It may name tables without keys.
 //
-// A LOOKUP names its model by header.namespace_id (rpc/served_models.h) and by header.sequence a key that routes
+// A LOOKUP names its model by header.namespace_id (rpc/server/served_models.h) and by header.sequence a key that routes
 // between versions, or 0; `sequence` of the reply is the number of the version that answered. A feature of HELLO.
 //
 // A large ROWS is made while it is sent, so its checksum cannot stand in the header. Such a reply to a client that

@@ -1,4 +1,4 @@
-#include "rpc/hints.h"
+#include "rpc/server/hints.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "rpc/reply_frames.h"
+#include "rpc/server/reply_frames.h"
 
 namespace sparserow::rpc {
 

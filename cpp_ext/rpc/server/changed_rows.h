@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/row_chunks.h"
+#include "rpc/server/row_chunks.h"
 #include "store/store.h"
 #include "util/status.h"
 

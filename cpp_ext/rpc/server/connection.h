@@ -20,10 +20,10 @@
 #include <string_view>
 #include <vector>
 
-#include "rpc/access.h"
-#include "rpc/changed_rows.h"
-#include "rpc/row_chunks.h"
-#include "rpc/server_core.h"
+#include "rpc/server/access.h"
+#include "rpc/server/changed_rows.h"
+#include "rpc/server/row_chunks.h"
+#include "rpc/server/server_core.h"
 #include "rpc/transport/event_loop.h"
 #include "rpc/transport/stream.h"
 #include "rpc/wire/frame.h"

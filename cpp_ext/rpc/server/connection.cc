@@ -1,11 +1,11 @@
-#include "rpc/connection.h"
+#include "rpc/server/connection.h"
 
 #include <openssl/crypto.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "rpc/reply_frames.h"
+#include "rpc/server/reply_frames.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/fair_budget.h"
+#include "rpc/server/fair_budget.h"
 
 #include <algorithm>
 

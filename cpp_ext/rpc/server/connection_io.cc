@@ -1,9 +1,9 @@
-// How a connection reads frames and writes replies, within its budgets: the I/O half of rpc/connection.h.
+// How a connection reads frames and writes replies, within its budgets: the I/O half of rpc/server/connection.h.
 #include <algorithm>
 #include <cstring>
 #include <new>
 
-#include "rpc/connection.h"
+#include "rpc/server/connection.h"
 
 namespace sparserow::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "rpc/access.h"
+#include "rpc/server/access.h"
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "commit/commit_log.h"
-#include "rpc/access.h"
-#include "rpc/buffer_pool.h"
-#include "rpc/fair_budget.h"
-#include "rpc/hints.h"
 #include "rpc/observe/staleness_histogram.h"
-#include "rpc/seats.h"
-#include "rpc/served_models.h"
-#include "rpc/server.h"
+#include "rpc/server/access.h"
+#include "rpc/server/buffer_pool.h"
+#include "rpc/server/fair_budget.h"
+#include "rpc/server/hints.h"
+#include "rpc/server/seats.h"
+#include "rpc/server/served_models.h"
+#include "rpc/server/server.h"
 #include "rpc/transport/event_loop.h"
 #include "store/store.h"
 

@@ -1,4 +1,4 @@
-#include "rpc/served_models.h"
+#include "rpc/server/served_models.h"
 
 #include <mutex>
 #include <utility>

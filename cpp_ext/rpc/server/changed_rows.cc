@@ -1,4 +1,4 @@
-#include "rpc/changed_rows.h"
+#include "rpc/server/changed_rows.h"
 
 #include <algorithm>
 

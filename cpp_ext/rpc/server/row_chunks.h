@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc/server_core.h"
+#include "rpc/server/server_core.h"
 #include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {

@@ -3,9 +3,9 @@
 #include <array>
 #include <cstring>
 
-#include "rpc/changed_rows.h"
-#include "rpc/connection.h"
-#include "rpc/reply_frames.h"
+#include "rpc/server/changed_rows.h"
+#include "rpc/server/connection.h"
+#include "rpc/server/reply_frames.h"
 #include "rpc/wire/crc32c.h"
 
 namespace sparserow::rpc {

@@ -2,8 +2,8 @@
 // serve_scans.cc).
 #include <algorithm>
 
-#include "rpc/connection.h"
-#include "rpc/reply_frames.h"
+#include "rpc/server/connection.h"
+#include "rpc/server/reply_frames.h"
 
 namespace sparserow::rpc {
 namespace {

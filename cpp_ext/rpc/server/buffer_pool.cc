@@ -1,4 +1,4 @@
-#include "rpc/buffer_pool.h"
+#include "rpc/server/buffer_pool.h"
 
 #include <sys/mman.h>
 

@@ -1,8 +1,8 @@
 // Walks of a table, page by page.
 #include <algorithm>
 
-#include "rpc/connection.h"
-#include "rpc/reply_frames.h"
+#include "rpc/server/connection.h"
+#include "rpc/server/reply_frames.h"
 
 namespace sparserow::rpc {
 namespace {

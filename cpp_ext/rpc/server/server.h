@@ -5,8 +5,8 @@
 // server's in-flight budget is full or its last reply is not taken, so a slow or greedy peer holds a
 // bounded amount of memory. Bodies are charged as they arrive, replies before they are made, and seats of
 // connections when HELLO is accepted. An account, which is a token at an address, has a fair share of each
-// (rpc/fair_budget.h, rpc/seats.h). A frame that breaks the grammar gets ERROR and the connection is closed; the
-// process lives. With an SSD, requests that may wait for it run on threads of their own. Thread-safe.
+// (rpc/server/fair_budget.h, rpc/server/seats.h). A frame that breaks the grammar gets ERROR and the connection is
+// closed; the process lives. With an SSD, requests that may wait for it run on threads of their own. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "commit/commit_log.h"
-#include "rpc/access.h"
 #include "rpc/observe/hot_keys.h"
 #include "rpc/observe/request_log.h"
 #include "rpc/observe/request_times.h"
 #include "rpc/observe/staleness_histogram.h"
-#include "rpc/served_models.h"
+#include "rpc/server/access.h"
+#include "rpc/server/served_models.h"
 #include "rpc/transport/tls.h"
 #include "store/store.h"
 #include "util/status.h"

@@ -1,4 +1,4 @@
-#include "rpc/seats.h"
+#include "rpc/server/seats.h"
 
 #include <algorithm>
 

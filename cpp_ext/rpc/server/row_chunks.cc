@@ -1,4 +1,4 @@
-#include "rpc/row_chunks.h"
+#include "rpc/server/row_chunks.h"
 
 #include <algorithm>
 #include <array>

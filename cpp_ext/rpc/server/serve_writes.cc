@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "rpc/connection.h"
-#include "rpc/reply_frames.h"
+#include "rpc/server/connection.h"
+#include "rpc/server/reply_frames.h"
 #include "util/finite.h"
 
 namespace sparserow::rpc {

@@ -1,4 +1,4 @@
-#include "rpc/server.h"
+#include "rpc/server/server.h"
 #include "rpc/transport/event_loop.h"
 
 #include <sys/socket.h>
@@ -10,8 +10,8 @@
 #include <map>
 #include <thread>
 
-#include "rpc/connection.h"
-#include "rpc/server_core.h"
+#include "rpc/server/connection.h"
+#include "rpc/server/server_core.h"
 #include "rpc/transport/stream.h"
 #include "store/snapshot.h"
 #include "util/partition.h"

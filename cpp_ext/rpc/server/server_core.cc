@@ -1,4 +1,4 @@
-#include "rpc/server_core.h"
+#include "rpc/server/server_core.h"
 
 #include <algorithm>
 #include <exception>
