@@ -10,8 +10,8 @@
 
 #include "shared_arrays.h"
 #include "shared_errors.h"
-#include "store/hold_clock.h"
 #include "store/store.h"
+#include "store/table/hold_clock.h"
 
 namespace py = pybind11;
 

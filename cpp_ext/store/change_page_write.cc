@@ -7,7 +7,7 @@
 
 #include "store/change_page.h"
 #include "store/change_page_format.h"
-#include "store/slot_order.h"
+#include "store/table/slot_order.h"
 #include "util/hash.h"
 
 namespace sparserow {

@@ -33,9 +33,9 @@
 #include <vector>
 
 #include "schema/schema.h"
-#include "store/admission.h"
 #include "store/ssd_tier.h"
-#include "store/sweep.h"
+#include "store/table/admission.h"
+#include "store/table/sweep.h"
 #include "util/hash.h"
 #include "util/status.h"
 

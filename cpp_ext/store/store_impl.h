@@ -15,7 +15,7 @@
 #include "store/change_log.h"
 #include "store/change_ring.h"
 #include "store/store.h"
-#include "store/table.h"
+#include "store/table/table.h"
 
 namespace sparserow {
 

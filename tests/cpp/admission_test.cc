@@ -1,5 +1,5 @@
 // Filters against exact counts, and what a table's policy refuses.
-#include "store/admission.h"
+#include "store/table/admission.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // The stored form of a row, byte by byte: what is on a disk today must be read by every later build.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include "store/row_codec.h"
+#include "store/table/row_codec.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "store/row_slab.h"
+#include "store/table/row_slab.h"
 
 #include <doctest/doctest.h>
 

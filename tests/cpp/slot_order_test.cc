@@ -1,4 +1,4 @@
-#include "store/slot_order.h"
+#include "store/table/slot_order.h"
 
 #include <doctest/doctest.h>
 

@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "store/arena_pool.h"
-#include "store/row.h"
-#include "store/row_meta.h"
+#include "store/table/arena_pool.h"
+#include "store/table/row.h"
+#include "store/table/row_meta.h"
 
 namespace sparserow {
 

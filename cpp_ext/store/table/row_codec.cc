@@ -1,4 +1,4 @@
-#include "store/row_codec.h"
+#include "store/table/row_codec.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "store/initial_rows.h"
+#include "store/table/initial_rows.h"
 
 #include <algorithm>
 #include <cmath>

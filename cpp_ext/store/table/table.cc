@@ -1,4 +1,4 @@
-#include "store/table.h"
+#include "store/table/table.h"
 
 namespace sparserow {
 

@@ -1,4 +1,4 @@
-#include "store/row_index.h"
+#include "store/table/row_index.h"
 
 #include <algorithm>
 #include <cstring>

@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-#include "store/row.h"
+#include "store/table/row.h"
 #include "util/dtype.h"
 #include "util/status.h"
 

@@ -14,15 +14,15 @@
 
 #include "optim/optimizer.h"
 #include "schema/schema.h"
-#include "store/admission.h"
-#include "store/batch_order.h"
-#include "store/hold_clock.h"
-#include "store/initial_rows.h"
-#include "store/row.h"
-#include "store/row_codec.h"
-#include "store/row_index.h"
-#include "store/row_slab.h"
-#include "store/sweep.h"
+#include "store/table/admission.h"
+#include "store/table/batch_order.h"
+#include "store/table/hold_clock.h"
+#include "store/table/initial_rows.h"
+#include "store/table/row.h"
+#include "store/table/row_codec.h"
+#include "store/table/row_index.h"
+#include "store/table/row_slab.h"
+#include "store/table/sweep.h"
 
 namespace sparserow {
 

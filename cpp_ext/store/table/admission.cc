@@ -1,4 +1,4 @@
-#include "store/admission.h"
+#include "store/table/admission.h"
 
 #include <algorithm>
 

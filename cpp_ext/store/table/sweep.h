@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "store/hold_clock.h"
+#include "store/table/hold_clock.h"
 
 namespace sparserow {
 

@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "store/arena_pool.h"
+#include "store/table/arena_pool.h"
 
 namespace sparserow {
 

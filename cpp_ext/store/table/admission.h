@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "schema/schema.h"
-#include "store/slot_order.h"
+#include "store/table/slot_order.h"
 #include "util/status.h"
 
 namespace sparserow {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "store/slot_order.h"
+#include "store/table/slot_order.h"
 
 namespace sparserow {
 

@@ -1,4 +1,4 @@
-#include "store/arena_pool.h"
+#include "store/table/arena_pool.h"
 
 #include <sys/mman.h>
 
