@@ -71,7 +71,7 @@ class RowMemory:
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Whether a store of some process holds its lock (cpp_ext/store/ssd_folder.h)."""
+    """Whether a store of some process holds its lock (cpp_ext/store/ssd/ssd_folder.h)."""
     try:
         lock = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -10,7 +10,7 @@
 
 #include "shared_arrays.h"
 #include "shared_errors.h"
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 #include "util/hash.h"
 
 namespace py = pybind11;

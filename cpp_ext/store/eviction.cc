@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "store/snapshot.h"
-#include "store/ssd_readers.h"
+#include "store/ssd/ssd_readers.h"
 #include "store/tiering.h"
 
 namespace sparserow {

@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "schema/schema.h"
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 #include "store/table/admission.h"
 #include "store/table/sweep.h"
 #include "util/hash.h"

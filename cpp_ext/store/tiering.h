@@ -29,7 +29,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 #include "store/store_impl.h"
 
 namespace sparserow {

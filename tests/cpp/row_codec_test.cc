@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 
 namespace sparserow {
 namespace {

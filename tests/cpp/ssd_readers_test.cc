@@ -1,5 +1,5 @@
 // The parts of a read are done once each, whoever does them.
-#include "store/ssd_readers.h"
+#include "store/ssd/ssd_readers.h"
 
 #include <doctest/doctest.h>
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 #include "store/store.h"
 
 namespace sparserow {

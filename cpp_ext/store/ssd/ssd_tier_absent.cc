@@ -1,5 +1,5 @@
 // Compiled instead of ssd_tier.cc where RocksDB is not installed.
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 
 namespace sparserow {
 

@@ -1,4 +1,4 @@
-#include "store/ssd_folder.h"
+#include "store/ssd/ssd_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,4 +1,4 @@
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
@@ -15,8 +15,8 @@
 #include <cstring>
 #include <mutex>
 
-#include "store/ssd_folder.h"
-#include "store/ssd_readers.h"
+#include "store/ssd/ssd_folder.h"
+#include "store/ssd/ssd_readers.h"
 
 namespace sparserow {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/ssd_readers.h"
+#include "store/ssd/ssd_readers.h"
 
 #include <sys/resource.h>
 #include <sys/syscall.h>

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "store/ssd_tier.h"
+#include "store/ssd/ssd_tier.h"
 #include "util/status.h"
 
 namespace sparserow {
