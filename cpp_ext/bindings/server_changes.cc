@@ -12,7 +12,7 @@
 
 #include "shared_arrays.h"
 #include "shared_errors.h"
-#include "store/change_page.h"
+#include "store/changes/change_page.h"
 
 namespace py = pybind11;
 

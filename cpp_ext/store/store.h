@@ -219,7 +219,7 @@ class Store {
   // born or erased meanwhile may or may not be.
   Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
 
-  [[nodiscard]] ChangeLog& changes() noexcept;  // for followers: store/change_log.h
+  [[nodiscard]] ChangeLog& changes() noexcept;  // for followers: store/changes/change_log.h
 
   [[nodiscard]] std::vector<TableStats> stats() const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;

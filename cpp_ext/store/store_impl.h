@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "store/change_log.h"
 #include "store/change_ring.h"
+#include "store/changes/change_log.h"
 #include "store/store.h"
 #include "store/table/table.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "store/change_page.h"
+#include "store/changes/change_page.h"
 
 namespace sparserow {
 

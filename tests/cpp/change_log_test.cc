@@ -1,5 +1,5 @@
 // Following a store's changes: what a cursor is told, what is forgotten, and pages from one store to another.
-#include "store/change_log.h"
+#include "store/changes/change_log.h"
 
 #include <doctest/doctest.h>
 
@@ -7,8 +7,8 @@
 #include <random>
 
 #include "change_fixture.h"
-#include "store/change_page.h"
 #include "store/change_ring.h"
+#include "store/changes/change_page.h"
 
 namespace sparserow {
 namespace {

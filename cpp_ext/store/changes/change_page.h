@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "store/change_log.h"
+#include "store/changes/change_log.h"
 #include "store/store.h"
 
 namespace sparserow {

@@ -4,8 +4,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "store/change_page.h"
-#include "store/change_page_format.h"
+#include "store/changes/change_page.h"
+#include "store/changes/change_page_format.h"
 #include "util/hash.h"
 
 namespace sparserow {

@@ -1,9 +1,9 @@
-#include "store/change_hold.h"
+#include "store/changes/change_hold.h"
 
 #include <algorithm>
 #include <set>
 
-#include "store/change_log.h"
+#include "store/changes/change_log.h"
 
 namespace sparserow {
 namespace {

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "store/change_log.h"
+#include "store/changes/change_log.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 #include "util/hash.h"

@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "store/change_page.h"
-#include "store/change_page_format.h"
+#include "store/changes/change_page.h"
+#include "store/changes/change_page_format.h"
 #include "store/table/slot_order.h"
 #include "util/hash.h"
 

@@ -1,4 +1,4 @@
-#include "store/change_log.h"
+#include "store/changes/change_log.h"
 
 #include <algorithm>
 #include <array>
