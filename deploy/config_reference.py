@@ -11,8 +11,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ..proto.allowed import allowed_of_field, sections_of
-from ..proto.job import JobConfig
+from ..proto.config.allowed import allowed_of_field, sections_of
+from ..proto.config.job import JobConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from ..proto.config import ClusterConfig, LogConfig
+from ..proto.config.config import ClusterConfig, LogConfig
 from ..proto.coordinators import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..ps_server.advertise import is_wildcard

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..proto.config import load_config
+from ..proto.config.config import load_config
+from ..proto.config.job import JobConfig
+from ..proto.config.units import format_bytes
 from ..proto.coordinators import parse_address
 from ..proto.errors import SparserowError
-from ..proto.job import JobConfig
-from ..proto.units import format_bytes
 from ..ps_server.listen import check_port_free
 
 Level = Literal["ok", "warning", "wrong"]

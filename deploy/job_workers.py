@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..proto.config.job import JobConfig
 from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
-from ..proto.job import JobConfig
 from ..proto.security import process_security
 from ..worker.run_identity import RunIdentity
 from ..worker.training_report import EpochResult, TrainResult, merged

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.urls import absolute
+from ..proto.config.job import JobConfig
 from ..proto.errors import SparserowError
-from ..proto.job import JobConfig
 from ..proto.security import loaded_security
 from ..serving.model_names import DEFAULT_ALIAS, check_name
 from ..serving.registry import ModelRegistry

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..proto.checkpoint.folder import Folder
+from ..proto.config.units import format_bytes
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from ..proto.units import format_bytes
 from ..serving.program_archive import confined
 
 if TYPE_CHECKING:

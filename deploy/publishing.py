@@ -22,12 +22,12 @@ from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.checkpoint.tensor_file import Tensor
+from ..proto.config.units import format_bytes
 from ..proto.control import ClusterView, ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
 from ..proto.security import loaded_security, open_channel
-from ..proto.units import format_bytes
 from ..serving.manifest import (
     MANIFEST,
     PROGRAM,

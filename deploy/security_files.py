@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from ..cpp_ext import _server
-from ..proto.config import load_config, validate
+from ..proto.config.config import load_config, validate
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..proto.security import Role, Security, TokenEntry, TokensFile, digest_of, process_security
 from ..proto.signing_keys import make_key_pair

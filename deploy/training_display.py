@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..proto.units import format_bytes
+from ..proto.config.units import format_bytes
 from ..worker.training_report import EpochResult, TrainResult
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..proto.checkpoint.manifest import number_of
 from ..proto.checkpoint.urls import absolute
-from ..proto.config import ClusterConfig, LogConfig
+from ..proto.config.config import ClusterConfig, LogConfig
+from ..proto.config.job import JobConfig
 from ..proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -23,7 +24,6 @@ from ..proto.errors import (
     NotFound,
     Unavailable,
 )
-from ..proto.job import JobConfig
 from ..worker.run_identity import RunIdentity
 from ..worker.training_report import TrainResult
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..proto.config.job import JobConfig
 from ..proto.errors import FailedPrecondition
-from ..proto.job import JobConfig
 from ..worker.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:

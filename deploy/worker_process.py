@@ -17,9 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..proto.config import validate
+from ..proto.config.config import validate
+from ..proto.config.job import JobConfig
 from ..proto.errors import Internal, SparserowError
-from ..proto.job import JobConfig
 from ..proto.security import use_security
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from aiohttp import web
 
+from ..proto.config.http_limits import HttpLimits
 from ..proto.errors import Unavailable
-from ..proto.http_limits import HttpLimits
 from ..proto.log_rate import RateLimit
 from ..proto.security import Security, process_security
 from .http_exchange import Exchange

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..proto.config.http_limits import HttpLimits
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ..proto.fair_memory import FairMemory
-from ..proto.http_limits import HttpLimits
 from ..proto.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys

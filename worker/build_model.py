@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..proto.config.job import DataConfig, DlrmConfig, ModelConfig
 from ..proto.errors import InvalidArgument
-from ..proto.job import DataConfig, DlrmConfig, ModelConfig
 from .data import FeatureSpec, feature_spec, find_files
 from .models import DLRM, DeepFM
 

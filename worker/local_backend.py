@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ..proto.config.job import TrainConfig
+from ..proto.config.optimizer_config import AdagradConfig, SgdConfig
 from ..proto.errors import FailedPrecondition
-from ..proto.job import TrainConfig
-from ..proto.optimizer_config import AdagradConfig, SgdConfig
 from .data import Batch
 from .loss_scale import LossScale
 from .models import HashedEmbeddings

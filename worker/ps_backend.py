@@ -11,9 +11,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ..proto import control_pb2 as pb
+from ..proto.config.job import JobConfig
 from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, FailedPrecondition
-from ..proto.job import JobConfig
 from ..proto.schema import Table, Uniform
 from .data import Batch
 from .deferred import deferred

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..proto.config.job import JobConfig
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.job import JobConfig
 from . import leased_epochs
 from .build_model import build_model
 from .checkpoint import keep_rows

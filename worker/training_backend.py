@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ..proto.config.job import TrainConfig
 from ..proto.errors import InvalidArgument
-from ..proto.job import TrainConfig
 from .data import Batch
 from .session import Session
 from .tracing import Trace

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.manifest import list_names, read_manifest
-from ..proto.checkpoint_config import CheckpointConfig
+from ..proto.config.checkpoint_config import CheckpointConfig
 from ..proto.errors import FailedPrecondition, Fenced, SparserowError
 from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
 from .checkpoint.save import Stateful, absolute

@@ -21,8 +21,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
+from ..proto.config.job import TrainConfig
 from ..proto.errors import InvalidArgument
-from ..proto.job import TrainConfig
 from .data import Batch
 from .learning_rates import LearningRates
 from .process_group import WorkerGroup

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch.amp.grad_scaler import GradScaler
 
 from ...cpp_ext import _server
-from ...proto.config import load_config
+from ...proto.config.config import load_config
+from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
-from ...proto.job import JobConfig
 from ...worker.connect import connect
 from ...worker.process_group import WorkerGroup
 from ...worker.ps_backend import PsBackend

@@ -46,9 +46,9 @@ def coordinator(
     del die_with_parent  # when it was read
     import uvloop
 
-    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
-    from ...proto.units import parse_seconds
     from ...ps_server.coordinator.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.cluster import ClusterOptions
     from ...ps_server.coordinator.elected import run_elected

@@ -29,9 +29,9 @@ def demo(
 
     from rich.console import Console
 
-    from ...proto.config import ClusterConfig, LogConfig, load_config
+    from ...proto.config.config import ClusterConfig, LogConfig, load_config
+    from ...proto.config.job import JobConfig
     from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
-    from ...proto.job import JobConfig
     from ...worker.data.synthetic import write_click_log
     from ..local_cluster import start_local
     from ..result_file import check_result_file, write_result

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from ...proto.config import Seconds, StrictModel
+from ...proto.config.config import Seconds, StrictModel
 from . import options
 
 DEFAULT_PORT = 7200
@@ -40,7 +40,7 @@ def gateway(
     import uvloop
 
     from ...proto import rows_pb2_grpc as pb_grpc
-    from ...proto.config import LogConfig, validate
+    from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
     from ...proto.fresh_security import fresh_security

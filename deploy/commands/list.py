@@ -17,7 +17,7 @@ def list(  # noqa: A001 - the command's name
     """Show versions and aliases of published models."""
     from rich.table import Table
 
-    from ...proto.units import format_bytes
+    from ...proto.config.units import format_bytes
     from ...serving.registry import ModelRegistry
     from ..terminal import tables_console
 

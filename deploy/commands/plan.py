@@ -29,8 +29,8 @@ def plan(
 
     from rich.table import Table
 
+    from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import InvalidArgument
-    from ...proto.units import format_bytes, parse_bytes
     from ..planning import Load, TableShape
     from ..planning import plan as make_plan
     from ..result_file import check_result_file, write_result
@@ -69,6 +69,6 @@ def _shared(count: float, shards: int) -> str:
 
 
 def _size(count: float) -> str:
-    from ...proto.units import format_bytes
+    from ...proto.config.units import format_bytes
 
     return format_bytes(round(count))

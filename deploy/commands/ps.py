@@ -39,9 +39,9 @@ def ps(
     del die_with_parent  # when it was read
     import uvloop
 
-    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.units import parse_seconds
     from ...proto.telemetry import telemetry_from_environment
-    from ...proto.units import parse_seconds
     from ...ps_server.logs import start_log
     from ...ps_server.shard.engine import EngineOptions
     from ...ps_server.shard.server import ShardOptions, serve_shard

@@ -42,8 +42,8 @@ def publish(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
-    from ...proto.units import format_bytes
     from ..publishing import Publication, publish_from
 
     columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())

@@ -85,10 +85,10 @@ def serve(
     import uvloop
 
     from ...proto import serving_pb2_grpc as pb_grpc
-    from ...proto.config import LogConfig, validate
+    from ...proto.config.config import LogConfig, validate
+    from ...proto.config.units import parse_bytes, parse_seconds
     from ...proto.errors import InvalidArgument
     from ...proto.security import process_security
-    from ...proto.units import parse_bytes, parse_seconds
     from ...ps_server.advertise import Advertised, advertised
     from ...ps_server.control_server import ControlServer
     from ...ps_server.http_server import HttpServer

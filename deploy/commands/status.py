@@ -34,8 +34,8 @@ def status(
     import json
     from dataclasses import asdict
 
+    from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
-    from ...proto.units import parse_seconds
     from ..cluster_screen import screen, serving_table
     from ..cluster_view import look
     from ..fault_view import fault_text, fault_views

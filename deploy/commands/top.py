@@ -20,9 +20,9 @@ def top(
 
     from rich.console import Console
 
+    from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
-    from ...proto.units import parse_seconds
     from ..live_screen import watch
 
     seconds = parse_seconds(every)

@@ -40,8 +40,8 @@ def train(
     """
     from rich.console import Console
 
-    from ...proto.config import load_config
-    from ...proto.job import JobConfig
+    from ...proto.config.config import load_config
+    from ...proto.config.job import JobConfig
     from ..result_file import check_result_file, write_result
     from ..training_display import next_commands, summary
     from ..training_job import checked_resume, run_job, torchrun_place

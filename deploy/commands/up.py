@@ -70,7 +70,7 @@ def up(
     """
     import uvloop
 
-    from ...proto.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
     from ...ps_server.logs import start_log
     from ..embedded import EmbeddedOptions

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...proto.config import validate
+from ...proto.config.config import validate
+from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
-from ...proto.job import JobConfig
 from ...proto.security import process_security, use_security
 from ...worker.run_identity import RunIdentity
 from ..readiness import wait_until_ready

@@ -7,8 +7,8 @@ import re
 import pytest
 from pydantic import BaseModel
 from sparserow.deploy.config_reference import PAGE, render
-from sparserow.proto.allowed import sections_of
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.allowed import sections_of
+from sparserow.proto.config.job import JobConfig
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from doc_blocks import DocBlock, doc_blocks
 from service_units import unit_blocks
-from sparserow.proto.config import validate
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import validate
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.security import Limits
 
 BLOCKS = doc_blocks()

@@ -12,8 +12,8 @@ import sparserow as sr
 import torch
 from sparserow.deploy.training_display import summary
 from sparserow.deploy.training_job import run_job
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from torch import nn
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"

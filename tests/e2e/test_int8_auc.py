@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.worker.build_model import build_model
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics import auc

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import sparserow as sr
 import torch
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.worker.process_group import WorkerGroup
 from sparserow.worker.ps_backend import PsBackend
 from sparserow.worker.trainer import Trainer

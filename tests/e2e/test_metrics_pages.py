@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sparserow.deploy.training_run import run_worker
 from sparserow.proto import rows_pb2 as pb
 from sparserow.proto import rows_pb2_grpc as pb_grpc
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import write_click_log
 from sparserow.worker.process_group import joined_group
 from sparserow.worker.training_report import EpochResult

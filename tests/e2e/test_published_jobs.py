@@ -11,9 +11,9 @@ import pytest
 import sparserow as sr
 import torch
 from sparserow.deploy.inference import ServedModel
-from sparserow.proto.config import load_config
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.job import JobConfig
 from sparserow.serving.registry import ModelRegistry
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics import auc

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from sparserow.proto.config import load_config
-from sparserow.proto.job import DataConfig, JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import DataConfig, JobConfig
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 
 ROOT = Path(__file__).resolve().parents[2]

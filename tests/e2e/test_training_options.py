@@ -13,8 +13,8 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.worker.local_backend import LocalBackend
 from sparserow.worker.models import Tower
 from sparserow.worker.process_group import WorkerGroup, joined_group

@@ -11,8 +11,8 @@ import pytest
 import sparserow as sr
 import torch
 from prometheus_client import CollectorRegistry
-from sparserow.proto.config import load_config
-from sparserow.proto.job import JobConfig
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from torch import Tensor, nn
 
 ROWS, DIM, STEPS = 60, 3, 12

@@ -21,7 +21,7 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
-from sparserow.proto.checkpoint_config import CheckpointConfig
+from sparserow.proto.config.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.schema import Adagrad, TableSchema
 from sparserow.worker.checkpoint.state_tree import encode_tree

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
-from sparserow.proto.config import Bytes, ClusterConfig, FromList, Seconds, StrictModel, load_config, validate
+from sparserow.proto.config.config import (
+    Bytes,
+    ClusterConfig,
+    FromList,
+    Seconds,
+    StrictModel,
+    load_config,
+    validate,
+)
 from sparserow.proto.errors import InvalidArgument
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sparserow.proto.config import load_config
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
-from sparserow.proto.job import DataConfig
 from sparserow.worker.data import BadLine, ReadOptions, fit_features, key_of, open_reader
 
 COUNTING = ["format=csv", "csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}"]

@@ -7,10 +7,10 @@ import contextlib
 import logging
 
 import pytest
-from sparserow.proto.config import validate
+from sparserow.proto.config.config import validate
+from sparserow.proto.config.http_limits import HttpLimits
 from sparserow.proto.errors import InvalidArgument, Unavailable
 from sparserow.proto.fair_memory import FairMemory
-from sparserow.proto.http_limits import HttpLimits
 from sparserow.proto.log_rate import RateLimit
 
 

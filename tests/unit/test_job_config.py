@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from sparserow.deploy.training_job import allowed_restarts
-from sparserow.proto.config import load_config, validate
+from sparserow.proto.config.config import load_config, validate
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.job import JobConfig
 
 BASE = ["data.train=a.tsv", "data.test=[b.tsv, c.tsv]", "model.kind=dlrm"]
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"

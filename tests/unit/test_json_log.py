@@ -6,7 +6,7 @@ import json
 import logging
 
 import pytest
-from sparserow.proto.config import LogConfig, validate
+from sparserow.proto.config.config import LogConfig, validate
 from sparserow.ps_server.logs import start_log
 
 

@@ -10,7 +10,7 @@ import pytest
 import sparserow as sr
 import torch
 from pydantic import TypeAdapter
-from sparserow.proto.schedule import ScheduleConfig
+from sparserow.proto.config.schedule import ScheduleConfig
 from sparserow.worker.learning_rates import LearningRates
 from torch import nn
 

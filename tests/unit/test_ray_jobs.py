@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from sparserow.deploy.ray.training import _check_paths
-from sparserow.proto.config import load_config
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.job import JobConfig
 
 DEMO = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
 ABSOLUTE = ("data.train=/data/train.tsv", "data.test=/data/test.tsv")

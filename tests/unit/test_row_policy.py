@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import sparserow as sr
 from sparserow.cpp_ext import _server
-from sparserow.proto.config import validate
+from sparserow.proto.config.config import validate
+from sparserow.proto.config.table_config import TableConfig
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, error_of
 from sparserow.proto.native import policy_parameters
 from sparserow.proto.schema import RowPolicy
-from sparserow.proto.table_config import TableConfig
 
 BAD = [
     ({"admit_after": 0}, "admit_after"),

@@ -6,9 +6,9 @@ import gzip
 
 import numpy as np
 import pytest
-from sparserow.proto.config import load_config
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import DataConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.job import DataConfig
 from sparserow.worker.data import ReadOptions, fit_features, open_reader, write_click_log
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 from sparserow.deploy.training_display import summary
-from sparserow.proto.config import load_config
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.job import JobConfig
 from sparserow.worker.build_model import build_model, table_rows
 from sparserow.worker.data import BadLine, fit_features
 from sparserow.worker.local_backend import LocalBackend

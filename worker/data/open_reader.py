@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
+from ...proto.config.job import DataConfig
 from ...proto.errors import InvalidArgument, NotFound
-from ...proto.job import DataConfig
 from .criteo import criteo_format
 from .features import Features, FeatureSpec, fit
 from .formats import FileFormat

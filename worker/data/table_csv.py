@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...proto.config.job import ColumnRef, CsvSchema
 from ...proto.errors import InvalidArgument
-from ...proto.job import ColumnRef, CsvSchema
 from .features import BucketFeature, DenseFeature, FeatureSpec
 from .formats import FileFormat
 from .line_checker import split_fields

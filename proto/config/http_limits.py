@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from ..errors import InvalidArgument
 from .config import Bytes, StrictModel
-from .errors import InvalidArgument
 
 REQUEST_BYTES = 1 << 20  # every request is charged this much, so that small ones have a bound on their number
 BODY_FACTOR = 24  # Python's objects for the worst JSON that passes check_structure, in bytes for each byte of text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from ..errors import InvalidArgument
 from .config import Seconds, StrictModel
-from .errors import InvalidArgument
 
 
 class CheckpointConfig(StrictModel):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from ..errors import InvalidArgument
 from .config import Seconds, StrictModel
-from .errors import InvalidArgument
 
 
 class ElasticConfig(StrictModel):

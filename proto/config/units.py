@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 _BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6}
 _BYTES |= {"GB": 10**9, "TB": 10**12}

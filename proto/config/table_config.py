@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from ..schema import RowPolicy
 from .config import Bytes, Seconds, StrictModel
-from .schema import RowPolicy
 
 
 class TableConfig(StrictModel):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from . import schema
+from .. import schema
+from ..errors import InvalidArgument
 from .config import StrictModel
-from .errors import InvalidArgument
 
 
 class DenseOptimizerConfig(StrictModel):

@@ -20,10 +20,10 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from ..checkpoint.urls import URL_FORM, check_url
+from ..errors import InvalidArgument
+from ..route import DEFAULT_SLOT_COUNT, check_slot_count
 from .allowed import allowed_of_field, field_at, tag_values
-from .checkpoint.urls import URL_FORM, check_url
-from .errors import InvalidArgument
-from .route import DEFAULT_SLOT_COUNT, check_slot_count
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
 
 
@@ -44,7 +44,7 @@ def _tuple_of_list(value: object) -> object:
 # Of a shard with an SSD: below it a step of some thousand rows may find no room.
 MIN_TIERED_BUDGET = 16 << 20
 
-# Annotations for fields. The last member is what an error says is allowed (proto/allowed.py reads it).
+# Annotations for fields. The last member is what an error says is allowed (proto/config/allowed.py reads it).
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(json_schema_extra={"allowed": BYTES_FORM})]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(json_schema_extra={"allowed": SECONDS_FORM})]
 FromList = BeforeValidator(_tuple_of_list)  # Annotated[tuple[X, ...], FromList]: a YAML sequence as a tuple

@@ -9,15 +9,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from ..errors import InvalidArgument
+from ..schema import MAX_DIM
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
 from .elastic_config import ElasticConfig, check_elastic
-from .errors import InvalidArgument
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
-from .schema import MAX_DIM
 from .table_config import TableConfig
 
 ColumnRef: TypeAlias = str | int

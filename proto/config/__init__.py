@@ -1,0 +1,1 @@
+"""What an operator writes: job files and server options, checked before anything starts."""
