@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         XavierNormal,
         XavierUniform,
     )
-    from .proto.security import Security, use_security
+    from .proto.security.security import Security, use_security
     from .serving.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
@@ -99,7 +99,7 @@ _HOMES = {
         "XavierNormal",
         "XavierUniform",
     ),
-    "proto.security": ("Security", "use_security"),
+    "proto.security.security": ("Security", "use_security"),
     "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
     "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),

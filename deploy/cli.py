@@ -72,7 +72,7 @@ def _root(
     """Sparserow: a parameter server for sparse recommendation models, native to PyTorch."""
     del debug, version  # --debug is read by main(), which also sees errors of the parsing itself
     if security is not None:
-        from ..proto.security import use_security
+        from ..proto.security.security import use_security
 
         use_security(security)
 

@@ -10,7 +10,7 @@ import torch
 
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.security import loaded_security
+from ..proto.security.security import loaded_security
 from ..serving.dense import DenseVersion, write_dense
 from ..serving.program import read_program
 from ..serving.program_proof import make_proof

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..proto.config.job import JobConfig
 from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
-from ..proto.security import process_security
+from ..proto.security.security import process_security
 from ..worker.run_identity import RunIdentity
 from ..worker.training_report import EpochResult, TrainResult, merged
 

@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..proto.errors import DataLoss
-from ..proto.security import Security
+from ..proto.security.security import Security
 from ..serving.program import read_program
 from ..worker.ops import is_operator
 

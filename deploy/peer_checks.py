@@ -11,7 +11,7 @@ from pathlib import Path
 from ..cpp_ext import _server
 from ..proto.control import ControlClient
 from ..proto.errors import SparserowError
-from ..proto.security import Security
+from ..proto.security.security import Security
 from ..worker.shard_client import shard_client
 from .health_checks import Finding
 

@@ -27,7 +27,7 @@ from ..proto.control import ClusterView, ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import error_of_status
 from ..proto.schema import TableSchema
-from ..proto.security import loaded_security, open_channel
+from ..proto.security.security import loaded_security, open_channel
 from ..serving.manifest import (
     MANIFEST,
     PROGRAM,

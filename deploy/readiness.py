@@ -6,7 +6,7 @@ import time
 
 from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, SparserowError
-from ..proto.security import Security, loaded_security
+from ..proto.security.security import Security, loaded_security
 
 _POLL_SEC = 0.2
 

@@ -14,7 +14,7 @@ from ..proto import changes_pb2_grpc as pb_grpc
 from ..proto.control import ControlClient
 from ..proto.errors import InvalidArgument, NotFound
 from ..proto.grpc_status import error_of_status
-from ..proto.security import open_channel, process_security
+from ..proto.security.security import open_channel, process_security
 from ..serving.client import ServingClient
 from ..worker.shard_client import shard_client
 

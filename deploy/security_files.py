@@ -15,8 +15,15 @@ import yaml
 from ..cpp_ext import _server
 from ..proto.config.config import load_config, validate
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ..proto.security import Role, Security, TokenEntry, TokensFile, digest_of, process_security
-from ..proto.signing_keys import make_key_pair
+from ..proto.security.security import (
+    Role,
+    Security,
+    TokenEntry,
+    TokensFile,
+    digest_of,
+    process_security,
+)
+from ..proto.security.signing_keys import make_key_pair
 
 _AUTHORITY_SEC = 10 * 365 * 86400
 

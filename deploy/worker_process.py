@@ -20,7 +20,7 @@ from typing import Any
 from ..proto.config.config import validate
 from ..proto.config.job import JobConfig
 from ..proto.errors import Internal, SparserowError
-from ..proto.security import use_security
+from ..proto.security.security import use_security
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from .errors import InvalidArgument
 from .route import owners_of_runs
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
-from .security import Security, process_security
+from .security.security import Security, process_security
 
 GradScaleName = Literal["mean", "sum"]
 GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum

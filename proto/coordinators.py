@@ -10,7 +10,7 @@ import grpc
 from . import control_pb2_grpc as pb_grpc
 from .errors import InvalidArgument
 from .grpc_status import error_of_status, leader_of_status
-from .security import Security, open_channel
+from .security.security import Security, open_channel
 
 ELECTION_SEC = 20.0  # how long several coordinators may take to have a leader
 SILENCE_SEC = 3.0  # after which another of several is asked

@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import InvalidArgument
 from .fair_memory import FairMemory
-from .security import bearer_token
+from .security.security import bearer_token
 
 UNARY_REPLY_BYTES = 64 << 20
 UNARY_MEMORY_BYTES = 1 << 30  # for the replies of all clients of one process

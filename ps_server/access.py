@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from ..proto.errors import FailedPrecondition
-from ..proto.security import (
+from ..proto.security.security import (
     ROLES,
     Role,
     Security,

@@ -18,7 +18,7 @@ from ..proto.errors import Internal, InvalidArgument, SparserowError, Unavailabl
 from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ..proto.log_rate import RateLimit
 from ..proto.request_names import check_names
-from ..proto.security import process_security
+from ..proto.security.security import process_security
 from .access import check_call, server_credentials
 from .listen import check_port_free
 
@@ -75,7 +75,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 
 
 class ControlServer:
-    """One listening gRPC server, with the process's certificate and tokens (proto/security.py).
+    """One listening gRPC server, with the process's certificate and tokens (proto/security/security.py).
 
     Args:
         service: full name, such as ``sparserow.v1.Coordinator``; health speaks of it.

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 
 from ..proto.errors import InvalidArgument, Unavailable
-from ..proto.security import process_security
+from ..proto.security.security import process_security
 
 
 def check_host(host: str, *, insecure: bool) -> None:

@@ -24,7 +24,7 @@ from ..proto.errors import (
     SparserowError,
     error_of,
 )
-from ..proto.security import Security, loaded_security
+from ..proto.security.security import Security, loaded_security
 from ..proto.whole_numbers import whole_numbers
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses

@@ -15,7 +15,7 @@ from ..proto import serving_pb2_grpc as pb_grpc
 from ..proto.coordinators import parse_address
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
 from ..proto.grpc_status import error_of_status
-from ..proto.security import Security, open_channel
+from ..proto.security.security import Security, open_channel
 from .place import Place
 
 

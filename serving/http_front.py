@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..proto.config.http_limits import HttpLimits
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ..proto.fair_memory import FairMemory
-from ..proto.security import TokenEntry, bearer_token, process_security, reaches_namespace
+from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import ServedModels

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
-from ..proto.security import check_namespace, process_security, reaches_namespace
+from ..proto.security.security import check_namespace, process_security, reaches_namespace
 from .loaded_version import LoadedVersion
 from .model_names import handle_of, parse_model, routing_hash
 from .models import Served, ServedModels

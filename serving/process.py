@@ -16,8 +16,8 @@ from ..cpp_ext import _server
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound
-from ..proto.fresh_security import fresh_security
-from ..proto.security import process_security
+from ..proto.security.fresh_security import fresh_security
+from ..proto.security.security import process_security
 from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, with_tables

@@ -6,7 +6,7 @@ import functools
 import logging
 
 from ..proto.errors import NotFound
-from ..proto.security import Security, loaded_security, process_security
+from ..proto.security.security import Security, loaded_security, process_security
 from .program_archive import confined
 from .program_code import IsOperator
 from .program_proof import check_proof

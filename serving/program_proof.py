@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..proto.checkpoint.manifest import FileFacts
 from ..proto.errors import DataLoss, FailedPrecondition
-from ..proto.signing_keys import signing_key, verification_keys
+from ..proto.security.signing_keys import signing_key, verification_keys
 
 if TYPE_CHECKING:
-    from ..proto.security import Security
+    from ..proto.security.security import Security
 
 _CONTEXT = b"sparserow program 1\n"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
-from ..proto.security import bearer_token, process_security, reaches_namespace
+from ..proto.security.security import bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .follower import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys

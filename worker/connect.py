@@ -12,7 +12,7 @@ from ..cpp_ext import _client
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import DTYPES, Dtype
-from ..proto.security import Security, loaded_security
+from ..proto.security.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
 from .fault_report import report_fault
 from .lease import REPLAY_BYTES, Lease

@@ -8,7 +8,7 @@ import traceback
 
 from ..proto.control import ControlClient, WorkerIdentity
 from ..proto.errors import DeadlineExceeded, Fenced, Unavailable
-from ..proto.security import process_security
+from ..proto.security.security import process_security
 
 _log = logging.getLogger(__name__)
 

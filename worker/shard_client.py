@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cpp_ext import _client
 from ..proto.control import ClusterView, WorkerIdentity
-from ..proto.security import Security
+from ..proto.security.security import Security
 
 
 def shard_client(

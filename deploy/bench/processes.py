@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from numpy.typing import NDArray
 
-from ...proto.security import Security
+from ...proto.security.security import Security
 
 SLOT_COUNT = 16_384
 _START_SEC = 120.0

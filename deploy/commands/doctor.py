@@ -37,7 +37,7 @@ def doctor(
     from rich.table import Table
 
     from ...proto.config.units import parse_bytes
-    from ...proto.security import process_security
+    from ...proto.security.security import process_security
     from ..health_checks import check_disk, check_job, check_machine, check_ports, machine_facts
     from ..peer_checks import check_certificates, check_cluster
     from ..result_file import check_result_file, write_result

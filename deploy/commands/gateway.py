@@ -43,7 +43,7 @@ def gateway(
     from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
-    from ...proto.fresh_security import fresh_security
+    from ...proto.security.fresh_security import fresh_security
     from ...ps_server.control_server import ControlServer
     from ...ps_server.listen import check_host, check_port_free
     from ...ps_server.logs import start_log

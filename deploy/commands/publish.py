@@ -64,7 +64,7 @@ def publish(
 
 
 def _program(path: str, control: ControlClient, namespace: str, without: list[str]) -> Program:
-    from ...proto.security import loaded_security
+    from ...proto.security.security import loaded_security
     from ..program_export import program_of_file
 
     tables = {schema.full_name for schema in control.list_tables(namespace) if schema.name not in without}

@@ -84,7 +84,7 @@ def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the tok
 @app.command("show")
 def show_(path: Annotated[Path, typer.Argument(help="The security file.")]) -> None:
     """Show what a security file gives: certificates, validity, tokens."""
-    from ...proto.security import Security
+    from ...proto.security.security import Security
     from ..security_files import describe_security
 
     for thing, state in describe_security(Security.load(path)):

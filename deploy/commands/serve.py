@@ -88,7 +88,7 @@ def serve(
     from ...proto.config.config import LogConfig, validate
     from ...proto.config.units import parse_bytes, parse_seconds
     from ...proto.errors import InvalidArgument
-    from ...proto.security import process_security
+    from ...proto.security.security import process_security
     from ...ps_server.advertise import Advertised, advertised
     from ...ps_server.control_server import ControlServer
     from ...ps_server.http_server import HttpServer

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.extras import install_command
-from ...proto.security import process_security
+from ...proto.security.security import process_security
 from ..readiness import wait_until_ready
 from ..security_files import security_arguments
 from .supervisor import ServerCommand, ServerState, Supervisor

@@ -12,7 +12,7 @@ from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
-from ...proto.security import process_security, use_security
+from ...proto.security.security import process_security, use_security
 from ...worker.run_identity import RunIdentity
 from ..readiness import wait_until_ready
 from ..training_job import allowed_restarts, checked_resume

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...proto.checkpoint.urls import PLAIN_SCHEMES, check_url, is_inside, scheme_of
 from ...proto.errors import FailedPrecondition, InvalidArgument
-from ...proto.security import process_security
+from ...proto.security.security import process_security
 
 _KEY = "checkpoint_roots"
 

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
-from ...proto.fresh_security import fresh_security
 from ...proto.grpc_status import NotLeader
+from ...proto.security.fresh_security import fresh_security
 from ..advertise import advertised
 from ..control_server import ControlServer
 from ..listen import check_host

@@ -20,7 +20,7 @@ from ...proto.errors import FailedPrecondition, NotFound, SparserowError, Unavai
 from ...proto.grpc_status import error_of_status
 from ...proto.schema import TableSchema
 from ...proto.schema_message import message_of_schema
-from ...proto.security import open_aio_channel
+from ...proto.security.security import open_aio_channel
 from ...proto.shard_protocol import SHARD_PROTOCOL
 from .cluster import Cluster
 from .roster import Key, Roster, Window

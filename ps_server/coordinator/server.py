@@ -13,7 +13,7 @@ from typing import Any
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
-from ...proto.fresh_security import fresh_security
+from ...proto.security.fresh_security import fresh_security
 from ..advertise import Advertised, advertised
 from ..control_server import ControlServer
 from ..listen import check_host

@@ -19,7 +19,7 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
-from ...proto.security import Security, process_security
+from ...proto.security.security import Security, process_security
 from ...proto.shard_protocol import SHARD_PROTOCOL
 from .coordinator_link import Place
 from .follow_gate import FollowGate

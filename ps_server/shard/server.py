@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import Addresses
 from ...proto.errors import SparserowError, Unavailable
-from ...proto.fresh_security import fresh_security
+from ...proto.security.fresh_security import fresh_security
 from ..advertise import advertised
 from ..control_server import ControlServer
 from ..listen import check_host, check_port_free

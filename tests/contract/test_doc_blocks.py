@@ -8,7 +8,7 @@ from doc_blocks import DocBlock, doc_blocks
 from service_units import unit_blocks
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
-from sparserow.proto.security import Limits
+from sparserow.proto.security.security import Limits
 
 BLOCKS = doc_blocks()
 SHELL = [block for block in BLOCKS if block.language == ""]

@@ -23,7 +23,7 @@ from sparserow.deploy.health_checks import Finding, MachineFacts, check_disk, ch
 from sparserow.deploy.peer_checks import check_certificates, check_cluster
 from sparserow.deploy.security_files import init_security, sign_certificate
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.security import Security
+from sparserow.proto.security.security import Security
 from sparserow_process import free_port
 
 GOOD = MachineFacts(8, "madvise", 8 << 30, 65536, clock_is_synchronized=True, unix_sec=time.time())

@@ -18,7 +18,7 @@ from sparserow.deploy.readiness import wait_until_ready
 from sparserow.deploy.security_files import add_token, init_security, revoke_token, sign_certificate
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
-from sparserow.proto.security import Security
+from sparserow.proto.security.security import Security
 from sparserow.worker.session import Session
 from sparserow_process import Launcher, wait_until
 

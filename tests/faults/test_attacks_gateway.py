@@ -14,7 +14,7 @@ from sparserow.deploy.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb
 from sparserow.proto import rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
-from sparserow.proto.security import Security, open_channel
+from sparserow.proto.security.security import Security, open_channel
 from sparserow_process import Launcher, Process
 
 DIM = 4

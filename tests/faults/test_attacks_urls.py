@@ -17,7 +17,7 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from sparserow.proto.security import Security, use_security
+from sparserow.proto.security.security import Security, use_security
 from sparserow.ps_server.coordinator.checkpoint_roots import CheckpointRoots
 from sparserow_process import Launcher, Process, free_port, wait_until
 

@@ -11,7 +11,7 @@ import sparserow as sr
 import torch
 from restart_scene import DIM, ROWS, AllRows, Scene, status_of
 from sparserow.proto.control import ControlClient, WorkerIdentity
-from sparserow.proto.security import Security
+from sparserow.proto.security.security import Security
 from sparserow.worker.shard_client import shard_client
 from sparserow_process import Launcher, wait_until
 

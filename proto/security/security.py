@@ -28,10 +28,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import grpc
 from pydantic import Field, model_validator
 
-from .config.config import Bytes, FromList, StrictModel, load_config
-from .config.http_limits import HttpLimits
-from .errors import FailedPrecondition, InvalidArgument
-from .grpc_status import CHANNEL_OPTIONS
+from ..config.config import Bytes, FromList, StrictModel, load_config
+from ..config.http_limits import HttpLimits
+from ..errors import FailedPrecondition, InvalidArgument
+from ..grpc_status import CHANNEL_OPTIONS
 from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from .errors import SparserowError
+from ..errors import SparserowError
 from .security import Security, process_security, use_security
 
 log = logging.getLogger(__name__)

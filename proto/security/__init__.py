@@ -1,0 +1,1 @@
+"""Who may do what: roles, tokens, TLS, and what is signed."""
