@@ -10,11 +10,11 @@ import torch
 
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
+from ..proto.published.dense import DenseVersion, write_dense
+from ..proto.published.program import read_program
+from ..proto.published.program_proof import make_proof
+from ..proto.published.registry import ModelRegistry
 from ..proto.security.security import loaded_security
-from ..serving.dense import DenseVersion, write_dense
-from ..serving.program import read_program
-from ..serving.program_proof import make_proof
-from ..serving.registry import ModelRegistry
 from ..worker.checkpoint.state_tree import encode_tree
 from ..worker.ops import is_operator
 

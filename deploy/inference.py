@@ -15,11 +15,17 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.state_tree import decode_tree
 from ..proto.closing import Closing
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, typed_error
+from ..proto.published.dense import (
+    DenseVersion,
+    dense_facts,
+    newest_number,
+    read_dense,
+    read_dense_proof,
+)
+from ..proto.published.program import trusted_keys
+from ..proto.published.program_proof import check_proof
+from ..proto.published.registry import ModelRegistry
 from ..serving.client import ServingClient
-from ..serving.dense import DenseVersion, dense_facts, newest_number, read_dense, read_dense_proof
-from ..serving.program import trusted_keys
-from ..serving.program_proof import check_proof
-from ..serving.registry import ModelRegistry
 from .load_program import load_exported
 
 _DEADLINE_MS = 1000

@@ -15,9 +15,9 @@ from ..proto.checkpoint.folder import Folder
 from ..proto.checkpoint.urls import absolute
 from ..proto.config.job import JobConfig
 from ..proto.errors import SparserowError
+from ..proto.published.model_names import DEFAULT_ALIAS, check_name
+from ..proto.published.registry import ModelRegistry
 from ..proto.security.security import loaded_security
-from ..serving.model_names import DEFAULT_ALIAS, check_name
-from ..serving.registry import ModelRegistry
 from .program_export import ProgramSource, export_program
 from .publishing import Published, publish
 

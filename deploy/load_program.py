@@ -8,8 +8,8 @@ import torch
 from torch.export import ExportedProgram
 
 from ..proto.errors import DataLoss
+from ..proto.published.program import read_program
 from ..proto.security.security import Security
-from ..serving.program import read_program
 from ..worker.ops import is_operator
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..proto.checkpoint.folder import Folder
 from ..proto.config.units import format_bytes
 from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from ..serving.program_archive import confined
+from ..proto.published.program_archive import confined
 
 if TYPE_CHECKING:
     import torch

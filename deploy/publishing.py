@@ -26,9 +26,7 @@ from ..proto.config.units import format_bytes
 from ..proto.control import ClusterView, ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..proto.grpc_status import error_of_status
-from ..proto.schema import TableSchema
-from ..proto.security.security import loaded_security, open_channel
-from ..serving.manifest import (
+from ..proto.published.manifest import (
     MANIFEST,
     PROGRAM,
     SERVED_DTYPES,
@@ -38,10 +36,12 @@ from ..serving.manifest import (
     PublishedTable,
     ServedDtype,
 )
-from ..serving.model_names import check_name
-from ..serving.program_proof import make_proof
-from ..serving.registry import ModelRegistry
-from ..serving.row_parts import write_rows, write_tensors
+from ..proto.published.model_names import check_name
+from ..proto.published.program_proof import make_proof
+from ..proto.published.registry import ModelRegistry
+from ..proto.published.row_parts import write_rows, write_tensors
+from ..proto.schema import TableSchema
+from ..proto.security.security import loaded_security, open_channel
 from ..worker.shard_client import shard_client
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 

@@ -24,11 +24,11 @@ from ..proto.errors import (
     SparserowError,
     error_of,
 )
+from ..proto.published.model_names import handle_of, parse_model, routing_hash
 from ..proto.security.security import Security, loaded_security
 from ..proto.whole_numbers import whole_numbers
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses
-from .model_names import handle_of, parse_model, routing_hash
 
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number

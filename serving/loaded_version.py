@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ..cpp_ext import _server
 from ..proto.errors import DataLoss
 from ..proto.native import init_parameters
+from ..proto.published.manifest import Manifest, ServedDtype
+from ..proto.published.registry import ModelRegistry
+from ..proto.published.row_parts import Keys, Rows, read_rows, read_tensors
 from ..proto.schema import TableSchema
-from .manifest import Manifest, ServedDtype
 from .place import Place
-from .registry import ModelRegistry
 from .row_memory import RowMemory
-from .row_parts import Keys, Rows, read_rows, read_tensors
 
 Progress: TypeAlias = Callable[[int], None]
 _TIERED_ROWS = 4096  # at once into a store that must make room for them

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from ..cpp_ext import _server
 from ..proto.errors import NotFound, SparserowError
-from .dense import newest_number
+from ..proto.published.dense import newest_number
+from ..proto.published.model_names import handle_of
+from ..proto.published.registry import Alias, ModelRegistry
 from .follower import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
-from .model_names import handle_of
 from .place import Place
-from .registry import Alias, ModelRegistry
 from .row_memory import RowMemory
 
 log = logging.getLogger(__name__)

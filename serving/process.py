@@ -16,6 +16,8 @@ from ..cpp_ext import _server
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound
+from ..proto.published.model_names import parse_model
+from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
 from .follower import NO_HOLD, FollowOptions, HoldOptions
@@ -23,11 +25,9 @@ from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
-from .model_names import parse_model
 from .models import ModelsOptions, ServedModels
 from .peers import Peers
 from .place import Place
-from .registry import ModelRegistry
 from .row_memory import RowMemory
 from .service import Address, ServingService
 

@@ -22,14 +22,14 @@ from ...cpp_ext import _server
 from ...proto import serving_pb2 as pb
 from ...proto import serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
+from ...proto.published.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
+from ...proto.published.model_names import handle_of
+from ...proto.published.registry import ModelRegistry
+from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import SGD, TableSchema
 from ...serving.client import ServingClient
 from ...serving.loaded_version import load_version
-from ...serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
-from ...serving.model_names import handle_of
 from ...serving.place import Place
-from ...serving.registry import ModelRegistry
-from ...serving.row_parts import write_rows, write_tensors
 from ..local_serving import LocalServing, local_serving
 from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns

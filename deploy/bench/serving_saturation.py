@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ...cpp_ext import _client
+from ...proto.published.model_names import handle_of
 from ...serving.client import ServingClient
 from ...serving.cluster_view import fetch_view
-from ...serving.model_names import handle_of
 from ..local_serving import LocalServing
 from . import click_model
 from .harness import Figure

@@ -19,8 +19,8 @@ def alias(
     ] = None,
 ) -> None:
     """Move an alias to a version, or have the version answer a share of its routing keys."""
-    from ...serving.model_names import parse_model
-    from ...serving.registry import ModelRegistry
+    from ...proto.published.model_names import parse_model
+    from ...proto.published.registry import ModelRegistry
 
     name, which = parse_model(model)
     registry = ModelRegistry(root)

@@ -18,7 +18,7 @@ def list(  # noqa: A001 - the command's name
     from rich.table import Table
 
     from ...proto.config.units import format_bytes
-    from ...serving.registry import ModelRegistry
+    from ...proto.published.registry import ModelRegistry
     from ..terminal import tables_console
 
     registry = ModelRegistry(root)

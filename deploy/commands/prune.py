@@ -16,7 +16,7 @@ def prune(
     keep: Annotated[int, typer.Option(help="How many of the newest versions stay.")] = 3,
 ) -> None:
     """Remove versions that are not among the newest, nor named by an alias, nor what one would roll back to."""
-    from ...serving.registry import ModelRegistry
+    from ...proto.published.registry import ModelRegistry
 
     gone = ModelRegistry(root).prune(model, keep)
     typer.echo(f"removed {', '.join(f'{model}@{version}' for version in gone) or 'nothing'}")

@@ -10,7 +10,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ...proto.control import ControlClient
-    from ...serving.manifest import ServedDtype
+    from ...proto.published.manifest import ServedDtype
     from ..program_export import Program
 
 
@@ -73,7 +73,7 @@ def _program(path: str, control: ControlClient, namespace: str, without: list[st
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
     from ...proto.errors import InvalidArgument
-    from ...serving.manifest import SERVED_DTYPES
+    from ...proto.published.manifest import SERVED_DTYPES
 
     chosen: dict[str, ServedDtype] = {}
     for text in given:

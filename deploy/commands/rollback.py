@@ -15,8 +15,8 @@ def rollback(
     root: options.ModelRoot,
 ) -> None:
     """Have an alias name the version that it named before."""
-    from ...serving.model_names import parse_model
-    from ...serving.registry import ModelRegistry
+    from ...proto.published.model_names import parse_model
+    from ...proto.published.registry import ModelRegistry
 
     name, which = parse_model(model)
     typer.echo(f"{name}@{which} is version {ModelRegistry(root).rollback(name, which).version}")

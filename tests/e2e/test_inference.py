@@ -17,8 +17,8 @@ from sparserow.deploy import cli
 from sparserow.deploy.examples.online_service import make_app
 from sparserow.deploy.inference import ServedModel
 from sparserow.proto import serving_pb2, serving_pb2_grpc
-from sparserow.serving.dense import newest_number, read_dense, write_dense
-from sparserow.serving.registry import ModelRegistry
+from sparserow.proto.published.dense import newest_number, read_dense, write_dense
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow_process import Launcher, wait_until
 from torch import Tensor, nn
 

@@ -14,7 +14,7 @@ from sparserow.deploy.inference import ServedModel
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.serving.registry import ModelRegistry
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics import auc
 from sparserow_process import Launcher

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
-from sparserow.serving.registry import ModelRegistry
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow_process import Launcher, Process, free_port, wait_until
 
 DIM = 4

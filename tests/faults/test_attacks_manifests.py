@@ -17,12 +17,12 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.tensor_file import decode, encode
 from sparserow.proto.errors import DataLoss
+from sparserow.proto.published.dense import read_dense, write_dense
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.serving import models as served_models
-from sparserow.serving.dense import read_dense, write_dense
 from sparserow.serving.models import ModelsOptions, ServedModels
 from sparserow.serving.place import Place
-from sparserow.serving.registry import ModelRegistry
 from sparserow_process import Launcher, wait_until
 
 BRACKETS = "[" * 100_000

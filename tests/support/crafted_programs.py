@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from sparserow.serving.registry import ModelRegistry
+from sparserow.proto.published.registry import ModelRegistry
 
 Entries = dict[str, bytes]
 MODEL = "models/model.json"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 from sparserow.proto.checkpoint.tensor_file import Tensor
+from sparserow.proto.published.manifest import (
+    MANIFEST,
+    SLOTS,
+    Manifest,
+    PublishedTable,
+    ServedDtype,
+)
+from sparserow.proto.published.registry import ModelRegistry
+from sparserow.proto.published.row_parts import write_rows, write_tensors
 from sparserow.proto.schema import SGD, TableSchema, Uniform
-from sparserow.serving.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
-from sparserow.serving.registry import ModelRegistry
-from sparserow.serving.row_parts import write_rows, write_tensors
 
 SLOT_COUNT = 64
 DIM = 6

@@ -10,11 +10,11 @@ import pytest
 from published_files import DIM, write_version
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from sparserow.proto.published.manifest import MANIFEST, Manifest, ServedDtype
+from sparserow.proto.published.model_names import parse_model
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.loaded_version import load_version
-from sparserow.serving.manifest import MANIFEST, Manifest, ServedDtype
-from sparserow.serving.model_names import parse_model
 from sparserow.serving.place import Place
-from sparserow.serving.registry import ModelRegistry
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import NotFound, Unavailable
-from sparserow.serving.dense import newest_number, write_dense
-from sparserow.serving.manifest import MANIFEST
-from sparserow.serving.registry import CLAIM, ModelRegistry
-from sparserow.serving.shared_file import SharedFile
+from sparserow.proto.published.dense import newest_number, write_dense
+from sparserow.proto.published.manifest import MANIFEST
+from sparserow.proto.published.registry import CLAIM, ModelRegistry
+from sparserow.proto.published.shared_file import SharedFile
 
 AT_ONCE = 6
 

@@ -6,8 +6,8 @@ import re
 
 import xxhash
 
-from ..proto.errors import InvalidArgument
-from ..proto.names import id_of_name
+from ..errors import InvalidArgument
+from ..names import id_of_name
 
 DEFAULT_ALIAS = "live"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

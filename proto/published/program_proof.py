@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..proto.checkpoint.manifest import FileFacts
-from ..proto.errors import DataLoss, FailedPrecondition
-from ..proto.security.signing_keys import signing_key, verification_keys
+from ..checkpoint.manifest import FileFacts
+from ..errors import DataLoss, FailedPrecondition
+from ..security.signing_keys import signing_key, verification_keys
 
 if TYPE_CHECKING:
-    from ..proto.security.security import Security
+    from ..security.security import Security
 
 _CONTEXT = b"sparserow program 1\n"
 

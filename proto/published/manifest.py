@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from google.protobuf import json_format
 from pydantic import BeforeValidator, TypeAdapter
 
-from ..proto import control_pb2 as pb
-from ..proto.checkpoint.manifest import FileFacts
-from ..proto.documents import Count, HexId64, Positive, SlotCount, Text, checked, parse_json
-from ..proto.errors import DataLoss, ResourceExhausted
-from ..proto.schema import DTYPES, Dtype, TableSchema
-from ..proto.schema_message import message_of_schema, schema_of_message
+from .. import control_pb2 as pb
+from ..checkpoint.manifest import FileFacts
+from ..documents import Count, HexId64, Positive, SlotCount, Text, checked, parse_json
+from ..errors import DataLoss, ResourceExhausted
+from ..schema import DTYPES, Dtype, TableSchema
+from ..schema_message import message_of_schema, schema_of_message
 from .program_proof import ProgramProof
 
 FORMAT = 1

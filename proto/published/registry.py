@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, TypeAdapter
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.documents import Positive, Share, Text, checked, parse_json
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ..checkpoint.folder import Folder
+from ..documents import Positive, Share, Text, checked, parse_json
+from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from .manifest import MANIFEST, MOST_BYTES, Manifest
 from .model_names import NAME_PATTERN, check_name
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 
-from ..proto.errors import NotFound
-from ..proto.security.security import Security, loaded_security, process_security
+from ..errors import NotFound
+from ..security.security import Security, loaded_security, process_security
 from .program_archive import confined
 from .program_code import IsOperator
 from .program_proof import check_proof

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.manifest import FileFacts, check_bytes
-from ..proto.checkpoint.tensor_file import Tensor, decode, encode
-from ..proto.errors import DataLoss
+from ..checkpoint.folder import Folder
+from ..checkpoint.manifest import FileFacts, check_bytes
+from ..checkpoint.tensor_file import Tensor, decode, encode
+from ..errors import DataLoss
 from .manifest import Part, ServedDtype
 
 _TENSOR_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -16,8 +16,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.errors import NotFound, ResourceExhausted, Unavailable
+from ..checkpoint.folder import Folder
+from ..errors import NotFound, ResourceExhausted, Unavailable
 
 CLAIM_SEC = 20.0  # after which a claim is given up for another one; its process has half of it
 MOST_BYTES = 1 << 20

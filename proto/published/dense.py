@@ -17,10 +17,10 @@ from datetime import datetime, timezone
 
 from pydantic import TypeAdapter
 
-from ..proto.checkpoint.folder import Folder, Piece
-from ..proto.checkpoint.manifest import FileFacts
-from ..proto.documents import Count, Positive, Text, checked, parse_json
-from ..proto.errors import DataLoss, NotFound
+from ..checkpoint.folder import Folder, Piece
+from ..checkpoint.manifest import FileFacts
+from ..documents import Count, Positive, Text, checked, parse_json
+from ..errors import DataLoss, NotFound
 from .manifest import MANIFEST
 from .program_proof import ProgramProof
 from .row_parts import read_file

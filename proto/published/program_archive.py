@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..proto.errors import DataLoss
+from ..errors import DataLoss
 from .program_code import IsOperator, check_code
 
 _MODEL = "models/model.json"

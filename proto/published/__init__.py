@@ -1,0 +1,1 @@
+"""What a published version is on disk: its rows, its dense program, its registry."""
