@@ -1,7 +1,7 @@
 """A whole cluster on this machine: the coordinator in this process, one child process per shard.
 
 Behind ``sparserow up``, and through it behind ``local_cluster``. Children never outlive this process: each asks the
-kernel for it (ps_server/parent.py), which is why ``run_embedded`` belongs on the main thread.
+kernel for it (ps_server/process/parent.py), which is why ``run_embedded`` belongs on the main thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from ..proto.config.config import ClusterConfig, LogConfig
 from ..proto.coordinators import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
-from ..ps_server.advertise import is_wildcard
 from ..ps_server.coordinator.checkpoint_roots import CheckpointRoots
 from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
-from ..ps_server.listen import is_loopback
-from ..ps_server.stopping import StopRequest
+from ..ps_server.process.advertise import is_wildcard
+from ..ps_server.process.listen import is_loopback
+from ..ps_server.process.stopping import StopRequest
 from .security_files import security_arguments
 
 READY_DEADLINE_SEC = 60.0
@@ -45,7 +45,7 @@ class EmbeddedOptions:
         log: of all its processes.
         host, insecure: of all its servers.
         advertise: ``HOST[:PORT]`` of the coordinator that others are told, HOST of the shards; None: see
-            ps_server/advertise.py.
+            ps_server/process/advertise.py.
         metrics_port: of the coordinator; shard i has the i+1-th port after it. None is off.
     """
 

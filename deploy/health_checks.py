@@ -17,7 +17,7 @@ from ..proto.config.job import JobConfig
 from ..proto.config.units import format_bytes
 from ..proto.coordinators import parse_address
 from ..proto.errors import SparserowError
-from ..ps_server.listen import check_port_free
+from ..ps_server.process.listen import check_port_free
 
 Level = Literal["ok", "warning", "wrong"]
 

@@ -57,7 +57,7 @@ def run_worker(
     """
     import torch
 
-    from ..ps_server.metrics import serve_metrics
+    from ..ps_server.process.metrics import serve_metrics
     from ..worker.run_identity import RunIdentity
     from ..worker.tracing import NoTrace, RecordedTrace, write_trace
     from ..worker.trainer import Trainer

@@ -54,9 +54,9 @@ def coordinator(
     from ...ps_server.coordinator.elected import run_elected
     from ...ps_server.coordinator.etcd import EtcdPlace
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
-    from ...ps_server.listen import is_loopback
-    from ...ps_server.logs import start_log
-    from ...ps_server.stopping import StopRequest
+    from ...ps_server.process.listen import is_loopback
+    from ...ps_server.process.logs import start_log
+    from ...ps_server.process.stopping import StopRequest
 
     try:
         job_memory_sec = parse_seconds(job_memory)

@@ -44,11 +44,11 @@ def gateway(
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
     from ...proto.security.fresh_security import fresh_security
-    from ...ps_server.control_server import ControlServer
-    from ...ps_server.listen import check_host, check_port_free
-    from ...ps_server.logs import start_log
-    from ...ps_server.metrics import serve_metrics
-    from ...ps_server.stopping import StopRequest
+    from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.listen import check_host, check_port_free
+    from ...ps_server.process.logs import start_log
+    from ...ps_server.process.metrics import serve_metrics
+    from ...ps_server.process.stopping import StopRequest
     from ..gateway import Gateway
 
     idle_sec = validate(_Times, {"idle": idle}).idle

@@ -9,7 +9,7 @@ import typer
 
 def _follow_parent(parent_pid: int) -> int:
     if parent_pid:
-        from ...ps_server.parent import die_with_parent
+        from ...ps_server.process.parent import die_with_parent
 
         die_with_parent(parent_pid)
     return parent_pid

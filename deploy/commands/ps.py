@@ -42,10 +42,10 @@ def ps(
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
     from ...proto.telemetry import telemetry_from_environment
-    from ...ps_server.logs import start_log
+    from ...ps_server.process.logs import start_log
+    from ...ps_server.process.stopping import StopRequest
     from ...ps_server.shard.engine import EngineOptions
     from ...ps_server.shard.server import ShardOptions, serve_shard
-    from ...ps_server.stopping import StopRequest
 
     checked = validate(
         ClusterConfig,

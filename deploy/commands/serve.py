@@ -89,13 +89,13 @@ def serve(
     from ...proto.config.units import parse_bytes, parse_seconds
     from ...proto.errors import InvalidArgument
     from ...proto.security.security import process_security
-    from ...ps_server.advertise import Advertised, advertised
-    from ...ps_server.control_server import ControlServer
-    from ...ps_server.http_server import HttpServer
-    from ...ps_server.listen import check_host, check_port_free
-    from ...ps_server.logs import start_log
-    from ...ps_server.metrics import serve_metrics
-    from ...ps_server.stopping import StopRequest
+    from ...ps_server.process.advertise import Advertised, advertised
+    from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.http_server import HttpServer
+    from ...ps_server.process.listen import check_host, check_port_free
+    from ...ps_server.process.logs import start_log
+    from ...ps_server.process.metrics import serve_metrics
+    from ...ps_server.process.stopping import StopRequest
     from ...serving.fleet import split_addresses
     from ...serving.follower import HoldOptions
     from ...serving.models import ServedModels

@@ -12,7 +12,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from ...ps_server.stopping import StopRequest
+    from ...ps_server.process.stopping import StopRequest
     from ..embedded import EmbeddedCluster, EmbeddedOptions
 
 
@@ -72,7 +72,7 @@ def up(
 
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
-    from ...ps_server.logs import start_log
+    from ...ps_server.process.logs import start_log
     from ..embedded import EmbeddedOptions
 
     parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
@@ -129,7 +129,7 @@ def up(
 
 
 async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
-    from ...ps_server.stopping import StopRequest
+    from ...ps_server.process.stopping import StopRequest
     from ..embedded import run_embedded
 
     stop = StopRequest()
@@ -157,7 +157,7 @@ def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[Non
     """Stops when the other end of ``parent`` is closed, or the parent process is gone (a fork may keep that end)."""
     import os
 
-    from ...ps_server.parent import watch_parent
+    from ...ps_server.process.parent import watch_parent
 
     loop = asyncio.get_running_loop()
 

@@ -16,10 +16,10 @@ from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import NotLeader
 from ...proto.security.fresh_security import fresh_security
-from ..advertise import advertised
-from ..control_server import ControlServer
-from ..listen import check_host
-from ..metrics import serve_metrics
+from ..process.advertise import advertised
+from ..process.control_server import ControlServer
+from ..process.listen import check_host
+from ..process.metrics import serve_metrics
 from .cluster import Cluster
 from .etcd import EtcdSeat
 from .metrics import CoordinatorMetrics

@@ -14,10 +14,10 @@ from typing import Any
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.security.fresh_security import fresh_security
-from ..advertise import Advertised, advertised
-from ..control_server import ControlServer
-from ..listen import check_host
-from ..metrics import serve_metrics
+from ..process.advertise import Advertised, advertised
+from ..process.control_server import ControlServer
+from ..process.listen import check_host
+from ..process.metrics import serve_metrics
 from .cluster import Cluster, ClusterOptions
 from .etcd import EtcdPlace
 from .fleet import Fleet
@@ -40,7 +40,7 @@ class CoordinatorOptions:
     Args:
         cluster: what it coordinates.
         host, port: of the control plane; port 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/advertise.py.
+        advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/process/advertise.py.
         insecure: accept an address that other machines can reach.
         state: file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
         etcd: keeps the state of several coordinators of which one leads (elected.py).

@@ -12,7 +12,7 @@ from typing import Any
 from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema
-from ..access import caller_reaches, check_caller
+from ..process.access import caller_reaches, check_caller
 from .cluster import Cluster
 from .faults import Process
 from .fleet import Fleet

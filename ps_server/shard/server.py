@@ -13,11 +13,11 @@ from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import Addresses
 from ...proto.errors import SparserowError, Unavailable
 from ...proto.security.fresh_security import fresh_security
-from ..advertise import advertised
-from ..control_server import ControlServer
-from ..listen import check_host, check_port_free
-from ..metrics import serve_metrics
-from ..stopping import StopRequest
+from ..process.advertise import advertised
+from ..process.control_server import ControlServer
+from ..process.listen import check_host, check_port_free
+from ..process.metrics import serve_metrics
+from ..process.stopping import StopRequest
 from .changes import ChangesService, add_changes
 from .coordinator_link import CoordinatorLink
 from .engine import EngineOptions, ShardEngine
@@ -45,7 +45,7 @@ class ShardOptions:
         coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
         engine: of its rows and data plane; its host is the control plane's too.
         control_port: of its Shard service; 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/advertise.py.
+        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/process/advertise.py.
         insecure: accept an address that other machines can reach.
         metrics_port: of the Prometheus page on the same host; None is off.
         health_port: of health alone, without TLS, on the same host; None is off.

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 from sparserow.proto.errors import InvalidArgument, Unavailable
-from sparserow.ps_server import advertise
-from sparserow.ps_server.advertise import Advertised, advertised, parse_advertise
+from sparserow.ps_server.process import advertise
+from sparserow.ps_server.process.advertise import Advertised, advertised, parse_advertise
 
 
 @pytest.mark.parametrize(

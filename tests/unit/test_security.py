@@ -21,8 +21,8 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto import rows_pb2 as rows_pb
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.security.security import Security, bearer_token
-from sparserow.ps_server import access
-from sparserow.ps_server.access import check_call
+from sparserow.ps_server.process import access
+from sparserow.ps_server.process.access import check_call
 
 COORDINATOR = "/sparserow.v1.Coordinator/"
 

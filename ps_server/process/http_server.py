@@ -19,10 +19,10 @@ from typing import Any
 
 from aiohttp import web
 
-from ..proto.config.http_limits import HttpLimits
-from ..proto.errors import Unavailable
-from ..proto.log_rate import RateLimit
-from ..proto.security.security import Security, process_security
+from ...proto.config.http_limits import HttpLimits
+from ...proto.errors import Unavailable
+from ...proto.log_rate import RateLimit
+from ...proto.security.security import Security, process_security
 from .http_exchange import Exchange
 
 log = logging.getLogger(__name__)

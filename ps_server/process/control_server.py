@@ -14,11 +14,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
-from ..proto.grpc_status import SERVER_OPTIONS, status_of_error
-from ..proto.log_rate import RateLimit
-from ..proto.request_names import check_names
-from ..proto.security.security import process_security
+from ...proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
+from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
+from ...proto.log_rate import RateLimit
+from ...proto.request_names import check_names
+from ...proto.security.security import process_security
 from .access import check_call, server_credentials
 from .listen import check_port_free
 

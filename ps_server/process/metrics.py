@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from ..proto.security.security import process_security
+from ...proto.security.security import process_security
 from .listen import check_port_free
 
 if TYPE_CHECKING:

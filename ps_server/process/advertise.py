@@ -7,8 +7,8 @@ import re
 import socket
 from dataclasses import dataclass
 
-from ..proto.coordinators import parse_address
-from ..proto.errors import InvalidArgument, Unavailable
+from ...proto.coordinators import parse_address
+from ...proto.errors import InvalidArgument, Unavailable
 
 _FORM = "HOST or HOST:PORT, under which others reach this server"
 _ANYWHERE = ("198.51.100.1", 9)  # of no host (RFC 5737): the route to it is the one to other machines

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from ..proto.errors import FailedPrecondition
-from ..proto.security.security import (
+from ...proto.errors import FailedPrecondition
+from ...proto.security.security import (
     ROLES,
     Role,
     Security,

@@ -1,0 +1,1 @@
+"""What every server process has: listening, access, logs, metrics, stopping."""
