@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from ..proto.config.config import ClusterConfig, LogConfig
 from ..proto.coordinators import parse_address
 from ..proto.errors import DeadlineExceeded, Unavailable
-from ..ps_server.coordinator.checkpoint_roots import CheckpointRoots
-from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
+from ..ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
+from ..ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from ..ps_server.process.advertise import is_wildcard
 from ..ps_server.process.listen import is_loopback
 from ..ps_server.process.stopping import StopRequest

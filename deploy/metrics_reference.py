@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from ..cpp_ext import _server
 from ..proto.errors import Unavailable
-from ..ps_server.coordinator.cluster import Cluster, ClusterOptions
 from ..ps_server.coordinator.metrics import CoordinatorMetrics
+from ..ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from ..ps_server.shard.coordinator_link import Place
 from ..ps_server.shard.engine import EngineOptions, ShardEngine
 from ..ps_server.shard.metrics import ShardMetrics

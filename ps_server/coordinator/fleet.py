@@ -22,9 +22,9 @@ from ...proto.schema import TableSchema
 from ...proto.schema_message import message_of_schema
 from ...proto.security.security import open_aio_channel
 from ...proto.shard_protocol import SHARD_PROTOCOL
-from .cluster import Cluster
-from .roster import Key, Roster, Window
-from .shards import Phase, Shard
+from .state.cluster import Cluster
+from .state.roster import Key, Roster, Window
+from .state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

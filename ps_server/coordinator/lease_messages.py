@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...proto import control_pb2 as pb
-from .data_leases import Answer, Ask
-from .epoch_records import Evaluated, Sums
+from .state.data_leases import Answer, Ask
+from .state.epoch_records import Evaluated, Sums
 
 
 def ask_of(request: pb.LeaseDataRequest) -> Ask:

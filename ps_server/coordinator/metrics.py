@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .cluster import Cluster
-from .shards import Phase
+from .state.cluster import Cluster
+from .state.shards import Phase
 
 
 class CoordinatorMetrics(Collector):

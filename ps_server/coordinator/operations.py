@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ...proto.errors import SparserowError, Unavailable
-from .cluster import Cluster
 from .fleet import Fleet, all_of
-from .membership import Job, Ticket
-from .roster import Key, Roster, Window
+from .state.cluster import Cluster
+from .state.membership import Job, Ticket
+from .state.roster import Key, Roster, Window
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
 from ...proto.schema_message import message_of_schema
-from .cluster import Cluster
 from .fleet import Fleet
 from .restore_plan import rows_differ
-from .shards import Shard
+from .state.cluster import Cluster
+from .state.shards import Shard
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from ...proto.checkpoint import manifest as files
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.schema import SGD, TableSchema
 from ...proto.schema_message import message_of_schema
-from .registry import Registry, first_difference
+from .state.registry import Registry, first_difference
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from ...proto.errors import (
     Internal,
     SparserowError,
 )
-from .cluster import Cluster
-from .damage import Damage
 from .fleet import Fleet, all_of
 from .operations import Operations
 from .restore_plan import forget_tables, plan_restore
 from .shard_loads import ShardLoads
-from .shards import Phase, Shard
+from .state.cluster import Cluster
+from .state.damage import Damage
+from .state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

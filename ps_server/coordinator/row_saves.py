@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
-from .cluster import Cluster
 from .saves import Saves, config_of
+from .state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

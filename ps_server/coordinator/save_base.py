@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import DataLoss, NotFound, SparserowError
-from .cluster import Cluster
+from .state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

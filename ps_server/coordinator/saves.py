@@ -28,11 +28,11 @@ from ...proto.errors import (
     error_of,
 )
 from ...proto.grpc_status import NotLeader
-from .cluster import Cluster
 from .fleet import Fleet, all_of
 from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
 from .save_base import Base, find_base
-from .shards import Shard
+from .state.cluster import Cluster
+from .state.shards import Shard
 
 log = logging.getLogger(__name__)
 

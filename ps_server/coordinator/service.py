@@ -13,18 +13,18 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
-from .cluster import Cluster
-from .faults import Process
 from .fleet import Fleet
 from .found_tables import FoundTablesOfJobs
 from .lease_messages import ask_of, lease_reply
-from .membership import JobTerms, Ticket
 from .operations import Operations
 from .recoveries import Recoveries
 from .restores import Restores
 from .row_saves import RowSaves
 from .saves import Saves
-from .shards import PlaceNotFree, Shard
+from .state.cluster import Cluster
+from .state.faults import Process
+from .state.membership import JobTerms, Ticket
+from .state.shards import PlaceNotFree, Shard
 from .status import fault_message, status_message
 from .tables import Tables
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import DeadlineExceeded, Unavailable
-from .cluster import Cluster
 from .fleet import Fleet, all_of
-from .shards import Phase, Shard
+from .state.cluster import Cluster
+from .state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
 from ...proto.schema_message import message_of_schema
-from .cluster import Cluster
-from .faults import Fault
 from .fleet import Fleet
-from .membership import Job
-from .shards import Shard
+from .state.cluster import Cluster
+from .state.faults import Fault
+from .state.membership import Job
+from .state.shards import Shard
 
 
 async def status_message(cluster: Cluster, fleet: Fleet, *, now: float, failure: str = "") -> pb.GetStatusReply:

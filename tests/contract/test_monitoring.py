@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from sparserow.deploy.metrics_reference import all_metrics
-from sparserow.ps_server.coordinator.shards import Phase
+from sparserow.ps_server.coordinator.state.shards import Phase
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 FAQ = FOLDER.parent.parent / "docs" / "faq.md"

@@ -18,7 +18,7 @@ from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.security.security import Security, use_security
-from sparserow.ps_server.coordinator.checkpoint_roots import CheckpointRoots
+from sparserow.ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
 from sparserow_process import Launcher, Process, free_port, wait_until
 
 CALLER = pb.CheckpointCaller()

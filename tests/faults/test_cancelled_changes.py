@@ -18,10 +18,10 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded
 from sparserow.proto.schema import SGD, Constant, TableSchema
 from sparserow.proto.schema_message import message_of_schema
-from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.fleet import Fleet
 from sparserow.ps_server.coordinator.service import CoordinatorService
-from sparserow.ps_server.coordinator.shards import Shard
+from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.state.shards import Shard
 from sparserow_process import Launcher, wait_until
 
 KEYS = np.arange(500, dtype=np.uint64)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import errors
-from sparserow.ps_server.coordinator.membership import Ticket
-from sparserow.ps_server.coordinator.roster import Roster, Window
+from sparserow.ps_server.coordinator.state.membership import Ticket
+from sparserow.ps_server.coordinator.state.roster import Roster, Window
 
 for native in (_client, _server):
     native.set_error_factory(errors.error_of)

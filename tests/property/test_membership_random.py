@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
-from sparserow.ps_server.coordinator.membership import JobTerms, Membership, Ticket
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket
 
 LEASE = 10.0
 JOBS = st.sampled_from(["a", "b"])

@@ -10,13 +10,13 @@ import pytest
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.schema import Adam, TableSchema
-from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
-from sparserow.ps_server.coordinator.damage import Damage
-from sparserow.ps_server.coordinator.faults import Process
-from sparserow.ps_server.coordinator.lost_commits import Whose
-from sparserow.ps_server.coordinator.membership import JobTerms
-from sparserow.ps_server.coordinator.roster import Roster, Span
-from sparserow.ps_server.coordinator.shards import Phase
+from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.state.damage import Damage
+from sparserow.ps_server.coordinator.state.faults import Process
+from sparserow.ps_server.coordinator.state.lost_commits import Whose
+from sparserow.ps_server.coordinator.state.membership import JobTerms
+from sparserow.ps_server.coordinator.state.roster import Roster, Span
+from sparserow.ps_server.coordinator.state.shards import Phase
 from sparserow.ps_server.coordinator.state_file import StateFile
 
 OPTIONS = ClusterOptions(shards=3, slot_count=64)

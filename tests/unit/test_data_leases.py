@@ -10,9 +10,14 @@ from dataclasses import replace
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
-from sparserow.ps_server.coordinator import data_leases, epoch_records
-from sparserow.ps_server.coordinator.data_leases import Answer, Ask, DataLeases, JobData
-from sparserow.ps_server.coordinator.epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
+from sparserow.ps_server.coordinator.state import data_leases, epoch_records
+from sparserow.ps_server.coordinator.state.data_leases import Answer, Ask, DataLeases, JobData
+from sparserow.ps_server.coordinator.state.epoch_records import (
+    EpochRecord,
+    EpochRecords,
+    Evaluated,
+    Sums,
+)
 
 A, B = (1, 1), (2, 1)
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from sparserow.proto.errors import Fenced
-from sparserow.ps_server.coordinator import data_leases, ended_jobs
-from sparserow.ps_server.coordinator.data_leases import Ask, DataLeases
-from sparserow.ps_server.coordinator.membership import JobTerms, Membership
+from sparserow.ps_server.coordinator.state import data_leases, ended_jobs
+from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership
 
 TERMS = JobTerms(1, 2, "mean")
 HOUR = 3600.0

@@ -6,8 +6,8 @@ import json
 import random
 
 import pytest
-from sparserow.ps_server.coordinator import lost_commits
-from sparserow.ps_server.coordinator.lost_commits import LostCommits, Whose
+from sparserow.ps_server.coordinator.state import lost_commits
+from sparserow.ps_server.coordinator.state.lost_commits import LostCommits, Whose
 
 KEYS = Whose(1, 7, 0, 1, is_steps=False)
 

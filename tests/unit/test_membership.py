@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
-from sparserow.ps_server.coordinator.membership import JobTerms, Membership, Ticket
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket
 
 LEASE = 10.0
 SYNC = JobTerms(world_size=2, staleness=0, grad_scale="mean")

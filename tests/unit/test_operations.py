@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 from sparserow.proto.errors import Unavailable
-from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
-from sparserow.ps_server.coordinator.membership import JobTerms, Ticket
 from sparserow.ps_server.coordinator.operations import Operations
-from sparserow.ps_server.coordinator.roster import Key, Roster, Window
+from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
+from sparserow.ps_server.coordinator.state.roster import Key, Roster, Window
 
 OPTIONS = ClusterOptions(shards=2, slot_count=64)
 

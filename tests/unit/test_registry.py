@@ -8,8 +8,8 @@ import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.names import id_of_name
 from sparserow.proto.schema import SGD, Adagrad, Adam, Constant, RowPolicy, TableSchema, Uniform
-from sparserow.ps_server.coordinator import registry as registry_module
-from sparserow.ps_server.coordinator.registry import Registry
+from sparserow.ps_server.coordinator.state import registry as registry_module
+from sparserow.ps_server.coordinator.state.registry import Registry
 
 SCHEMA = TableSchema("ads", "user", 16, Adagrad(lr=0.1), init=Uniform(-0.1, 0.1), seed=7)
 

@@ -14,11 +14,11 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError, Unavailable
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.operations import Operations
 from sparserow.ps_server.coordinator.restores import Restores
 from sparserow.ps_server.coordinator.saves import Saves
-from sparserow.ps_server.coordinator.shards import Shard
+from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.state.shards import Shard
 
 DEADLINE_SEC = 60.0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sparserow.ps_server.coordinator.membership import Ticket
-from sparserow.ps_server.coordinator.roster import Key, Roster, Window
+from sparserow.ps_server.coordinator.state.membership import Ticket
+from sparserow.ps_server.coordinator.state.roster import Key, Roster, Window
 
 ZERO, ONE = Ticket(1, 0, 10, 1), Ticket(1, 1, 11, 1)
 KEYS: list[Key] = [(10, 1), (11, 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from sparserow.ps_server.coordinator.shards import Phase, PlaceNotFree, Shard, ShardBook
+from sparserow.ps_server.coordinator.state.shards import Phase, PlaceNotFree, Shard, ShardBook
 
 LEASE = 10.0
 DATA = ("127.0.0.1", 5000)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.route import owners_of_runs, runs_of_owners
-from sparserow.ps_server.coordinator.slots import SlotMap
+from sparserow.ps_server.coordinator.state.slots import SlotMap
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other tests run beside these
 

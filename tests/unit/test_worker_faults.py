@@ -10,9 +10,14 @@ from sparserow.deploy.fault_view import fault_text, fault_views
 from sparserow.proto import coordinators
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.errors import Fenced, InvalidArgument, Unavailable
-from sparserow.ps_server.coordinator import faults as book_of
-from sparserow.ps_server.coordinator.faults import Fault, FaultBook, Process, bounded_traceback
-from sparserow.ps_server.coordinator.membership import JobTerms, Membership
+from sparserow.ps_server.coordinator.state import faults as book_of
+from sparserow.ps_server.coordinator.state.faults import (
+    Fault,
+    FaultBook,
+    Process,
+    bounded_traceback,
+)
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership
 from sparserow.ps_server.coordinator.status import fault_message
 from sparserow.worker.fault_report import is_echo, report_fault
 from sparserow_process import free_port

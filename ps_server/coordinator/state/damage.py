@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, SparserowError, Unavailable
+from ....proto import control_pb2 as pb
+from ....proto.errors import FailedPrecondition, SparserowError, Unavailable
 
 
 @dataclass

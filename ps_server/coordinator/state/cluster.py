@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint.manifest import Manifest
-from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
-from ...proto.schema_message import message_of_schema, schema_of_message
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint.manifest import Manifest
+from ....proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
+from ....proto.schema_message import message_of_schema, schema_of_message
 from .checkpoint_roots import CheckpointRoots
 from .damage import Damage
 from .data_leases import DataLeases, JobData

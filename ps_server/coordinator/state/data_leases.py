@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ....proto.errors import FailedPrecondition, InvalidArgument
 from .epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
 
 Key = tuple[int, int]  # (worker id, epoch of its registration)

@@ -7,9 +7,9 @@ import difflib
 import struct
 from typing import Any
 
-from ...proto.errors import FailedPrecondition, NotFound
-from ...proto.names import check_name, id_of_name
-from ...proto.schema import TableSchema
+from ....proto.errors import FailedPrecondition, NotFound
+from ....proto.names import check_name, id_of_name
+from ....proto.schema import TableSchema
 
 
 class Registry:

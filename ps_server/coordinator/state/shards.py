@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound
 
 _ASKED_SEC = 5.0  # a process that waits for a place asks for it more often
 

@@ -22,8 +22,8 @@ import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
-from ...proto.names import check_name, id_of_name
+from ....proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
+from ....proto.names import check_name, id_of_name
 from .ended_jobs import EndedJobs
 
 

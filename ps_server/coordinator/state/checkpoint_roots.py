@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...proto.checkpoint.urls import PLAIN_SCHEMES, check_url, is_inside, scheme_of
-from ...proto.errors import FailedPrecondition, InvalidArgument
-from ...proto.security.security import process_security
+from ....proto.checkpoint.urls import PLAIN_SCHEMES, check_url, is_inside, scheme_of
+from ....proto.errors import FailedPrecondition, InvalidArgument
+from ....proto.security.security import process_security
 
 _KEY = "checkpoint_roots"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...proto.errors import InvalidArgument
-from ...proto.route import check_slot_count, owners_of_runs, runs_of_owners
+from ....proto.errors import InvalidArgument
+from ....proto.route import check_slot_count, owners_of_runs, runs_of_owners
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.errors import InvalidArgument
+from ....proto.errors import InvalidArgument
 
 MOST_EPOCHS = 1_000  # of one job, the newest: the state is written with each lease
 _MOST_SAMPLES = 1 << 53  # exact in JSON
