@@ -50,10 +50,10 @@ def coordinator(
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
     from ...ps_server.coordinator.elected import run_elected
-    from ...ps_server.coordinator.etcd import EtcdPlace
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.state.cluster import ClusterOptions
+    from ...ps_server.coordinator.storage.etcd import EtcdPlace
     from ...ps_server.process.listen import is_loopback
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.stopping import StopRequest

@@ -20,12 +20,12 @@ from ..process.advertise import advertised
 from ..process.control_server import ControlServer
 from ..process.listen import check_host
 from ..process.metrics import serve_metrics
-from .etcd import EtcdSeat
 from .metrics import CoordinatorMetrics
 from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create
 from .service import CoordinatorService
 from .state.cluster import Cluster
-from .state_writer import StateWriter
+from .storage.etcd import EtcdSeat
+from .storage.state_writer import StateWriter
 
 log = logging.getLogger(__name__)
 

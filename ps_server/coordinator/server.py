@@ -18,13 +18,13 @@ from ..process.advertise import Advertised, advertised
 from ..process.control_server import ControlServer
 from ..process.listen import check_host
 from ..process.metrics import serve_metrics
-from .etcd import EtcdPlace
 from .fleet import Fleet
 from .metrics import CoordinatorMetrics
 from .recoveries import Recoveries
 from .service import CoordinatorService
 from .state.cluster import Cluster, ClusterOptions
-from .state_file import StateFile
+from .storage.etcd import EtcdPlace
+from .storage.state_file import StateFile
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import NotLeader
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.etcd import EtcdPlace, EtcdSeat
+from sparserow.ps_server.coordinator.storage.etcd import EtcdPlace, EtcdSeat
 from sparserow_process import Launcher, free_port, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)")

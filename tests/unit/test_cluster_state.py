@@ -17,7 +17,7 @@ from sparserow.ps_server.coordinator.state.lost_commits import Whose
 from sparserow.ps_server.coordinator.state.membership import JobTerms
 from sparserow.ps_server.coordinator.state.roster import Roster, Span
 from sparserow.ps_server.coordinator.state.shards import Phase
-from sparserow.ps_server.coordinator.state_file import StateFile
+from sparserow.ps_server.coordinator.storage.state_file import StateFile
 
 OPTIONS = ClusterOptions(shards=3, slot_count=64)
 

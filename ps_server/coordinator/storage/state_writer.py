@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...proto.errors import SparserowError
+from ....proto.errors import SparserowError
 
 
 class StateWriter:

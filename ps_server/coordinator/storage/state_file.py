@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
+from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 
 
 class StateFile:

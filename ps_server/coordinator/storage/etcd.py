@@ -15,12 +15,18 @@ from typing import Any
 
 import grpc
 
-from ...proto import etcd_pb2 as pb
-from ...proto import etcd_pb2_grpc as pb_grpc
-from ...proto.coordinators import parse_address
-from ...proto.errors import DataLoss, InvalidArgument, ResourceExhausted, SparserowError, Unavailable
-from ...proto.grpc_status import CHANNEL_OPTIONS, NotLeader
-from ...proto.security.security import channel_credentials, process_security
+from ....proto import etcd_pb2 as pb
+from ....proto import etcd_pb2_grpc as pb_grpc
+from ....proto.coordinators import parse_address
+from ....proto.errors import (
+    DataLoss,
+    InvalidArgument,
+    ResourceExhausted,
+    SparserowError,
+    Unavailable,
+)
+from ....proto.grpc_status import CHANNEL_OPTIONS, NotLeader
+from ....proto.security.security import channel_credentials, process_security
 
 _CALL_SEC = 1.0
 _LARGEST_STATE = 1_400_000  # bytes; etcd takes requests of 1.5 MiB unless told otherwise

@@ -1,0 +1,1 @@
+"""Where the coordinator keeps its state: a file, or etcd."""
