@@ -18,9 +18,9 @@ from ..process.advertise import Advertised, advertised
 from ..process.control_server import ControlServer
 from ..process.listen import check_host
 from ..process.metrics import serve_metrics
-from .fleet import Fleet
 from .metrics import CoordinatorMetrics
-from .recoveries import Recoveries
+from .procedures.fleet import Fleet
+from .procedures.recoveries import Recoveries
 from .service import CoordinatorService
 from .state.cluster import Cluster, ClusterOptions
 from .storage.etcd import EtcdPlace

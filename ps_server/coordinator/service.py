@@ -13,20 +13,20 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
-from .fleet import Fleet
-from .found_tables import FoundTablesOfJobs
 from .lease_messages import ask_of, lease_reply
-from .operations import Operations
-from .recoveries import Recoveries
-from .restores import Restores
-from .row_saves import RowSaves
-from .saves import Saves
+from .procedures.fleet import Fleet
+from .procedures.found_tables import FoundTablesOfJobs
+from .procedures.operations import Operations
+from .procedures.recoveries import Recoveries
+from .procedures.restores import Restores
+from .procedures.row_saves import RowSaves
+from .procedures.saves import Saves
+from .procedures.tables import Tables
 from .state.cluster import Cluster
 from .state.faults import Process
 from .state.membership import JobTerms, Ticket
 from .state.shards import PlaceNotFree, Shard
 from .status import fault_message, status_message
-from .tables import Tables
 
 log = logging.getLogger(__name__)
 

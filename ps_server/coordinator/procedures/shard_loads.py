@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...proto import control_pb2 as pb
-from ...proto.errors import DeadlineExceeded, Unavailable
+from ....proto import control_pb2 as pb
+from ....proto.errors import DeadlineExceeded, Unavailable
+from ..state.cluster import Cluster
+from ..state.shards import Phase, Shard
 from .fleet import Fleet, all_of
-from .state.cluster import Cluster
-from .state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

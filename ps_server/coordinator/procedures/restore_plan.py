@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint import manifest as files
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
-from ...proto.schema import SGD, TableSchema
-from ...proto.schema_message import message_of_schema
-from .state.registry import Registry, first_difference
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint import manifest as files
+from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ....proto.schema import SGD, TableSchema
+from ....proto.schema_message import message_of_schema
+from ..state.registry import Registry, first_difference
 
 
 @dataclass(frozen=True)

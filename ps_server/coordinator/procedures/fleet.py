@@ -14,17 +14,17 @@ from typing import Any
 
 import grpc
 
-from ...proto import control_pb2 as pb
-from ...proto import control_pb2_grpc as pb_grpc
-from ...proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
-from ...proto.grpc_status import error_of_status
-from ...proto.schema import TableSchema
-from ...proto.schema_message import message_of_schema
-from ...proto.security.security import open_aio_channel
-from ...proto.shard_protocol import SHARD_PROTOCOL
-from .state.cluster import Cluster
-from .state.roster import Key, Roster, Window
-from .state.shards import Phase, Shard
+from ....proto import control_pb2 as pb
+from ....proto import control_pb2_grpc as pb_grpc
+from ....proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
+from ....proto.grpc_status import error_of_status
+from ....proto.schema import TableSchema
+from ....proto.schema_message import message_of_schema
+from ....proto.security.security import open_aio_channel
+from ....proto.shard_protocol import SHARD_PROTOCOL
+from ..state.cluster import Cluster
+from ..state.roster import Key, Roster, Window
+from ..state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
-from ...proto.schema import TableSchema
-from ...proto.schema_message import message_of_schema, schema_of_message
+from ....proto import control_pb2 as pb
+from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ....proto.schema import TableSchema
+from ....proto.schema_message import message_of_schema, schema_of_message
+from ..state.cluster import Cluster
 from .fleet import Fleet
-from .state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

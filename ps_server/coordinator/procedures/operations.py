@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ...proto.errors import SparserowError, Unavailable
+from ....proto.errors import SparserowError, Unavailable
+from ..state.cluster import Cluster
+from ..state.membership import Job, Ticket
+from ..state.roster import Key, Roster, Window
 from .fleet import Fleet, all_of
-from .state.cluster import Cluster
-from .state.membership import Job, Ticket
-from .state.roster import Key, Roster, Window
 
 log = logging.getLogger(__name__)
 

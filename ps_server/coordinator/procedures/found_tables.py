@@ -9,11 +9,11 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, SparserowError
+from ....proto import control_pb2 as pb
+from ....proto.errors import FailedPrecondition, SparserowError
+from ..state.cluster import Cluster
+from ..state.membership import Job, Ticket
 from .fleet import Fleet
-from .state.cluster import Cluster
-from .state.membership import Job, Ticket
 
 _MOST_LISTED = 1000
 _MOST_NAMED = 5

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint import manifest as files
-from ...proto.checkpoint.folder import Folder
-from ...proto.checkpoint.urls import check_url
-from ...proto.documents import parse_json
-from ...proto.errors import (
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.folder import Folder
+from ....proto.checkpoint.urls import check_url
+from ....proto.documents import parse_json
+from ....proto.errors import (
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
@@ -27,12 +27,12 @@ from ...proto.errors import (
     Unavailable,
     error_of,
 )
-from ...proto.grpc_status import NotLeader
+from ....proto.grpc_status import NotLeader
+from ..state.cluster import Cluster
+from ..state.shards import Shard
 from .fleet import Fleet, all_of
 from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
 from .save_base import Base, find_base
-from .state.cluster import Cluster
-from .state.shards import Shard
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint.folder import Folder
-from ...proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint.folder import Folder
+from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
+from ..state.cluster import Cluster
 from .saves import Saves, config_of
-from .state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ...proto.checkpoint import manifest as files
-from ...proto.checkpoint.folder import Folder
-from ...proto.errors import DataLoss, NotFound, SparserowError
-from .state.cluster import Cluster
+from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.folder import Folder
+from ....proto.errors import DataLoss, NotFound, SparserowError
+from ..state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint import manifest as files
-from ...proto.checkpoint.folder import Folder
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
-from ...proto.schema_message import message_of_schema
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.folder import Folder
+from ....proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+from ....proto.schema_message import message_of_schema
+from ..state.cluster import Cluster
+from ..state.shards import Shard
 from .fleet import Fleet
 from .restore_plan import rows_differ
-from .state.cluster import Cluster
-from .state.shards import Shard
 
 log = logging.getLogger(__name__)
 

@@ -7,23 +7,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...proto import control_pb2 as pb
-from ...proto.checkpoint import manifest as files
-from ...proto.checkpoint.folder import Folder
-from ...proto.errors import (
+from ....proto import control_pb2 as pb
+from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.folder import Folder
+from ....proto.errors import (
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
     SparserowError,
 )
+from ..state.cluster import Cluster
+from ..state.damage import Damage
+from ..state.shards import Phase, Shard
 from .fleet import Fleet, all_of
 from .operations import Operations
 from .restore_plan import forget_tables, plan_restore
 from .shard_loads import ShardLoads
-from .state.cluster import Cluster
-from .state.damage import Damage
-from .state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
 

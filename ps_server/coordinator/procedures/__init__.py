@@ -1,0 +1,1 @@
+"""What the coordinator does over many shards: saves, restores, recoveries, tables."""
