@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         XavierUniform,
     )
     from .proto.security.security import Security, use_security
-    from .serving.client import AsyncServingClient, LookupRows, ServingClient
+    from .serving.client.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
     from .worker.connect import connect
@@ -100,7 +100,7 @@ _HOMES = {
         "XavierUniform",
     ),
     "proto.security.security": ("Security", "use_security"),
-    "serving.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
+    "serving.client.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
     "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),
     "worker.connect": ("connect",),

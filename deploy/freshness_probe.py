@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from ..proto.errors import DeadlineExceeded, InvalidArgument, NotFound
-from ..serving.client import ServingClient
+from ..serving.client.client import ServingClient
 from ..worker.session import Session
 
 _MARK = np.uint64(0x7F5A_0000_0000_0000)  # marked keys lie here, and are deleted in the end

@@ -25,7 +25,7 @@ from ..proto.published.dense import (
 from ..proto.published.program import trusted_keys
 from ..proto.published.program_proof import check_proof
 from ..proto.published.registry import ModelRegistry
-from ..serving.client import ServingClient
+from ..serving.client.client import ServingClient
 from .load_program import load_exported
 
 _DEADLINE_MS = 1000

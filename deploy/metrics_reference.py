@@ -22,9 +22,9 @@ from ..ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from ..ps_server.shard.coordinator_link import Place
 from ..ps_server.shard.engine import EngineOptions, ShardEngine
 from ..ps_server.shard.metrics import ShardMetrics
+from ..serving.client.shard_assignment import Place as ServingPlace
 from ..serving.metrics import ServingMetrics
 from ..serving.models import ModelsOptions, ServedModels
-from ..serving.place import Place as ServingPlace
 from ..worker.in_process import InProcessCluster
 from ..worker.session_metrics import SessionMetrics
 from ..worker.training_report import Silence

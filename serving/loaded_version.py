@@ -19,7 +19,7 @@ from ..proto.published.manifest import Manifest, ServedDtype
 from ..proto.published.registry import ModelRegistry
 from ..proto.published.row_parts import Keys, Rows, read_rows, read_tensors
 from ..proto.schema import TableSchema
-from .place import Place
+from .client.shard_assignment import Place
 from .row_memory import RowMemory
 
 Progress: TypeAlias = Callable[[int], None]

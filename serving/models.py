@@ -13,9 +13,9 @@ from ..proto.errors import NotFound, SparserowError
 from ..proto.published.dense import newest_number
 from ..proto.published.model_names import handle_of
 from ..proto.published.registry import Alias, ModelRegistry
+from .client.shard_assignment import Place
 from .follower import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
-from .place import Place
 from .row_memory import RowMemory
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
+from .client.shard_assignment import Place
 from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
 from .loaded_version import LoadedVersion, ServedTable, with_tables
@@ -27,7 +28,6 @@ from .lookup import LocalLookup
 from .metrics import ServingMetrics
 from .models import ModelsOptions, ServedModels
 from .peers import Peers
-from .place import Place
 from .row_memory import RowMemory
 from .service import Address, ServingService
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..cpp_ext import _server
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from .place import Place
+from .client.shard_assignment import Place
 
 LEAST_TIERED_BYTES = 16 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.@-]")

@@ -16,11 +16,11 @@ from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
 from ..proto.security.security import bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
+from .client.shard_assignment import Place
 from .follower import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .models import Served, ServedModels
 from .peers import FoundRows
-from .place import Place
 
 _LOOKUP_THREADS = min(32, (os.cpu_count() or 1) + 4)
 

@@ -27,9 +27,9 @@ from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import SGD, TableSchema
-from ...serving.client import ServingClient
+from ...serving.client.client import ServingClient
+from ...serving.client.shard_assignment import Place
 from ...serving.loaded_version import load_version
-from ...serving.place import Place
 from ..local_serving import LocalServing, local_serving
 from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns

@@ -26,7 +26,7 @@ def predict(
     from contextlib import nullcontext
 
     from ...proto.errors import InvalidArgument
-    from ...serving.client import ServingClient
+    from ...serving.client.client import ServingClient
     from ..inference import ServedModel
     from ..prediction import format_output, read_batches
 

@@ -20,7 +20,7 @@ def query(
     deadline_ms: Annotated[int, typer.Option(min=1, help="After which the result is partial.")] = 1000,
 ) -> None:
     """Show rows as the serving processes have them. Exit code 1 when some shard did not answer."""
-    from ...serving.client import ServingClient
+    from ...serving.client.client import ServingClient
     from ...serving.lookup import key_of_text
 
     numbers = [key_of_text(key, hashed=hashed, modulo=modulo) for key in keys]

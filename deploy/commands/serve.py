@@ -96,10 +96,10 @@ def serve(
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.metrics import serve_metrics
     from ...ps_server.process.stopping import StopRequest
-    from ...serving.fleet import split_addresses
+    from ...serving.client.fleet import split_addresses
+    from ...serving.client.shard_assignment import Place
     from ...serving.follower import HoldOptions
     from ...serving.models import ServedModels
-    from ...serving.place import Place
     from ...serving.process import ControlPlane, ServeOptions
     from ...serving.process import serve as run_serve
     from ...serving.row_memory import RowMemory

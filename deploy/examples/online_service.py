@@ -22,7 +22,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from ...proto.errors import InvalidArgument, NotFound, SparserowError
-from ...serving.client import ServingClient
+from ...serving.client.client import ServingClient
 from ..inference import ServedModel
 
 _REFRESH_SEC = 1.0

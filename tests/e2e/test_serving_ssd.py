@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.serving.place import Place
+from sparserow.serving.client.shard_assignment import Place
 from sparserow.serving.row_memory import RowMemory
 from sparserow_process import Launcher, free_port, wait_until
 

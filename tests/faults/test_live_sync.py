@@ -14,9 +14,9 @@ import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.schema import SGD, TableSchema, Uniform
+from sparserow.serving.client.shard_assignment import Place
 from sparserow.serving.follower import NO_HOLD, Follower, FollowOptions, HoldOptions
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables
-from sparserow.serving.place import Place
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
 

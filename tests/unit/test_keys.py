@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.serving.client import as_lookup_keys
+from sparserow.serving.client.client import as_lookup_keys
 from sparserow.worker.keys import as_keys
 
 BOTH = pytest.mark.parametrize("take", [as_keys, as_lookup_keys])

@@ -13,8 +13,8 @@ from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.published.manifest import MANIFEST, Manifest, ServedDtype
 from sparserow.proto.published.model_names import parse_model
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow.serving.client.shard_assignment import Place
 from sparserow.serving.loaded_version import load_version
-from sparserow.serving.place import Place
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sparserow.proto.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from sparserow.serving import fleet as fleets
-from sparserow.serving.cluster_view import ServingView
-from sparserow.serving.fleet import Asked, Fleet, FleetOptions
+from sparserow.serving.client import fleet as fleets
+from sparserow.serving.client.cluster_view import ServingView
+from sparserow.serving.client.fleet import Asked, Fleet, FleetOptions
 
 
 class Replica:

@@ -10,13 +10,19 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from ..proto import serving_pb2 as pb
-from ..proto import serving_pb2_grpc as pb_grpc
-from ..proto.coordinators import parse_address
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
-from ..proto.grpc_status import error_of_status
-from ..proto.security.security import Security, open_channel
-from .place import Place
+from ...proto import serving_pb2 as pb
+from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto.coordinators import parse_address
+from ...proto.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SparserowError,
+    Unavailable,
+)
+from ...proto.grpc_status import error_of_status
+from ...proto.security.security import Security, open_channel
+from .shard_assignment import Place
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client, _server
-from ..proto.closing import Closing
-from ..proto.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    SparserowError,
-    error_of,
-)
-from ..proto.published.model_names import handle_of, parse_model, routing_hash
-from ..proto.security.security import Security, loaded_security
-from ..proto.whole_numbers import whole_numbers
+from ...cpp_ext import _client, _server
+from ...proto.closing import Closing
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, error_of
+from ...proto.published.model_names import handle_of, parse_model, routing_hash
+from ...proto.security.security import Security, loaded_security
+from ...proto.whole_numbers import whole_numbers
 from .cluster_view import ServingView, TableShape
 from .fleet import Asked, Fleet, FleetOptions, split_addresses
 

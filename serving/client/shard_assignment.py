@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument
 
 
 @dataclass(frozen=True)

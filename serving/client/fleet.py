@@ -14,9 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client
-from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, SparserowError
-from ..proto.security.security import Security, loaded_security
+from ...cpp_ext import _client
+from ...proto.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SparserowError,
+)
+from ...proto.security.security import Security, loaded_security
 from .cluster_view import ServingView, fetch_view
 
 _HEDGE_THREADS = 32
