@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..cpp_ext.torch_ops import is_operator
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.published.dense import DenseVersion, write_dense
@@ -16,7 +17,6 @@ from ..proto.published.program_proof import make_proof
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.security import loaded_security
 from ..worker.checkpoint.state_tree import encode_tree
-from ..worker.ops import is_operator
 
 if TYPE_CHECKING:
     from ..worker.session import Session

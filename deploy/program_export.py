@@ -71,8 +71,8 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     import torch
     from torch.utils import _pytree as pytree
 
+    from ..cpp_ext.torch_ops import is_operator
     from ..worker.merge_lookups import count_merged, merge_lookups
-    from ..worker.ops import is_operator
 
     example = pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), source.example)
     shapes = source.dynamic_shapes
@@ -120,7 +120,7 @@ def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
     """
     import torch
 
-    from ..worker.ops import is_operator
+    from ..cpp_ext.torch_ops import is_operator
 
     folder, _, name = path.rpartition("/")
     place = Folder(folder or ".")

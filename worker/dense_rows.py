@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..cpp_ext import torch_ops as ops
 from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
 from ..proto.schema import Constant, RowOptimizer, TableSchema
-from . import ops
 from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session import Session
 from .table import TableRows
