@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .data import ClickReader
-from .metrics import auc, log_loss
+from .metrics.binary import auc, log_loss
 from .process_group import WorkerGroup
 
 

@@ -24,7 +24,7 @@ from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
 from .data.leased import Evaluated, LeasedReader
 from .data_leases import SessionLeases
 from .evaluation import evaluate
-from .metrics import auc
+from .metrics.binary import auc
 from .models import Tower
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity

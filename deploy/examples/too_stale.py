@@ -25,7 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ...proto.schema import SGD
 from ...worker.connect import connect
 from ...worker.distribute import distribute
-from ...worker.metrics import auc
+from ...worker.metrics.binary import auc
 from ...worker.prefetch import prefetch
 from ..local_cluster import local_cluster
 

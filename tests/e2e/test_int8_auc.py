@@ -14,7 +14,7 @@ from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.build_model import build_model
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
-from sparserow.worker.metrics import auc
+from sparserow.worker.metrics.binary import auc
 
 ROOT = Path(__file__).resolve().parents[2]
 

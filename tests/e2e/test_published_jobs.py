@@ -16,7 +16,7 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
-from sparserow.worker.metrics import auc
+from sparserow.worker.metrics.binary import auc
 from sparserow_process import Launcher
 
 WAIT_SEC = 300

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from sparserow.worker.metrics import auc, log_loss
+from sparserow.worker.metrics.binary import auc, log_loss
 
 
 def auc_by_definition(scores, labels) -> float:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from ...proto.errors import InvalidArgument
-from ..metrics import auc, log_loss
+from ..metrics.binary import auc, log_loss
 from .criteo import CATEGORICAL, COLUMNS, NUMERIC
 
 CARDINALITIES = (

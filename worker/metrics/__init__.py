@@ -1,0 +1,1 @@
+"""Metrics of predictions, computed from scores and labels."""
