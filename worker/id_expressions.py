@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from ..cpp_ext import _client
-from .batch_tensors import Description, Path, can_hold_ids, description, on_host, tensor_at, tensors_of
+from .data.batch_tensors import (
+    Description,
+    Path,
+    can_hold_ids,
+    description,
+    on_host,
+    tensor_at,
+    tensors_of,
+)
 
 Operation: TypeAlias = Callable[[Tensor], Any]
 

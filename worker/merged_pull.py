@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cpp_ext import _client
-from .batch_tensors import id_tensors
+from .data.batch_tensors import id_tensors
 from .forward_trace import ForwardTrace
 from .id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from .session import Session

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch_tensors import map_tensors
+from ..data.batch_tensors import map_tensors
 
 
 class DeviceCopy:

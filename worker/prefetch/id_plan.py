@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...proto.errors import InvalidArgument
-from ..batch_tensors import Description, description, id_tensors
+from ..data.batch_tensors import Description, description, id_tensors
 from ..forward_trace import TracedForwards, TraceRequests
 from ..id_expressions import IdSources, Root, descriptions, in_batch
 
