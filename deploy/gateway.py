@@ -36,8 +36,8 @@ from ..proto.errors import (
 from ..proto.names import check_name
 from ..proto.schema import TableSchema
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
-from ..worker.lease import REPLAY_BYTES, Lease
-from ..worker.shard_client import shard_client
+from ..worker.membership.lease import REPLAY_BYTES, Lease
+from ..worker.membership.shard_client import shard_client
 from ..worker.table import TableRows
 from .gateway_metrics import GatewayMetrics
 from .push_windows import ClientKey, PushWindows

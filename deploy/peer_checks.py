@@ -12,7 +12,7 @@ from ..cpp_ext import _server
 from ..proto.control import ControlClient
 from ..proto.errors import SparserowError
 from ..proto.security.security import Security
-from ..worker.shard_client import shard_client
+from ..worker.membership.shard_client import shard_client
 from .health_checks import Finding
 
 _SOON_SEC = 14 * 86400

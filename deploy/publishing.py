@@ -42,7 +42,7 @@ from ..proto.published.registry import ModelRegistry
 from ..proto.published.row_parts import write_rows, write_tensors
 from ..proto.schema import TableSchema
 from ..proto.security.security import loaded_security, open_channel
-from ..worker.shard_client import shard_client
+from ..worker.membership.shard_client import shard_client
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..proto.errors import InvalidArgument, NotFound
 from ..proto.grpc_status import error_of_status
 from ..proto.security.security import open_channel, process_security
 from ..serving.client.client import ServingClient
-from ..worker.shard_client import shard_client
+from ..worker.membership.shard_client import shard_client
 
 _CALL_DEADLINE_SEC = 10.0
 

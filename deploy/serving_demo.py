@@ -15,7 +15,7 @@ from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, Unavailable
 from ..proto.security.security import open_channel, process_security
 from ..serving.client.client import ServingClient
-from ..worker.shard_client import shard_client
+from ..worker.membership.shard_client import shard_client
 from .local_serving import LocalServing, local_serving
 from .publishing import Publication, publish_from
 

@@ -14,12 +14,12 @@ from ..proto.errors import FailedPrecondition, InvalidArgument
 from ..proto.schema import DTYPES, Dtype
 from ..proto.security.security import Security, loaded_security
 from .cache.settings import RowCache, cache_arguments, check_cache
-from .fault_report import report_fault
-from .lease import REPLAY_BYTES, Lease
+from .membership.fault_report import report_fault
+from .membership.lease import REPLAY_BYTES, Lease
+from .membership.shard_client import shard_client
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_parts import Placement
-from .shard_client import shard_client
 from .transaction import NonFinitePolicy
 
 _PATIENCE_SEC = 20.0

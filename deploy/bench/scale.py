@@ -30,8 +30,8 @@ from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.schema import Adagrad, Constant, RowPolicy, TableSchema
 from ...proto.security.security import open_channel
-from ...worker.lease import Lease
-from ...worker.shard_client import shard_client
+from ...worker.membership.lease import Lease
+from ...worker.membership.shard_client import shard_client
 from ..local_cluster import LocalCluster, local_cluster
 from .harness import Figure, process_cpu, resident_bytes
 

@@ -12,7 +12,7 @@ import torch
 from restart_scene import DIM, ROWS, AllRows, Scene, status_of
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.security.security import Security
-from sparserow.worker.shard_client import shard_client
+from sparserow.worker.membership.shard_client import shard_client
 from sparserow_process import Launcher, wait_until
 
 

@@ -12,7 +12,7 @@ from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security, use_security
 from sparserow.ps_server.coordinator.procedures.saves import config_of
-from sparserow.worker.fault_report import without_credentials
+from sparserow.worker.membership.fault_report import without_credentials
 from sparserow.worker.row_files.matrices import _check_inflation
 
 MIB = 1 << 20

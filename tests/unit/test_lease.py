@@ -13,7 +13,7 @@ from sparserow.proto import control_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.errors import Unavailable
 from sparserow.proto.grpc_status import status_of_error
-from sparserow.worker.lease import Lease
+from sparserow.worker.membership.lease import Lease
 from sparserow_process import wait_until
 
 LEASE_SEC = 0.3
@@ -89,7 +89,7 @@ def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogC
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
-    with caplog.at_level(logging.WARNING, "sparserow.worker.lease"):
+    with caplog.at_level(logging.WARNING, "sparserow.worker.membership.lease"):
         lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
         wait_until(lambda: coordinator.heartbeats >= 4, "heartbeats")
         coordinator.is_ready = True

@@ -19,7 +19,7 @@ from sparserow.ps_server.coordinator.state.faults import (
 )
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership
 from sparserow.ps_server.coordinator.status import fault_message
-from sparserow.worker.fault_report import is_echo, report_fault
+from sparserow.worker.membership.fault_report import is_echo, report_fault
 from sparserow_process import free_port
 
 NOW = 1_000_000.0

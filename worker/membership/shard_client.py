@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..cpp_ext import _client
-from ..proto.control import ClusterView, WorkerIdentity
-from ..proto.security.security import Security
+from ...cpp_ext import _client
+from ...proto.control import ClusterView, WorkerIdentity
+from ...proto.security.security import Security
 
 
 def shard_client(

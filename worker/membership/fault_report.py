@@ -6,9 +6,9 @@ import logging
 import re
 import traceback
 
-from ..proto.control import ControlClient, WorkerIdentity
-from ..proto.errors import DeadlineExceeded, Fenced, Unavailable
-from ..proto.security.security import process_security
+from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.errors import DeadlineExceeded, Fenced, Unavailable
+from ...proto.security.security import process_security
 
 _log = logging.getLogger(__name__)
 

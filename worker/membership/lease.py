@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 
-from ..cpp_ext import _client
-from ..proto import control_pb2 as pb
-from ..proto.control import ControlClient, WorkerIdentity
-from ..proto.errors import SparserowError
+from ...cpp_ext import _client
+from ...proto import control_pb2 as pb
+from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.errors import SparserowError
 
 _log = logging.getLogger(__name__)
 
