@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..cpp_ext import _client
 from .data.batch_tensors import id_tensors
-from .forward_trace import ForwardTrace
-from .id_expressions import Expression, IdSources, Root, TracedIds, descriptions
+from .id_trace.forward_trace import ForwardTrace
+from .id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from .session import Session
 
 _MAX_TRACES = 8

@@ -21,7 +21,7 @@ from ..proto.control import WorkerIdentity
 from ..proto.errors import FailedPrecondition, InvalidArgument
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
-from .forward_trace import TraceRequests
+from .id_trace.forward_trace import TraceRequests
 from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
 from .loss_scale import LossScale
 from .session_parts import Catalog, Closeable, DenseSide, Placement

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...cpp_ext import _client
 from ...proto.errors import InvalidArgument
 from ..data.batch_tensors import Description, description, id_tensors
-from ..forward_trace import TracedForwards, TraceRequests
-from ..id_expressions import IdSources, Root, descriptions, in_batch
+from ..id_trace.forward_trace import TracedForwards, TraceRequests
+from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Ids as a batch explains them: views and casts of one of its tensors, with constant arguments.
 
-A traced forward (worker/forward_trace.py) makes these expressions. They are guesses about later batches.
+A traced forward (worker/id_trace/forward_trace.py) makes these expressions. They are guesses about later batches.
 An expression that does not fit a batch has no value there, and the lookup then pulls for itself.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..cpp_ext import _client
-from .data.batch_tensors import (
+from ...cpp_ext import _client
+from ..data.batch_tensors import (
     Description,
     Path,
     can_hold_ids,

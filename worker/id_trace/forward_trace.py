@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .data.batch_tensors import can_hold_ids, tensors_of
+from ..data.batch_tensors import can_hold_ids, tensors_of
 from .id_expressions import Derived, Expression, Operation, Root, TracedIds
 
 # Operations whose result has the values of their first argument; only its dtype or its memory may be another.

@@ -1,0 +1,1 @@
+"""Which ids a forward looks up, as functions of its batch."""
