@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     from .serving.client.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
-    from .worker.connect import connect
     from .worker.deferred import deferred
     from .worker.dense_rows import DenseRows, dense_on_servers
     from .worker.distribute import distribute
-    from .worker.in_process import InProcessCluster
-    from .worker.keys import hash_key
     from .worker.lift import lift_embeddings
     from .worker.merge_lookups import merge_lookups
-    from .worker.otel_trace import record_otel
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
-    from .worker.session import Session
-    from .worker.session_metrics import SessionMetrics
-    from .worker.session_stats import SessionStats
-    from .worker.table import TableRows
-    from .worker.transaction import NonFiniteGradient
+    from .worker.session.connect import connect
+    from .worker.session.in_process import InProcessCluster
+    from .worker.session.keys import hash_key
+    from .worker.session.otel_trace import record_otel
+    from .worker.session.session import Session
+    from .worker.session.session_metrics import SessionMetrics
+    from .worker.session.session_stats import SessionStats
+    from .worker.session.table import TableRows
+    from .worker.session.transaction import NonFiniteGradient
 
 __version__ = "0.1.0"
 
@@ -103,22 +103,22 @@ _HOMES = {
     "serving.client.client": ("AsyncServingClient", "LookupRows", "ServingClient"),
     "worker.cache.settings": ("RowCache",),
     "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),
-    "worker.connect": ("connect",),
+    "worker.session.connect": ("connect",),
     "worker.deferred": ("deferred",),
     "worker.dense_rows": ("DenseRows", "dense_on_servers"),
     "worker.distribute": ("distribute",),
-    "worker.in_process": ("InProcessCluster",),
-    "worker.keys": ("hash_key",),
+    "worker.session.in_process": ("InProcessCluster",),
+    "worker.session.keys": ("hash_key",),
     "worker.lift": ("lift_embeddings",),
     "worker.merge_lookups": ("merge_lookups",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
-    "worker.session": ("Session",),
-    "worker.session_stats": ("SessionStats",),
-    "worker.otel_trace": ("record_otel",),
-    "worker.session_metrics": ("SessionMetrics",),
-    "worker.table": ("TableRows",),
-    "worker.transaction": ("NonFiniteGradient",),
+    "worker.session.session": ("Session",),
+    "worker.session.session_stats": ("SessionStats",),
+    "worker.session.otel_trace": ("record_otel",),
+    "worker.session.session_metrics": ("SessionMetrics",),
+    "worker.session.table": ("TableRows",),
+    "worker.session.transaction": ("NonFiniteGradient",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

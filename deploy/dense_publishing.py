@@ -19,7 +19,7 @@ from ..proto.security.security import loaded_security
 from ..worker.checkpoint.state_tree import encode_tree
 
 if TYPE_CHECKING:
-    from ..worker.session import Session
+    from ..worker.session.session import Session
 
 
 class DensePublisher:

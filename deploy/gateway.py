@@ -38,7 +38,7 @@ from ..proto.schema import TableSchema
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from ..worker.membership.lease import REPLAY_BYTES, Lease
 from ..worker.membership.shard_client import shard_client
-from ..worker.table import TableRows
+from ..worker.session.table import TableRows
 from .gateway_metrics import GatewayMetrics
 from .push_windows import ClientKey, PushWindows
 

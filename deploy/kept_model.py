@@ -24,7 +24,7 @@ from .publishing import Published, publish
 if TYPE_CHECKING:
     import torch
 
-    from ..worker.session import Session
+    from ..worker.session.session import Session
 
 log = logging.getLogger(__name__)
 

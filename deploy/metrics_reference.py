@@ -25,8 +25,8 @@ from ..ps_server.shard.metrics import ShardMetrics
 from ..serving.client.shard_assignment import Place as ServingPlace
 from ..serving.metrics import ServingMetrics
 from ..serving.models import ModelsOptions, ServedModels
-from ..worker.in_process import InProcessCluster
-from ..worker.session_metrics import SessionMetrics
+from ..worker.session.in_process import InProcessCluster
+from ..worker.session.session_metrics import SessionMetrics
 from ..worker.training_report import Silence
 from .gateway_metrics import GatewayMetrics
 from .training_metrics import TrainingMetrics

@@ -48,7 +48,7 @@ from .program_export import Program, ProgramSource, ProgramTensor, export_progra
 if TYPE_CHECKING:
     import torch
 
-    from ..worker.session import Session
+    from ..worker.session.session import Session
 
 log = logging.getLogger(__name__)
 

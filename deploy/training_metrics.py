@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from ..worker.training_report import EpochResult, Observer
 
 if TYPE_CHECKING:
-    from ..worker.session_metrics import SessionMetrics
+    from ..worker.session.session_metrics import SessionMetrics
 
 
 class TrainingMetrics(Collector):

@@ -59,7 +59,7 @@ def run_worker(
 
     from ..ps_server.process.metrics import serve_metrics
     from ..worker.run_identity import RunIdentity
-    from ..worker.tracing import NoTrace, RecordedTrace, write_trace
+    from ..worker.session.tracing import NoTrace, RecordedTrace, write_trace
     from ..worker.trainer import Trainer
     from .training_metrics import TrainingMetrics
 
@@ -96,9 +96,9 @@ def run_worker(
         raise FailedPrecondition("train: model.backend ps needs a cluster")
     from ..proto.telemetry import telemetry_from_environment
     from ..worker.cache.settings import RowCache, check_cache
-    from ..worker.connect import connect
     from ..worker.ps_backend import PsBackend
-    from ..worker.session_metrics import SessionMetrics
+    from ..worker.session.connect import connect
+    from ..worker.session.session_metrics import SessionMetrics
 
     train = job.train
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
@@ -123,7 +123,7 @@ def run_worker(
             session.record(trace)
             return train_with(PsBackend(job, session, coordinator), session.end_record)
         if telemetry is not None:
-            from ..worker.otel_trace import record_otel
+            from ..worker.session.otel_trace import record_otel
 
             record_otel(session, telemetry.tracer)
         return train_with(PsBackend(job, session, coordinator))

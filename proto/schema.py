@@ -247,7 +247,7 @@ class Table:
 
     dtype: Dtype | None = None
     init: Init | None = None
-    optimizer: Any = None  # of worker/row_optimizers.py: this module does without torch
+    optimizer: Any = None  # of worker/session/row_optimizers.py: this module does without torch
     seed: int | None = None
     admit_after: int = 1
     admit_probability: float = 1.0

@@ -6,7 +6,7 @@ from ..proto import control_pb2 as pb
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition
 from .data.leased import Evaluated, Leased, Trained
-from .session import Session
+from .session.session import Session
 
 
 class SessionLeases:

@@ -21,8 +21,8 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
-from .row_optimizers import OptimizerLike
-from .session import Session
+from .session.row_optimizers import OptimizerLike
+from .session.session import Session
 from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -31,8 +31,8 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
-from .row_optimizers import OptimizerLike
-from .session import Session
+from .session.row_optimizers import OptimizerLike
+from .session.session import Session
 
 _aten = torch.ops.aten
 _MODE_NAMES = {number: name for name, number in BAG_MODES.items()}

@@ -17,8 +17,8 @@ from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ..proto.schema import Normal, Table, TableSchema
 from .deferred import deferred_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
-from .row_optimizers import OptimizerLike, row_optimizer_of
-from .session import Session
+from .session.row_optimizers import OptimizerLike, row_optimizer_of
+from .session.session import Session
 
 _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag

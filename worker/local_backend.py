@@ -14,12 +14,12 @@ from ..proto.config.job import TrainConfig
 from ..proto.config.optimizer_config import AdagradConfig, SgdConfig
 from ..proto.errors import FailedPrecondition
 from .data import Batch
-from .loss_scale import LossScale
 from .models import HashedEmbeddings
+from .session.loss_scale import LossScale
+from .session.tracing import NoTrace, Trace
+from .session.transaction import NonFiniteGradient, has_nonfinite
 from .table_average import average_gradients, leave_to_average
-from .tracing import NoTrace, Trace
 from .training_backend import clip_dense, dense_optimizer
-from .transaction import NonFiniteGradient, has_nonfinite
 
 
 class LocalBackend:

@@ -21,8 +21,8 @@ from .dense_rows import DenseRows, dense_on_servers
 from .distribute import distribute
 from .models import HashedEmbeddings
 from .prefetch import prefetch
-from .session import Session
-from .tracing import Trace
+from .session.session import Session
+from .session.tracing import Trace
 from .training_backend import clip_dense, dense_optimizer
 
 _END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job

@@ -28,7 +28,7 @@ from .metrics.binary import auc
 from .models import Tower
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
-from .tracing import loaded, trace_allreduce
+from .session.tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_report import EpochResult, Observer, TrainResult

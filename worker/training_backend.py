@@ -13,8 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from ..proto.config.job import TrainConfig
 from ..proto.errors import InvalidArgument
 from .data import Batch
-from .session import Session
-from .tracing import Trace
+from .session.session import Session
+from .session.tracing import Trace
 
 _DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,

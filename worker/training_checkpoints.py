@@ -20,7 +20,7 @@ from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore,
 from .checkpoint.save import Stateful, absolute
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
-from .session import Session
+from .session.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from ..proto.errors import InvalidArgument
 from .data import Batch
 from .learning_rates import LearningRates
 from .process_group import WorkerGroup
+from .session.transaction import NonFiniteGradient
 from .training_backend import TrainingBackend
-from .transaction import NonFiniteGradient
 
 _AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,5 +1,5 @@
-// _client: the session, its merged pull and the key-level calls, as worker/session.py and worker/table.py use
-// them. Every call that may wait or copy rows releases the GIL.
+// _client: the session, its merged pull and the key-level calls, as worker/session/session.py and
+// worker/session/table.py use them. Every call that may wait or copy rows releases the GIL.
 #include "bindings/client_session.h"
 
 #include <pybind11/numpy.h>

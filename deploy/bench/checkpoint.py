@@ -26,9 +26,9 @@ from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded
 from ...proto.schema import Adagrad
 from ...worker.checkpoint import restore, save
-from ...worker.connect import connect
-from ...worker.session import Session
-from ...worker.table import TableRows
+from ...worker.session.connect import connect
+from ...worker.session.session import Session
+from ...worker.session.table import TableRows
 from ..local_cluster import LocalCluster, local_cluster
 from .harness import Figure
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...proto.schema import Adagrad, Constant, Table
 from ...worker.distribute import distribute
-from ...worker.session import Session
+from ...worker.session.session import Session
 
 TABLES = 26
 DIM = 16

@@ -25,8 +25,8 @@ from torch import Tensor
 from ...proto.errors import Internal
 from ...proto.extras import install_command
 from ...proto.telemetry import telemetry_from_environment
-from ...worker.connect import connect
-from ...worker.session import Session
+from ...worker.session.connect import connect
+from ...worker.session.session import Session
 from ..child_processes import first_line, stop
 from ..readiness import wait_until_ready
 from .click_model import TABLES, CpuClock, ZipfBatches, distributed_step
@@ -128,7 +128,7 @@ def _trace(stack: ExitStack, session: Session, port: int) -> None:
             os.environ[_COLLECTOR] = before
     assert telemetry is not None
     stack.enter_context(telemetry)
-    from ...worker.otel_trace import record_otel
+    from ...worker.session.otel_trace import record_otel
 
     record_otel(session, telemetry.tracer)
 

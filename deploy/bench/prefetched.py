@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from ...worker.connect import connect
 from ...worker.prefetch import prefetch
-from ...worker.session import Session
+from ...worker.session.connect import connect
+from ...worker.session.session import Session
 from ..local_cluster import local_cluster
 from .click_model import CpuClock, Size, ZipfBatches, distributed_step, torch_step
 from .harness import Figure, median, process_cpu

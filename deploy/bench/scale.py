@@ -144,7 +144,7 @@ def _ask_all(team: Sequence[Connection], command: str) -> list[float]:
 
 def _work(pipe: Connection, size: Size, address: str, rank: int, world_size: int) -> None:
     """Answers each command with the CPU-seconds that it took this process."""
-    from ...worker.connect import connect
+    from ...worker.session.connect import connect
 
     chance = np.random.default_rng(rank)
     grads = np.full((size.keys, size.dim), 0.01, np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from ...proto import serving_pb2 as pb
 from ...proto import serving_pb2_grpc as pb_grpc
 from ...proto.schema import SGD
-from ...worker.connect import connect
+from ...worker.session.connect import connect
 from ..local_cluster import local_cluster
 from ..local_serving import LocalServing, local_serving
 from .click_model import DIM, TABLES, ZipfBatches, distributed_step

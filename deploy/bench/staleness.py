@@ -33,9 +33,9 @@ from torch import nn
 
 from ...proto.errors import Internal
 from ...proto.schema import SGD, Adagrad
-from ...worker.connect import connect
 from ...worker.dense_rows import dense_on_servers
 from ...worker.distribute import distribute
+from ...worker.session.connect import connect
 from ..local_cluster import local_cluster
 from .harness import Figure
 

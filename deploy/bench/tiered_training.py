@@ -24,8 +24,8 @@ from ...worker.deferred import deferred
 from ...worker.distribute import distribute
 from ...worker.models import DLRM
 from ...worker.prefetch import prefetch
-from ...worker.session import Session
-from ...worker.session_parts import Placement
+from ...worker.session.session import Session
+from ...worker.session.session_parts import Placement
 from .harness import Figure, median
 from .processes import SLOT_COUNT
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ...worker.connect import connect
-from ...worker.in_process import InProcessCluster
-from ...worker.session import Session
+from ...worker.session.connect import connect
+from ...worker.session.in_process import InProcessCluster
+from ...worker.session.session import Session
 from ..local_cluster import LocalCluster, local_cluster
 from .click_model import (
     DIM,

@@ -15,7 +15,7 @@ from . import options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...worker.session import Session
+    from ...worker.session.session import Session
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -202,7 +202,7 @@ def parts_of(table: str) -> tuple[str, str]:
 @contextmanager
 def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
     """A session that is alone in a job of its own, so that it waits for nobody and nobody for it."""
-    from ...worker.connect import connect
+    from ...worker.session.connect import connect
 
     job = f"table-{os.getpid()}-{secrets.token_hex(4)}"
     with connect(coordinator, namespace, job=job, staleness=None, rank=0, world_size=1) as session:

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...proto.schema import SGD
-from ...worker.connect import connect
 from ...worker.distribute import distribute
 from ...worker.metrics.binary import auc
 from ...worker.prefetch import prefetch
+from ...worker.session.connect import connect
 from ..local_cluster import local_cluster
 
 _KEYS, _BATCH = 32, 512

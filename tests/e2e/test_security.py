@@ -19,7 +19,7 @@ from sparserow.deploy.security_files import add_token, init_security, revoke_tok
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
-from sparserow.worker.session import Session
+from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
 
 KEYS = np.arange(200, dtype=np.uint64)

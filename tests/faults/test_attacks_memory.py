@@ -22,7 +22,7 @@ from sparserow.deploy.security_files import add_token
 from sparserow.proto.control import ControlClient
 from sparserow.proto.names import id_of_name
 from sparserow.proto.security.security import Security
-from sparserow.worker.session import Session
+from sparserow.worker.session.session import Session
 from sparserow_process import wait_until
 
 DIM = 64

@@ -13,7 +13,7 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.security.security import Security
 from sparserow.worker.membership.shard_client import shard_client
-from sparserow.worker.session import Session
+from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
 
 KEYS = np.arange(50, dtype=np.uint64)

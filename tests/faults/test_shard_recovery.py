@@ -65,7 +65,7 @@ def steps_by_row(session, model) -> np.ndarray:
 @pytest.mark.parametrize("holds_all", [True, False])
 def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, staleness, holds_all):
     if not holds_all:
-        monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # then the newest commit alone
+        monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # then the newest commit alone
     with (
         sr.local_cluster(shards=2, slot_count=64, worker_lease=30.0) as cluster,
         sr.connect(cluster.address, "held", staleness=staleness) as session,
@@ -99,7 +99,7 @@ def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatc
 @pytest.mark.parametrize("holds_all", [True, False])
 def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, holds_all):
     if not holds_all:
-        monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # then the newest write alone
+        monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # then the newest write alone
     with (
         sr.local_cluster(shards=1, slot_count=64) as cluster,
         sr.connect(cluster.address, "by-key", staleness=None) as session,
@@ -120,7 +120,7 @@ def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypa
 
 
 def test_a_shard_that_ends_again_at_once_counts_every_lost_push_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 1)  # the newest write alone
+    monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # the newest write alone
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "counts", staleness=None) as session,

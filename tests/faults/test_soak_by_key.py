@@ -65,7 +65,7 @@ def test_each_push_is_in_the_rows_or_counted_as_lost(tmp_path, monkeypatch):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"seed {seed}")
     pauses = random.Random(seed)
-    monkeypatch.setattr("sparserow.worker.connect.REPLAY_BYTES", 4096)  # so that some are lost
+    monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 4096)  # so that some are lost
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "soak", staleness=None, deadline_sec=60) as session,

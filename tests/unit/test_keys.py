@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from sparserow.serving.client.client import as_lookup_keys
-from sparserow.worker.keys import as_keys
+from sparserow.worker.session.keys import as_keys
 
 BOTH = pytest.mark.parametrize("take", [as_keys, as_lookup_keys])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sparserow as sr
 import torch
-from sparserow.worker.row_optimizers import row_optimizer_of
+from sparserow.worker.session.row_optimizers import row_optimizer_of
 from torch import nn, optim
 
 PARAMETER = [nn.Parameter(torch.zeros(3))]

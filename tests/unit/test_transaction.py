@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from sparserow.proto.errors import Fenced
-from sparserow.worker.background_push import BackgroundPush
-from sparserow.worker.tracing import NoTrace
-from sparserow.worker.transaction import end_step
+from sparserow.worker.session.background_push import BackgroundPush
+from sparserow.worker.session.tracing import NoTrace
+from sparserow.worker.session.transaction import end_step
 
 DOUBT = "may have been applied"
 

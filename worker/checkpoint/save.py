@@ -16,7 +16,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of
-from ..session import Session
+from ..session.session import Session
 from .random_state import random_state
 from .state_tree import encode_tree
 

@@ -17,8 +17,8 @@ import torch
 
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument
-from ..session import Session
-from ..tracing import Trace
+from ..session.session import Session
+from ..session.tracing import Trace
 from .device_copy import DeviceCopy
 from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds
 from .pipeline import Pipeline

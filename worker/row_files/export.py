@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...proto.schema import TableSchema
-from ..keys import KeyArray
-from ..session import Session
-from ..table import Rows
+from ..session.keys import KeyArray
+from ..session.session import Session
+from ..session.table import Rows
 from .storage import format_of, new_file, scratch_folder
 
 Progress = Callable[[int], None]

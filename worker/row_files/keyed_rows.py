@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...proto.errors import DataLoss, InvalidArgument
-from ..keys import KeyArray, as_keys
-from ..session import Session
-from ..table import Rows, first_nonfinite_row
+from ..session.keys import KeyArray, as_keys
+from ..session.session import Session
+from ..session.table import Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from ..session import Session
-from ..table import Rows, first_nonfinite_row
+from ..session.session import Session
+from ..session.table import Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
 

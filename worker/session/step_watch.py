@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..cpp_ext import _client
+from ...cpp_ext import _client
 
 _watches: weakref.WeakSet[StepWatch] = weakref.WeakSet()
 

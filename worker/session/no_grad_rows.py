@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument
 
 NO_GRAD_BYTES = 128 << 20
 NO_GRAD_SEC = 10.0

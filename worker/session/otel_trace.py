@@ -11,7 +11,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from ..cpp_ext import _client
+from ...cpp_ext import _client
 from .session import Session
 from .tracing import ThreadName
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..cpp_ext import _client
+from ...cpp_ext import _client
 from .commit_doubt import fenced_in_doubt
 from .tracing import Trace
 

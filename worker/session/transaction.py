@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..cpp_ext import _client
-from ..proto.errors import FailedPrecondition, SparserowError
+from ...cpp_ext import _client
+from ...proto.errors import FailedPrecondition, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
 from .join import collective_device

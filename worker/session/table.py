@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client
-from ..proto.errors import InvalidArgument
-from ..proto.schema import TableSchema
+from ...cpp_ext import _client
+from ...proto.errors import InvalidArgument
+from ...proto.schema import TableSchema
 from .keys import KeyArray, Keys, as_keys
 
 Rows = NDArray[np.float32]

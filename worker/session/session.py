@@ -15,14 +15,20 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ..cpp_ext import _client
-from ..proto.closing import Closing
-from ..proto.control import WorkerIdentity
-from ..proto.errors import FailedPrecondition, InvalidArgument
+from ...cpp_ext import _client
+from ...proto.closing import Closing
+from ...proto.control import WorkerIdentity
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
-from .id_trace.forward_trace import TraceRequests
-from .join import SessionJoinHook, check_place_in_join, checked_micro_batches, collective_device, default_group
+from .join import (
+    SessionJoinHook,
+    check_place_in_join,
+    checked_micro_batches,
+    collective_device,
+    default_group,
+)
 from .loss_scale import LossScale
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
@@ -40,7 +46,7 @@ class Session(SessionTables, Closing, Joinable):
 
     The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
     child's copy raises :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with
-    unequal numbers of batches it goes into torch's ``Join`` (worker/join.py).
+    unequal numbers of batches it goes into torch's ``Join`` (worker/session/join.py).
     """
 
     def __init__(
@@ -315,7 +321,7 @@ class Session(SessionTables, Closing, Joinable):
         """Ends what prefetches, leaves the job and forgets the tables. Idempotent.
 
         Gradients of a step in progress are dropped with a warning. In a forked child the copy forgets its tables; the
-        parent stays in the job. A session that is open when its process ends is closed then (worker/close_at_exit.py).
+        parent stays in the job. A session that is open when its process ends is closed then (worker/session/close_at_exit.py).
 
         Raises:
             FailedPrecondition: an optimizer stepped in place of ``session.step``, so rows were not trained.

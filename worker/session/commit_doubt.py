@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..proto.errors import Fenced, NotFound
+from ...proto.errors import Fenced, NotFound
 
 _DOUBT = "the step that ended so may have been applied: connect anew before rows are read"
 

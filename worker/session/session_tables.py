@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..cpp_ext import _client
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ..proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
-from .cache.settings import storage_on
+from ...cpp_ext import _client
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
+from ..cache.settings import storage_on
 from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..cpp_ext import _client
-from ..proto.errors import FailedPrecondition, NotFound
-from ..proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
-from ..proto.schema import DTYPES, TableSchema
-from .cache.settings import RowCache, cache_arguments, check_cache
+from ...cpp_ext import _client
+from ...proto.errors import FailedPrecondition, NotFound
+from ...proto.native import (
+    INIT_KINDS,
+    OPTIMIZER_KINDS,
+    init_parameters,
+    optimizer_parameters,
+    policy_parameters,
+)
+from ...proto.schema import DTYPES, TableSchema
+from ..cache.settings import RowCache, cache_arguments, check_cache
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_parts import Placement

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.schema import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
 
 OptimizerLike: TypeAlias = RowOptimizer | torch.optim.Optimizer | type | functools.partial[Any]
 

@@ -14,7 +14,7 @@ import sys
 import weakref
 from typing import Protocol
 
-from ..proto.errors import SparserowError
+from ...proto.errors import SparserowError
 from .exit_code import fail_at_exit
 
 _log = logging.getLogger(__name__)

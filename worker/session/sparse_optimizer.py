@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition
 
 
 class SparseOptimizer(torch.optim.Optimizer):

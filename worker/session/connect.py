@@ -8,15 +8,15 @@ from typing import Any, Literal, TypeAlias
 
 import torch.distributed as dist
 
-from ..cpp_ext import _client
-from ..proto.control import ControlClient, WorkerIdentity
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import DTYPES, Dtype
-from ..proto.security.security import Security, loaded_security
-from .cache.settings import RowCache, cache_arguments, check_cache
-from .membership.fault_report import report_fault
-from .membership.lease import REPLAY_BYTES, Lease
-from .membership.shard_client import shard_client
+from ...cpp_ext import _client
+from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.schema import DTYPES, Dtype
+from ...proto.security.security import Security, loaded_security
+from ..cache.settings import RowCache, cache_arguments, check_cache
+from ..membership.fault_report import report_fault
+from ..membership.lease import REPLAY_BYTES, Lease
+from ..membership.shard_client import shard_client
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_parts import Placement

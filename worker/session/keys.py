@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client
-from ..proto.errors import InvalidArgument
-from ..proto.whole_numbers import whole_numbers
+from ...cpp_ext import _client
+from ...proto.errors import InvalidArgument
+from ...proto.whole_numbers import whole_numbers
 
 KeyArray: TypeAlias = NDArray[np.uint64]
 Keys: TypeAlias = "NDArray[np.integer] | Sequence[int] | Sequence[str] | Sequence[bytes]"

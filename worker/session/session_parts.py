@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..proto.schema import TableSchema
-from .cache.settings import RowCache
+from ...proto.schema import TableSchema
+from ..cache.settings import RowCache
 from .transaction import NonFinitePolicy
 
 

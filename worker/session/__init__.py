@@ -1,0 +1,1 @@
+"""The session: steps, tables and optimizers of one worker of a job."""
