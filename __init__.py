@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from .serving.client.client import AsyncServingClient, LookupRows, ServingClient
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
-    from .worker.deferred import deferred
-    from .worker.dense_rows import DenseRows, dense_on_servers
-    from .worker.distribute import distribute
-    from .worker.lift import lift_embeddings
-    from .worker.merge_lookups import merge_lookups
+    from .worker.layers.deferred import deferred
+    from .worker.layers.dense_rows import DenseRows, dense_on_servers
+    from .worker.layers.distribute import distribute
+    from .worker.layers.lift import lift_embeddings
+    from .worker.layers.merge_lookups import merge_lookups
     from .worker.prefetch import prefetch
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session.connect import connect
@@ -104,13 +104,13 @@ _HOMES = {
     "worker.cache.settings": ("RowCache",),
     "worker.checkpoint": ("RestoredCheckpoint", "SavedCheckpoint", "keep_rows", "restore", "save"),
     "worker.session.connect": ("connect",),
-    "worker.deferred": ("deferred",),
-    "worker.dense_rows": ("DenseRows", "dense_on_servers"),
-    "worker.distribute": ("distribute",),
+    "worker.layers.deferred": ("deferred",),
+    "worker.layers.dense_rows": ("DenseRows", "dense_on_servers"),
+    "worker.layers.distribute": ("distribute",),
     "worker.session.in_process": ("InProcessCluster",),
     "worker.session.keys": ("hash_key",),
-    "worker.lift": ("lift_embeddings",),
-    "worker.merge_lookups": ("merge_lookups",),
+    "worker.layers.lift": ("lift_embeddings",),
+    "worker.layers.merge_lookups": ("merge_lookups",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session.session": ("Session",),

@@ -16,9 +16,9 @@ from ..proto.control import ControlClient
 from ..proto.errors import DeadlineExceeded, FailedPrecondition
 from ..proto.schema import Table, Uniform
 from .data import Batch
-from .deferred import deferred
-from .dense_rows import DenseRows, dense_on_servers
-from .distribute import distribute
+from .layers.deferred import deferred
+from .layers.dense_rows import DenseRows, dense_on_servers
+from .layers.distribute import distribute
 from .models import HashedEmbeddings
 from .prefetch import prefetch
 from .session.session import Session

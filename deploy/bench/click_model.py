@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...proto.schema import Adagrad, Constant, Table
-from ...worker.distribute import distribute
+from ...worker.layers.distribute import distribute
 from ...worker.session.session import Session
 
 TABLES = 26

@@ -33,8 +33,8 @@ from torch import nn
 
 from ...proto.errors import Internal
 from ...proto.schema import SGD, Adagrad
-from ...worker.dense_rows import dense_on_servers
-from ...worker.distribute import distribute
+from ...worker.layers.dense_rows import dense_on_servers
+from ...worker.layers.distribute import distribute
 from ...worker.session.connect import connect
 from ..local_cluster import local_cluster
 from .harness import Figure

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ...cpp_ext import _client, _server
 from ...proto.errors import FailedPrecondition
 from ...proto.schema import Adagrad, TableSchema
-from ...worker.deferred import deferred
-from ...worker.distribute import distribute
+from ...worker.layers.deferred import deferred
+from ...worker.layers.distribute import distribute
 from ...worker.models import DLRM
 from ...worker.prefetch import prefetch
 from ...worker.session.session import Session

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...proto.schema import SGD
-from ...worker.distribute import distribute
+from ...worker.layers.distribute import distribute
 from ...worker.metrics.binary import auc
 from ...worker.prefetch import prefetch
 from ...worker.session.connect import connect

@@ -16,7 +16,7 @@ from sparserow.deploy.planning import Load, Plan, Popularity, TableShape, plan
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
-from sparserow.worker.table_handle import TableHandle
+from sparserow.worker.layers.table_handle import TableHandle
 
 NEAR = 0.1
 SEED = 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow.worker.dense_rows import MARKER_KEY
+from sparserow.worker.layers.dense_rows import MARKER_KEY
 from torch import Tensor, nn
 
 ROWS, DIM = 50, 4

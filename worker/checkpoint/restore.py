@@ -16,8 +16,8 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, NotFound
+from ..layers.table_handle import renamed
 from ..session.session import Session
-from ..table_handle import renamed
 from .random_state import set_random_state
 from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
 

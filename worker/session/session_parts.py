@@ -24,7 +24,7 @@ class Placement:
 
 
 class DenseSide(Protocol):
-    """Dense tensors whose gradients go with the session's commits: ``worker/dense_rows.py``."""
+    """Dense tensors whose gradients go with the session's commits: ``worker/layers/dense_rows.py``."""
 
     @property
     def table_name(self) -> str: ...

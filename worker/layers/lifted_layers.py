@@ -13,12 +13,12 @@ import torch.distributed as dist
 from rich.progress import Progress
 from torch import nn
 
-from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ..proto.schema import Normal, Table, TableSchema
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.schema import Normal, Table, TableSchema
+from ..session.row_optimizers import OptimizerLike, row_optimizer_of
+from ..session.session import Session
 from .deferred import deferred_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
-from .session.row_optimizers import OptimizerLike, row_optimizer_of
-from .session.session import Session
 
 _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from ..cpp_ext import torch_ops as ops
-from ..proto.errors import FailedPrecondition, InvalidArgument
+from ...cpp_ext import torch_ops as ops
+from ...proto.errors import FailedPrecondition, InvalidArgument
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
 from .graph_check import largest_gap
 

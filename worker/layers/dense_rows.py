@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cpp_ext import torch_ops as ops
-from ..proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
-from ..proto.schema import Constant, RowOptimizer, TableSchema
-from .session.row_optimizers import OptimizerLike, row_optimizer_of
-from .session.session import Session
-from .session.table import TableRows
+from ...cpp_ext import torch_ops as ops
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
+from ...proto.schema import Constant, RowOptimizer, TableSchema
+from ..session.row_optimizers import OptimizerLike, row_optimizer_of
+from ..session.session import Session
+from ..session.table import TableRows
 
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition
 
 _DEPTH = 8  # containers between a weight and what is named as its holder
 _MOST_NAMES = 3

@@ -18,8 +18,10 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.nn import functional
 
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import Table
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.schema import Table
+from ..session.row_optimizers import OptimizerLike
+from ..session.session import Session
 from .embedding import BAG_MODES
 from .graph_check import largest_gap
 from .lifted_layers import (
@@ -31,8 +33,6 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
-from .session.row_optimizers import OptimizerLike
-from .session.session import Session
 
 _aten = torch.ops.aten
 _MODE_NAMES = {number: name for name, number in BAG_MODES.items()}

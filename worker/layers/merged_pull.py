@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cpp_ext import _client
-from .data.batch_tensors import id_tensors
-from .id_trace.forward_trace import ForwardTrace
-from .id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
-from .session.session import Session
+from ...cpp_ext import _client
+from ..data.batch_tensors import id_tensors
+from ..id_trace.forward_trace import ForwardTrace
+from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
+from ..session.session import Session
 
 _MAX_TRACES = 8
 _FORWARDS_PER_MISS = 10  # with more misses the last trace takes the batch's own tensors alone

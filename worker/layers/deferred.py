@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import Constant, Init, Normal, Uniform
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.schema import Constant, Init, Normal, Uniform
 
 _KINDS: tuple[type[nn.Embedding] | type[nn.EmbeddingBag], ...] = (nn.Embedding, nn.EmbeddingBag)
 # Stands on a layer made under deferred(): the initial distribution its weight was given.

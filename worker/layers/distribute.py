@@ -8,8 +8,10 @@ from typing import TypeVar
 
 from torch import nn
 
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.schema import Table
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.schema import Table
+from ..session.row_optimizers import OptimizerLike
+from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag
 from .lifted_layers import (
     Layer,
@@ -21,8 +23,6 @@ from .lifted_layers import (
     twin_of,
 )
 from .merged_pull import MergedPull
-from .session.row_optimizers import OptimizerLike
-from .session.session import Session
 from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
 Model = TypeVar("Model", bound=nn.Module)

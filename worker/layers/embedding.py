@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cpp_ext import torch_ops as ops
-from ..proto.errors import FailedPrecondition, typed_error
+from ...cpp_ext import torch_ops as ops
+from ...proto.errors import FailedPrecondition, typed_error
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag

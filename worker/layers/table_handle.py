@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..proto.errors import DataLoss, FailedPrecondition
+from ...proto.errors import DataLoss, FailedPrecondition
 
 EXTRA_STATE = "_extra_state"  # torch's, behind the layer's path
 
