@@ -174,9 +174,9 @@ def check_job(path: Path) -> Iterator[Finding]:
 
 def _first_lines(job: JobConfig) -> Finding:
     """Of the training and the test files, each alone: what they hold is read as training reads it."""
-    from ..worker.build_model import check_data
     from ..worker.data import find_files
     from ..worker.data.open_reader import check_first_lines
+    from ..worker.training.build_model import check_data
 
     try:
         check_data(job.data, job.model)

@@ -25,8 +25,8 @@ from typing import Any
 from ..proto.config.job import JobConfig
 from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
 from ..proto.security.security import process_security
-from ..worker.run_identity import RunIdentity
-from ..worker.training_report import EpochResult, TrainResult, merged
+from ..worker.training.run_identity import RunIdentity
+from ..worker.training.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
 _STOP_SEC = 5.0

@@ -27,7 +27,7 @@ from ..serving.metrics import ServingMetrics
 from ..serving.models import ModelsOptions, ServedModels
 from ..worker.session.in_process import InProcessCluster
 from ..worker.session.session_metrics import SessionMetrics
-from ..worker.training_report import Silence
+from ..worker.training.training_report import Silence
 from .gateway_metrics import GatewayMetrics
 from .training_metrics import TrainingMetrics
 

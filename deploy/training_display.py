@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ..proto.config.units import format_bytes
-from ..worker.training_report import EpochResult, TrainResult
+from ..worker.training.training_report import EpochResult, TrainResult
 
 
 class TrainingDisplay:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..proto.config.job import JobConfig
 from ..proto.errors import FailedPrecondition
-from ..worker.training_report import Observer, Silence, TrainResult
+from ..worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
-    from ..worker.process_group import WorkerGroup
-    from ..worker.run_identity import RunIdentity
-    from ..worker.trainer import Trainer
-    from ..worker.training_backend import TrainingBackend
+    from ..worker.training.process_group import WorkerGroup
+    from ..worker.training.run_identity import RunIdentity
+    from ..worker.training.trainer import Trainer
+    from ..worker.training.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
 # A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
@@ -58,9 +58,9 @@ def run_worker(
     import torch
 
     from ..ps_server.process.metrics import serve_metrics
-    from ..worker.run_identity import RunIdentity
     from ..worker.session.tracing import NoTrace, RecordedTrace, write_trace
-    from ..worker.trainer import Trainer
+    from ..worker.training.run_identity import RunIdentity
+    from ..worker.training.trainer import Trainer
     from .training_metrics import TrainingMetrics
 
     identity = identity or RunIdentity.new(resume=resume)
@@ -88,7 +88,7 @@ def run_worker(
     first_port, host = job.train.metrics_port, job.train.metrics_host
     port = None if first_port is None else first_port + group.rank
     if job.model.backend == "local":
-        from ..worker.local_backend import LocalBackend
+        from ..worker.training.local_backend import LocalBackend
 
         with serve_metrics(metrics, host=host, port=port):
             return train_with(LocalBackend(job.train, trace))
@@ -96,9 +96,9 @@ def run_worker(
         raise FailedPrecondition("train: model.backend ps needs a cluster")
     from ..proto.telemetry import telemetry_from_environment
     from ..worker.cache.settings import RowCache, check_cache
-    from ..worker.ps_backend import PsBackend
     from ..worker.session.connect import connect
     from ..worker.session.session_metrics import SessionMetrics
+    from ..worker.training.ps_backend import PsBackend
 
     train = job.train
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())

@@ -47,8 +47,8 @@ def _end_with_parent(link: socket.socket) -> None:
 
 
 def _train(order: dict[str, Any]) -> dict[str, Any]:
-    from ..worker.process_group import joined_group
-    from ..worker.run_identity import RunIdentity
+    from ..worker.training.process_group import joined_group
+    from ..worker.training.run_identity import RunIdentity
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 

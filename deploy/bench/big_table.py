@@ -23,11 +23,11 @@ from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
-from ...worker.process_group import WorkerGroup
-from ...worker.ps_backend import PsBackend
 from ...worker.session.connect import connect
 from ...worker.session.session import Session
-from ...worker.trainer import Trainer
+from ...worker.training.process_group import WorkerGroup
+from ...worker.training.ps_backend import PsBackend
+from ...worker.training.trainer import Trainer
 from ..local_cluster import local_cluster
 from ..training_display import TrainingDisplay
 from .harness import Figure

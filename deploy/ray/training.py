@@ -13,7 +13,7 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
 from ...proto.security.security import process_security, use_security
-from ...worker.run_identity import RunIdentity
+from ...worker.training.run_identity import RunIdentity
 from ..readiness import wait_until_ready
 from ..training_job import allowed_restarts, checked_resume
 
@@ -119,8 +119,8 @@ def _check_paths(job: JobConfig) -> None:
 
 def problem_with_data(job: JobConfig) -> SparserowError | None:
     """What keeps this node from reading the job's data; None: nothing that a look at its files shows."""
-    from ...worker.build_model import check_data
     from ...worker.data import find_files
+    from ...worker.training.build_model import check_data
 
     try:
         find_files(job.data, "train")
@@ -139,8 +139,8 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     """One worker."""
     from ray import train
 
-    from ...worker.process_group import WorkerGroup
-    from ...worker.training_report import Silence
+    from ...worker.training.process_group import WorkerGroup
+    from ...worker.training.training_report import Silence
     from ..training_run import run_worker
 
     use_security(order["security"])

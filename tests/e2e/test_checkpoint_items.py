@@ -22,7 +22,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, SparserowError, Unavailable
 from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.data.leased import Leased
-from sparserow.worker.data_leases import SessionLeases
+from sparserow.worker.training.data_leases import SessionLeases
 from sparserow_process import wait_until
 from torch import nn
 

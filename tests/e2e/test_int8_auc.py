@@ -12,9 +12,9 @@ import sparserow as sr
 import torch
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.worker.build_model import build_model
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
+from sparserow.worker.training.build_model import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,10 +9,10 @@ import sparserow as sr
 import torch
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.worker.process_group import WorkerGroup
-from sparserow.worker.ps_backend import PsBackend
-from sparserow.worker.trainer import Trainer
-from sparserow.worker.training_report import Silence
+from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.ps_backend import PsBackend
+from sparserow.worker.training.trainer import Trainer
+from sparserow.worker.training.training_report import Silence
 
 BATCHES, REFUSED = 12, 3
 

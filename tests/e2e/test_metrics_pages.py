@@ -20,8 +20,8 @@ from sparserow.proto import rows_pb2_grpc as pb_grpc
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import write_click_log
-from sparserow.worker.process_group import joined_group
-from sparserow.worker.training_report import EpochResult
+from sparserow.worker.training.process_group import joined_group
+from sparserow.worker.training.training_report import EpochResult
 from sparserow_process import Launcher, free_port, wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"

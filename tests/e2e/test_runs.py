@@ -14,7 +14,7 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.worker.data import write_click_log
-from sparserow.worker.run_identity import RunIdentity
+from sparserow.worker.training.run_identity import RunIdentity
 from sparserow_process import Launcher, Process, wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from sparserow.worker.process_group import joined_group
-from sparserow.worker.table_average import average_gradients, leave_to_average
+from sparserow.worker.training.process_group import joined_group
+from sparserow.worker.training.table_average import average_gradients, leave_to_average
 from sparserow_process import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.worker.local_backend import LocalBackend
 from sparserow.worker.models import Tower
-from sparserow.worker.process_group import WorkerGroup, joined_group
-from sparserow.worker.ps_backend import PsBackend
-from sparserow.worker.trainer import Trainer
-from sparserow.worker.training_report import Silence, TrainResult
+from sparserow.worker.training.local_backend import LocalBackend
+from sparserow.worker.training.process_group import WorkerGroup, joined_group
+from sparserow.worker.training.ps_backend import PsBackend
+from sparserow.worker.training.trainer import Trainer
+from sparserow.worker.training.training_report import Silence, TrainResult
 from sparserow_process import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 

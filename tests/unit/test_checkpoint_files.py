@@ -25,8 +25,8 @@ from sparserow.proto.config.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.schema import Adagrad, TableSchema
 from sparserow.worker.checkpoint.state_tree import encode_tree
-from sparserow.worker.process_group import WorkerGroup
-from sparserow.worker.training_checkpoints import TrainingCheckpoints
+from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.training_checkpoints import TrainingCheckpoints
 
 FACTS = PartFacts(0xABC, "n/t", 7, "bfloat16", 64, 3, 9)
 

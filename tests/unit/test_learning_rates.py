@@ -11,7 +11,7 @@ import sparserow as sr
 import torch
 from pydantic import TypeAdapter
 from sparserow.proto.config.schedule import ScheduleConfig
-from sparserow.worker.learning_rates import LearningRates
+from sparserow.worker.training.learning_rates import LearningRates
 from torch import nn
 
 STEPS = 12

@@ -13,12 +13,12 @@ from sparserow.deploy.training_display import summary
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.worker.build_model import build_model, table_rows
 from sparserow.worker.data import BadLine, fit_features
-from sparserow.worker.local_backend import LocalBackend
-from sparserow.worker.process_group import WorkerGroup
-from sparserow.worker.trainer import Trainer
-from sparserow.worker.training_report import Silence
+from sparserow.worker.training.build_model import build_model, table_rows
+from sparserow.worker.training.local_backend import LocalBackend
+from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.trainer import Trainer
+from sparserow.worker.training.training_report import Silence
 
 SCHEMA = "{columns: [y, x, c], label: y, numeric: {x: standardize}, categorical: [c]}"
 

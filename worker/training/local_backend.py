@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ..proto.config.job import TrainConfig
-from ..proto.config.optimizer_config import AdagradConfig, SgdConfig
-from ..proto.errors import FailedPrecondition
-from .data import Batch
-from .models import HashedEmbeddings
-from .session.loss_scale import LossScale
-from .session.tracing import NoTrace, Trace
-from .session.transaction import NonFiniteGradient, has_nonfinite
+from ...proto.config.job import TrainConfig
+from ...proto.config.optimizer_config import AdagradConfig, SgdConfig
+from ...proto.errors import FailedPrecondition
+from ..data import Batch
+from ..models import HashedEmbeddings
+from ..session.loss_scale import LossScale
+from ..session.tracing import NoTrace, Trace
+from ..session.transaction import NonFiniteGradient, has_nonfinite
 from .table_average import average_gradients, leave_to_average
 from .training_backend import clip_dense, dense_optimizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from .data.leased import LeasedReader, Trained
+from ..data.leased import LeasedReader, Trained
 from .training_checkpoints import Progress
 from .training_report import EpochResult
 

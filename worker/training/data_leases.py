@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..proto import control_pb2 as pb
-from ..proto.control import ControlClient
-from ..proto.errors import FailedPrecondition
-from .data.leased import Evaluated, Leased, Trained
-from .session.session import Session
+from ...proto import control_pb2 as pb
+from ...proto.control import ControlClient
+from ...proto.errors import FailedPrecondition
+from ..data.leased import Evaluated, Leased, Trained
+from ..session.session import Session
 
 
 class SessionLeases:

@@ -21,12 +21,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from ..proto.config.job import TrainConfig
-from ..proto.errors import InvalidArgument
-from .data import Batch
+from ...proto.config.job import TrainConfig
+from ...proto.errors import InvalidArgument
+from ..data import Batch
+from ..session.transaction import NonFiniteGradient
 from .learning_rates import LearningRates
 from .process_group import WorkerGroup
-from .session.transaction import NonFiniteGradient
 from .training_backend import TrainingBackend
 
 _AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

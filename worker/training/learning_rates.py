@@ -8,8 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, StepLR
 
-from ..proto.config.schedule import CosineSchedule, LinearSchedule, ScheduleConfig, StepSchedule
-from ..proto.errors import InvalidArgument
+from ...proto.config.schedule import CosineSchedule, LinearSchedule, ScheduleConfig, StepSchedule
+from ...proto.errors import InvalidArgument
 
 # A scheduler, and after how many steps it rests (None: never). All of torch's that are used here multiply what
 # another one left, so they and ``scale`` can be combined.

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .data import ClickReader
-from .metrics.binary import auc, log_loss
+from ..data import ClickReader
+from ..metrics.binary import auc, log_loss
 from .process_group import WorkerGroup
 
 

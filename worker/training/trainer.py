@@ -14,21 +14,21 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..proto.config.job import JobConfig
-from ..proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.config.job import JobConfig
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ..checkpoint import keep_rows
+from ..checkpoint.save import Stateful
+from ..data import ClickReader, Features, ReadOptions, fit_features, open_reader
+from ..data.leased import Evaluated, LeasedReader
+from ..metrics.binary import auc
+from ..models import Tower
+from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
 from .build_model import build_model
-from .checkpoint import keep_rows
-from .checkpoint.save import Stateful
-from .data import ClickReader, Features, ReadOptions, fit_features, open_reader
-from .data.leased import Evaluated, LeasedReader
 from .data_leases import SessionLeases
 from .evaluation import evaluate
-from .metrics.binary import auc
-from .models import Tower
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
-from .session.tracing import loaded, trace_allreduce
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_report import EpochResult, Observer, TrainResult

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.manifest import list_names, read_manifest
-from ..proto.checkpoint.urls import absolute
-from ..proto.config.job import JobConfig
-from ..proto.errors import DataLoss, FailedPrecondition
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.manifest import list_names, read_manifest
+from ...proto.checkpoint.urls import absolute
+from ...proto.config.job import JobConfig
+from ...proto.errors import DataLoss, FailedPrecondition
 
 _KEY = "run_id"
 _UNNAMED = "none"  # what torchrun calls a run that was given no name

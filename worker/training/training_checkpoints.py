@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.manifest import list_names, read_manifest
-from ..proto.config.checkpoint_config import CheckpointConfig
-from ..proto.errors import FailedPrecondition, Fenced, SparserowError
-from .checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
-from .checkpoint.save import Stateful, absolute
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.manifest import list_names, read_manifest
+from ...proto.config.checkpoint_config import CheckpointConfig
+from ...proto.errors import FailedPrecondition, Fenced, SparserowError
+from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
+from ..checkpoint.save import Stateful, absolute
+from ..session.session import Session
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
-from .session.session import Session
 
 log = logging.getLogger(__name__)
 

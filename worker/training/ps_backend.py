@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ..proto import control_pb2 as pb
-from ..proto.config.job import JobConfig
-from ..proto.control import ControlClient
-from ..proto.errors import DeadlineExceeded, FailedPrecondition
-from ..proto.schema import Table, Uniform
-from .data import Batch
-from .layers.deferred import deferred
-from .layers.dense_rows import DenseRows, dense_on_servers
-from .layers.distribute import distribute
-from .models import HashedEmbeddings
-from .prefetch import prefetch
-from .session.session import Session
-from .session.tracing import Trace
+from ...proto import control_pb2 as pb
+from ...proto.config.job import JobConfig
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, FailedPrecondition
+from ...proto.schema import Table, Uniform
+from ..data import Batch
+from ..layers.deferred import deferred
+from ..layers.dense_rows import DenseRows, dense_on_servers
+from ..layers.distribute import distribute
+from ..models import HashedEmbeddings
+from ..prefetch import prefetch
+from ..session.session import Session
+from ..session.tracing import Trace
 from .training_backend import clip_dense, dense_optimizer
 
 _END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ..proto.config.job import TrainConfig
-from ..proto.errors import InvalidArgument
-from .data import Batch
-from .session.session import Session
-from .session.tracing import Trace
+from ...proto.config.job import TrainConfig
+from ...proto.errors import InvalidArgument
+from ..data import Batch
+from ..session.session import Session
+from ..session.tracing import Trace
 
 _DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..proto.config.job import DataConfig, DlrmConfig, ModelConfig
-from ..proto.errors import InvalidArgument
-from .data import FeatureSpec, feature_spec, find_files
-from .models import DLRM, DeepFM
+from ...proto.config.job import DataConfig, DlrmConfig, ModelConfig
+from ...proto.errors import InvalidArgument
+from ..data import FeatureSpec, feature_spec, find_files
+from ..models import DLRM, DeepFM
 
 
 def check_data(data: DataConfig, model: ModelConfig) -> None:

@@ -1,0 +1,1 @@
+"""The trainer of a job file: backends, steps, checkpoints, reports."""
