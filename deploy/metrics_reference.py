@@ -25,10 +25,10 @@ from ..ps_server.shard.metrics import ShardMetrics
 from ..serving.client.shard_assignment import Place as ServingPlace
 from ..serving.metrics import ServingMetrics
 from ..serving.models import ModelsOptions, ServedModels
+from ..worker.gateway.gateway_metrics import GatewayMetrics
 from ..worker.session.in_process import InProcessCluster
 from ..worker.session.session_metrics import SessionMetrics
 from ..worker.training.training_report import Silence
-from .gateway_metrics import GatewayMetrics
 from .training_metrics import TrainingMetrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"

@@ -49,7 +49,7 @@ def gateway(
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.metrics import serve_metrics
     from ...ps_server.process.stopping import StopRequest
-    from ..gateway import Gateway
+    from ...worker.gateway.gateway import Gateway
 
     idle_sec = validate(_Times, {"idle": idle}).idle
     if not 0 <= port <= 65535:

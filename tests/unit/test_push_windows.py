@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sparserow.deploy import push_windows
-from sparserow.deploy.push_windows import FORGET_AFTER_SEC, ClientKey, PushWindows
 from sparserow.proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -16,6 +14,8 @@ from sparserow.proto.errors import (
     ResourceExhausted,
     SparserowError,
 )
+from sparserow.worker.gateway import push_windows
+from sparserow.worker.gateway.push_windows import FORGET_AFTER_SEC, ClientKey, PushWindows
 
 ME = ClientKey("ads", "me")
 

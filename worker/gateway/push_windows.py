@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SparserowError
+from ...proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SparserowError
 
 MOST_CLIENTS = 65_536
 FORGET_AFTER_SEC = 3600.0

@@ -10,7 +10,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..proto.errors import Internal, SparserowError
+from ...proto.errors import Internal, SparserowError
 
 
 class GatewayMetrics(Collector):

@@ -2,7 +2,7 @@
 
 It is a worker of a job of its own in each namespace, without a clock. Pulls go from here to the shards as any client's;
 a push is one commit. A push that has begun runs to its end, whatever becomes of the call that brought it
-(deploy/push_windows.py).
+(worker/gateway/push_windows.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client
-from ..proto import rows_pb2 as pb
-from ..proto.control import ControlClient
-from ..proto.errors import (
+from ...cpp_ext import _client
+from ...proto import rows_pb2 as pb
+from ...proto.control import ControlClient
+from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Fenced,
@@ -33,12 +33,12 @@ from ..proto.errors import (
     StaleRoute,
     Unavailable,
 )
-from ..proto.names import check_name
-from ..proto.schema import TableSchema
-from ..proto.unary_replies import FEW_KEYS, UnaryReplies
-from ..worker.membership.lease import REPLAY_BYTES, Lease
-from ..worker.membership.shard_client import shard_client
-from ..worker.session.table import TableRows
+from ...proto.names import check_name
+from ...proto.schema import TableSchema
+from ...proto.unary_replies import FEW_KEYS, UnaryReplies
+from ..membership.lease import REPLAY_BYTES, Lease
+from ..membership.shard_client import shard_client
+from ..session.table import TableRows
 from .gateway_metrics import GatewayMetrics
 from .push_windows import ClientKey, PushWindows
 

@@ -1,0 +1,1 @@
+"""The gateway: a worker over gRPC for programs in other languages."""
