@@ -9,12 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deploy.dense_publishing import DensePublisher
     from .deploy.inference import LookupCache, Prediction, ServedModel
     from .deploy.load_program import load_program
     from .deploy.local_cluster import LocalCluster, local_cluster
     from .deploy.local_serving import LocalServing, local_serving
-    from .deploy.publishing import Published, publish
     from .proto.errors import (
         DataLoss,
         DeadlineExceeded,
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
     from .worker.layers.lift import lift_embeddings
     from .worker.layers.merge_lookups import merge_lookups
     from .worker.prefetch import prefetch
+    from .worker.publish.dense_publishing import DensePublisher
+    from .worker.publish.publishing import Published, publish
     from .worker.row_files import export_table, import_table, import_weights
     from .worker.session.connect import connect
     from .worker.session.in_process import InProcessCluster
@@ -66,12 +66,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "deploy.dense_publishing": ("DensePublisher",),
+    "worker.publish.dense_publishing": ("DensePublisher",),
     "deploy.inference": ("LookupCache", "Prediction", "ServedModel"),
     "deploy.load_program": ("load_program",),
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
     "deploy.local_serving": ("LocalServing", "local_serving"),
-    "deploy.publishing": ("Published", "publish"),
+    "worker.publish.publishing": ("Published", "publish"),
     "proto.errors": (
         "DataLoss",
         "DeadlineExceeded",

@@ -18,8 +18,8 @@ from ..proto.errors import SparserowError
 from ..proto.published.model_names import DEFAULT_ALIAS, check_name
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.security import loaded_security
-from .program_export import ProgramSource, export_program
-from .publishing import Published, publish
+from ..worker.publish.program_export import ProgramSource, export_program
+from ..worker.publish.publishing import Published, publish
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from . import options
 if TYPE_CHECKING:
     from ...proto.control import ControlClient
     from ...proto.published.manifest import ServedDtype
-    from ..program_export import Program
+    from ...worker.publish.program_export import Program
 
 
 def publish(
@@ -44,7 +44,7 @@ def publish(
 
     from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
-    from ..publishing import Publication, publish_from
+    from ...worker.publish.publishing import Publication, publish_from
 
     columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
@@ -65,7 +65,7 @@ def publish(
 
 def _program(path: str, control: ControlClient, namespace: str, without: list[str]) -> Program:
     from ...proto.security.security import loaded_security
-    from ..program_export import program_of_file
+    from ...worker.publish.program_export import program_of_file
 
     tables = {schema.full_name for schema in control.list_tables(namespace) if schema.name not in without}
     return program_of_file(path, tables, is_signed=bool(loaded_security(control.security).signing_key))

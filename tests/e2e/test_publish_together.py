@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.deploy.publishing import Publication, publish_from
 from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.client.shard_assignment import Place
 from sparserow.serving.loaded_version import load_version
+from sparserow.worker.publish.publishing import Publication, publish_from
 from sparserow_process import Launcher
 
 KEYS = np.arange(300, dtype=np.uint64)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sparserow as sr
 import torch
-from sparserow.deploy.program_export import ProgramSource, export_program
+from sparserow.worker.publish.program_export import ProgramSource, export_program
 from torch import nn
 
 ROWS = 1_000_000

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cpp_ext.torch_ops import is_operator
-from ..proto.control import ControlClient
-from ..proto.errors import FailedPrecondition, InvalidArgument
-from ..proto.published.dense import DenseVersion, write_dense
-from ..proto.published.program import read_program
-from ..proto.published.program_proof import make_proof
-from ..proto.published.registry import ModelRegistry
-from ..proto.security.security import loaded_security
-from ..worker.checkpoint.state_tree import encode_tree
+from ...cpp_ext.torch_ops import is_operator
+from ...proto.control import ControlClient
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.published.dense import DenseVersion, write_dense
+from ...proto.published.program import read_program
+from ...proto.published.program_proof import make_proof
+from ...proto.published.registry import ModelRegistry
+from ...proto.security.security import loaded_security
+from ..checkpoint.state_tree import encode_tree
 
 if TYPE_CHECKING:
-    from ..worker.session.session import Session
+    from ..session.session import Session
 
 
 class DensePublisher:

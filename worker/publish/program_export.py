@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.config.units import format_bytes
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from ..proto.published.program_archive import confined
+from ...proto.checkpoint.folder import Folder
+from ...proto.config.units import format_bytes
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ...proto.published.program_archive import confined
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +71,8 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     import torch
     from torch.utils import _pytree as pytree
 
-    from ..cpp_ext.torch_ops import is_operator
-    from ..worker.layers.merge_lookups import count_merged, merge_lookups
+    from ...cpp_ext.torch_ops import is_operator
+    from ..layers.merge_lookups import count_merged, merge_lookups
 
     example = pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), source.example)
     shapes = source.dynamic_shapes
@@ -120,7 +120,7 @@ def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
     """
     import torch
 
-    from ..cpp_ext.torch_ops import is_operator
+    from ...cpp_ext.torch_ops import is_operator
 
     folder, _, name = path.rpartition("/")
     place = Folder(folder or ".")

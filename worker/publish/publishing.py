@@ -16,17 +16,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..cpp_ext import _client
-from ..proto import changes_pb2 as pb
-from ..proto import changes_pb2_grpc as pb_grpc
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.manifest import FileFacts
-from ..proto.checkpoint.tensor_file import Tensor
-from ..proto.config.units import format_bytes
-from ..proto.control import ClusterView, ControlClient
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from ..proto.grpc_status import error_of_status
-from ..proto.published.manifest import (
+from ...cpp_ext import _client
+from ...proto import changes_pb2 as pb
+from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.manifest import FileFacts
+from ...proto.checkpoint.tensor_file import Tensor
+from ...proto.config.units import format_bytes
+from ...proto.control import ClusterView, ControlClient
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ...proto.grpc_status import error_of_status
+from ...proto.published.manifest import (
     MANIFEST,
     PROGRAM,
     SERVED_DTYPES,
@@ -36,19 +36,19 @@ from ..proto.published.manifest import (
     PublishedTable,
     ServedDtype,
 )
-from ..proto.published.model_names import check_name
-from ..proto.published.program_proof import make_proof
-from ..proto.published.registry import ModelRegistry
-from ..proto.published.row_parts import write_rows, write_tensors
-from ..proto.schema import TableSchema
-from ..proto.security.security import loaded_security, open_channel
-from ..worker.membership.shard_client import shard_client
+from ...proto.published.model_names import check_name
+from ...proto.published.program_proof import make_proof
+from ...proto.published.registry import ModelRegistry
+from ...proto.published.row_parts import write_rows, write_tensors
+from ...proto.schema import TableSchema
+from ...proto.security.security import loaded_security, open_channel
+from ..membership.shard_client import shard_client
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:
     import torch
 
-    from ..worker.session.session import Session
+    from ..session.session import Session
 
 log = logging.getLogger(__name__)
 

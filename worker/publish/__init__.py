@@ -1,0 +1,1 @@
+"""Publishes a trained model: rows, dense weights and the exported program."""
