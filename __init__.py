@@ -9,8 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deploy.inference import LookupCache, Prediction, ServedModel
-    from .deploy.load_program import load_program
     from .deploy.local_cluster import LocalCluster, local_cluster
     from .deploy.local_serving import LocalServing, local_serving
     from .proto.errors import (
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     )
     from .proto.security.security import Security, use_security
     from .serving.client.client import AsyncServingClient, LookupRows, ServingClient
+    from .serving.inference.inference import LookupCache, Prediction, ServedModel
+    from .serving.inference.load_program import load_program
     from .worker.cache.settings import RowCache
     from .worker.checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
     from .worker.layers.deferred import deferred
@@ -67,8 +67,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "worker.publish.dense_publishing": ("DensePublisher",),
-    "deploy.inference": ("LookupCache", "Prediction", "ServedModel"),
-    "deploy.load_program": ("load_program",),
+    "serving.inference.inference": ("LookupCache", "Prediction", "ServedModel"),
+    "serving.inference.load_program": ("load_program",),
     "deploy.local_cluster": ("LocalCluster", "local_cluster"),
     "deploy.local_serving": ("LocalServing", "local_serving"),
     "worker.publish.publishing": ("Published", "publish"),

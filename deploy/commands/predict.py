@@ -27,8 +27,8 @@ def predict(
 
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
-    from ..inference import ServedModel
-    from ..prediction import format_output, read_batches
+    from ...serving.inference.inference import ServedModel
+    from ...serving.inference.prediction import format_output, read_batches
 
     if output is not None and not output.parent.is_dir():
         raise InvalidArgument(f"--output {output}: its folder does not exist; create it first")

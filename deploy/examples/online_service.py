@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 
 from ...proto.errors import InvalidArgument, NotFound, SparserowError
 from ...serving.client.client import ServingClient
-from ..inference import ServedModel
+from ...serving.inference.inference import ServedModel
 
 _REFRESH_SEC = 1.0
 _MOST_BYTES = 4 << 20

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow.deploy.load_program import load_program
+from sparserow.serving.inference.load_program import load_program
 from torch import Tensor, nn
 from torch_program import build_torch_program
 

@@ -15,10 +15,10 @@ import torch
 from fastapi.testclient import TestClient
 from sparserow.deploy import cli
 from sparserow.deploy.examples.online_service import make_app
-from sparserow.deploy.inference import ServedModel
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.published.dense import newest_number, read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow.serving.inference.inference import ServedModel
 from sparserow_process import Launcher, wait_until
 from torch import Tensor, nn
 

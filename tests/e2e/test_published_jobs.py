@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import sparserow as sr
 import torch
-from sparserow.deploy.inference import ServedModel
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow.serving.inference.inference import ServedModel
 from sparserow.worker.data import ReadOptions, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow_process import Launcher

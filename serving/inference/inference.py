@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from ..cpp_ext import _client
-from ..cpp_ext.torch_arrays import tensor_of
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.state_tree import decode_tree
-from ..proto.closing import Closing
-from ..proto.errors import DataLoss, FailedPrecondition, InvalidArgument, typed_error
-from ..proto.published.dense import (
+from ...cpp_ext import _client
+from ...cpp_ext.torch_arrays import tensor_of
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.state_tree import decode_tree
+from ...proto.closing import Closing
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, typed_error
+from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
     newest_number,
     read_dense,
     read_dense_proof,
 )
-from ..proto.published.program import trusted_keys
-from ..proto.published.program_proof import check_proof
-from ..proto.published.registry import ModelRegistry
-from ..serving.client.client import ServingClient
+from ...proto.published.program import trusted_keys
+from ...proto.published.program_proof import check_proof
+from ...proto.published.registry import ModelRegistry
+from ..client.client import ServingClient
 from .load_program import load_exported
 
 _DEADLINE_MS = 1000

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..proto.errors import InvalidArgument, NotFound
+from ...proto.errors import InvalidArgument, NotFound
 from .inference import ProgramInput
 
 _COLUMN = re.compile(r"(?P<name>.+?)(?:\[(?P<index>\d+)\])?")

@@ -7,10 +7,10 @@ import io
 import torch
 from torch.export import ExportedProgram
 
-from ..cpp_ext.torch_ops import is_operator
-from ..proto.errors import DataLoss
-from ..proto.published.program import read_program
-from ..proto.security.security import Security
+from ...cpp_ext.torch_ops import is_operator
+from ...proto.errors import DataLoss
+from ...proto.published.program import read_program
+from ...proto.security.security import Security
 
 
 def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:

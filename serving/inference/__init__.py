@@ -1,0 +1,1 @@
+"""Runs published programs; the one folder of serving that imports torch."""
