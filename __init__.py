@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deploy.local_cluster import LocalCluster, local_cluster
-    from .deploy.local_serving import LocalServing, local_serving
+    from .deploy.launch.local_cluster import LocalCluster, local_cluster
+    from .deploy.launch.local_serving import LocalServing, local_serving
     from .proto.errors import (
         DataLoss,
         DeadlineExceeded,
@@ -69,8 +69,8 @@ _HOMES = {
     "worker.publish.dense_publishing": ("DensePublisher",),
     "serving.inference.inference": ("LookupCache", "Prediction", "ServedModel"),
     "serving.inference.load_program": ("load_program",),
-    "deploy.local_cluster": ("LocalCluster", "local_cluster"),
-    "deploy.local_serving": ("LocalServing", "local_serving"),
+    "deploy.launch.local_cluster": ("LocalCluster", "local_cluster"),
+    "deploy.launch.local_serving": ("LocalServing", "local_serving"),
     "worker.publish.publishing": ("Published", "publish"),
     "proto.errors": (
         "DataLoss",

@@ -17,7 +17,7 @@ from ..proto.security.security import open_channel, process_security
 from ..serving.client.client import ServingClient
 from ..worker.membership.shard_client import shard_client
 from ..worker.publish.publishing import Publication, publish_from
-from .local_serving import LocalServing, local_serving
+from .launch.local_serving import LocalServing, local_serving
 
 _POLL_SEC = 0.2
 _LOOKUP_KEYS = 100

@@ -250,7 +250,7 @@ def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
     if not _starts_cluster(job):
         yield (job.cluster.address if job.model.backend == "ps" else None), lambda: None
         return
-    from .local_cluster import start_local
+    from .launch.local_cluster import start_local
 
     cluster = start_local(_with_root(job), LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
     try:

@@ -28,7 +28,7 @@ from ...worker.session.session import Session
 from ...worker.training.process_group import WorkerGroup
 from ...worker.training.ps_backend import PsBackend
 from ...worker.training.trainer import Trainer
-from ..local_cluster import local_cluster
+from ..launch.local_cluster import local_cluster
 from ..training_display import TrainingDisplay
 from .harness import Figure
 

@@ -29,7 +29,7 @@ from ...worker.checkpoint import restore, save
 from ...worker.session.connect import connect
 from ...worker.session.session import Session
 from ...worker.session.table import TableRows
-from ..local_cluster import LocalCluster, local_cluster
+from ..launch.local_cluster import LocalCluster, local_cluster
 from .harness import Figure
 
 WRITE_LIMIT = 0.6

@@ -27,8 +27,8 @@ from ...proto.extras import install_command
 from ...proto.telemetry import telemetry_from_environment
 from ...worker.session.connect import connect
 from ...worker.session.session import Session
-from ..child_processes import first_line, stop
-from ..readiness import wait_until_ready
+from ..launch.child_processes import first_line, stop
+from ..launch.readiness import wait_until_ready
 from .click_model import TABLES, CpuClock, ZipfBatches, distributed_step
 from .click_model import Size as ModelSize
 from .harness import Contender, Figure, median, process_cpu, time_in_turns

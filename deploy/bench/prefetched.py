@@ -20,7 +20,7 @@ from torch import Tensor
 from ...worker.prefetch import prefetch
 from ...worker.session.connect import connect
 from ...worker.session.session import Session
-from ..local_cluster import local_cluster
+from ..launch.local_cluster import local_cluster
 from .click_model import CpuClock, Size, ZipfBatches, distributed_step, torch_step
 from .harness import Figure, median, process_cpu
 

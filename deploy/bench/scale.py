@@ -32,7 +32,7 @@ from ...proto.schema import Adagrad, Constant, RowPolicy, TableSchema
 from ...proto.security.security import open_channel
 from ...worker.membership.lease import Lease
 from ...worker.membership.shard_client import shard_client
-from ..local_cluster import LocalCluster, local_cluster
+from ..launch.local_cluster import LocalCluster, local_cluster
 from .harness import Figure, process_cpu, resident_bytes
 
 LIMIT_OF_ONE_SHARD = 1.15

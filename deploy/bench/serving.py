@@ -30,7 +30,7 @@ from ...proto.schema import SGD, TableSchema
 from ...serving.client.client import ServingClient
 from ...serving.client.shard_assignment import Place
 from ...serving.loaded_version import load_version
-from ..local_serving import LocalServing, local_serving
+from ..launch.local_serving import LocalServing, local_serving
 from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import raw_tcp

@@ -23,7 +23,7 @@ from ...cpp_ext import _client
 from ...proto.published.model_names import handle_of
 from ...serving.client.client import ServingClient
 from ...serving.client.cluster_view import fetch_view
-from ..local_serving import LocalServing
+from ..launch.local_serving import LocalServing
 from . import click_model
 from .harness import Figure
 

@@ -16,8 +16,8 @@ from ...proto import serving_pb2 as pb
 from ...proto import serving_pb2_grpc as pb_grpc
 from ...proto.schema import SGD
 from ...worker.session.connect import connect
-from ..local_cluster import local_cluster
-from ..local_serving import LocalServing, local_serving
+from ..launch.local_cluster import local_cluster
+from ..launch.local_serving import LocalServing, local_serving
 from .click_model import DIM, TABLES, ZipfBatches, distributed_step
 from .harness import Figure, median, process_cpu
 from .serving_saturation import Size

@@ -36,7 +36,7 @@ from ...proto.schema import SGD, Adagrad
 from ...worker.layers.dense_rows import dense_on_servers
 from ...worker.layers.distribute import distribute
 from ...worker.session.connect import connect
-from ..local_cluster import local_cluster
+from ..launch.local_cluster import local_cluster
 from .harness import Figure
 
 WORKERS = 2

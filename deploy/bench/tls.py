@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...proto.security.security import Security
-from ..security_files import init_security
+from ..launch.security_files import init_security
 from .harness import MIN_REPETITIONS, Contender, Figure, latency_figure, median, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, other_process, shard_process, table_id
 from .wire import ACK_BYTES, FRAME_BYTES

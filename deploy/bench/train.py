@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...worker.session.connect import connect
 from ...worker.session.in_process import InProcessCluster
 from ...worker.session.session import Session
-from ..local_cluster import LocalCluster, local_cluster
+from ..launch.local_cluster import LocalCluster, local_cluster
 from .click_model import (
     DIM,
     FULL,

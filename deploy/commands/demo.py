@@ -33,7 +33,7 @@ def demo(
     from ...proto.config.job import JobConfig
     from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
     from ...worker.data.synthetic import write_click_log
-    from ..local_cluster import start_local
+    from ..launch.local_cluster import start_local
     from ..result_file import check_result_file, write_result
     from ..serving_demo import ServingDemo
     from ..training_display import summary

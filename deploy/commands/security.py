@@ -24,7 +24,7 @@ def security() -> None:
 def init_(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"], valid: Valid = "8760h") -> None:  # noqa: B006
     """Make an authority, a certificate for servers, an admin token, and the security file that names them."""
     from ...proto.config.units import parse_seconds
-    from ..security_files import init_security
+    from ..launch.security_files import init_security
 
     path = init_security(folder, hosts, valid_sec=round(parse_seconds(valid)))
     print(f"sparserow: {path} is ready: give it to servers and operators with `sparserow --security {path} COMMAND`")
@@ -39,7 +39,7 @@ def certificate_(
 ) -> None:
     """Sign another certificate with a folder's authority, or a newer one of the same name."""
     from ...proto.config.units import parse_seconds
-    from ..security_files import sign_certificate
+    from ..launch.security_files import sign_certificate
 
     paths = sign_certificate(folder, name, hosts, valid_sec=round(parse_seconds(valid)))
     print(f"sparserow: wrote {paths[0]} and {paths[1]}")
@@ -51,7 +51,7 @@ def signing_key_(
     name: Annotated[str, typer.Argument(help="Of the files NAME.key and NAME.pub.")],
 ) -> None:
     """Make a publisher's key pair: NAME.key signs programs, NAME.pub lets others check them."""
-    from ..security_files import init_signing_key
+    from ..launch.security_files import init_signing_key
 
     private, public = init_signing_key(folder, name)
     print(f"sparserow: wrote {private} (signing_key of the publisher) and {public} (verification_key of all others)")
@@ -67,7 +67,7 @@ def token_(
     ] = None,
 ) -> None:
     """Make a token and print it, once; the file keeps its digest."""
-    from ..security_files import add_token
+    from ..launch.security_files import add_token
 
     print(add_token(tokens, name, role, namespaces or ()))  # type: ignore[arg-type]  # checked there
 
@@ -75,7 +75,7 @@ def token_(
 @app.command("revoke")
 def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the token.")]) -> None:
     """Take a token back; servers refuse it within seconds."""
-    from ..security_files import revoke_token
+    from ..launch.security_files import revoke_token
 
     revoke_token(tokens, name)
     print(f"sparserow: {name} is revoked")
@@ -85,7 +85,7 @@ def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the tok
 def show_(path: Annotated[Path, typer.Argument(help="The security file.")]) -> None:
     """Show what a security file gives: certificates, validity, tokens."""
     from ...proto.security.security import Security
-    from ..security_files import describe_security
+    from ..launch.security_files import describe_security
 
     for thing, state in describe_security(Security.load(path)):
         print(f"{thing:18} {state}")

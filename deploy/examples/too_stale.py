@@ -27,7 +27,7 @@ from ...worker.layers.distribute import distribute
 from ...worker.metrics.binary import auc
 from ...worker.prefetch import prefetch
 from ...worker.session.connect import connect
-from ..local_cluster import local_cluster
+from ..launch.local_cluster import local_cluster
 
 _KEYS, _BATCH = 32, 512
 _PLANTED_STD = 1.5

@@ -19,8 +19,8 @@ from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.extras import install_command
 from ...proto.security.security import process_security
-from ..readiness import wait_until_ready
-from ..security_files import security_arguments
+from ..launch.readiness import wait_until_ready
+from ..launch.security_files import security_arguments
 from .supervisor import ServerCommand, ServerState, Supervisor
 
 Strategy = Literal["SPREAD", "STRICT_SPREAD", "PACK"]

@@ -14,7 +14,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError,
 from ...proto.extras import install_command
 from ...proto.security.security import process_security, use_security
 from ...worker.training.run_identity import RunIdentity
-from ..readiness import wait_until_ready
+from ..launch.readiness import wait_until_ready
 from ..training_job import allowed_restarts, checked_resume
 
 _READY_SEC = 180.0  # a shard whose node is gone comes back on another one

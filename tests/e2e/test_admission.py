@@ -12,7 +12,7 @@ import torch
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
-from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.proto.schema import TableSchema

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow.deploy.local_cluster import local_cluster
+from sparserow.deploy.launch.local_cluster import local_cluster
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument

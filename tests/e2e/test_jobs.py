@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.errors import DeadlineExceeded, FailedPrecondition, Fenced
 from sparserow.proto.schema import Adagrad, TableSchema

@@ -14,8 +14,13 @@ import grpc
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.deploy.readiness import wait_until_ready
-from sparserow.deploy.security_files import add_token, init_security, revoke_token, sign_certificate
+from sparserow.deploy.launch.readiness import wait_until_ready
+from sparserow.deploy.launch.security_files import (
+    add_token,
+    init_security,
+    revoke_token,
+    sign_certificate,
+)
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from sparserow.cpp_ext import _server
-from sparserow.deploy.security_files import add_token, init_security
+from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient

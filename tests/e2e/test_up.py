@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument, Unavailable
 from sparserow_process import DEADLINE_SEC, MARK, Launcher, Process, interruptible, wait_until
@@ -80,7 +80,7 @@ def test_a_shard_that_cannot_start_stops_the_cluster(launcher: Launcher) -> None
 
 SCRIPT = """
 import os, sys, time
-from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 with local_cluster(shards=2) as cluster:
     print(cluster.address, *cluster.shard_pids, cluster.pid, flush=True)
     {body}

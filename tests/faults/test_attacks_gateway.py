@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import sparserow as sr
-from sparserow.deploy.security_files import Role, add_token, init_security
+from sparserow.deploy.launch.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb
 from sparserow.proto import rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import sparserow as sr
 from raw_http import Door, close_all, closes_within, peak_bytes, push_bytes, read_reply, request, reset_peak
-from sparserow.deploy.security_files import add_token, init_security, sign_certificate
+from sparserow.deploy.launch.security_files import add_token, init_security, sign_certificate
 from sparserow_process import Launcher, Process, free_port, wait_until
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import sparserow as sr
-from sparserow.deploy.security_files import add_token
+from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto.control import ControlClient
 from sparserow.proto.names import id_of_name
 from sparserow.proto.security.security import Security

@@ -16,7 +16,7 @@ import pytest
 import sparserow as sr
 import torch
 from crafted_programs import ATTACKS, Entries, craft, example_inputs, read_entries, replace_program, write_entries
-from sparserow.deploy.security_files import init_signing_key
+from sparserow.deploy.launch.security_files import init_signing_key
 from sparserow.proto.published.dense import dense_facts, read_dense, read_dense_proof, write_dense
 from sparserow.proto.published.program_proof import check_proof
 from sparserow.proto.published.registry import ModelRegistry

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.deploy.security_files import add_token, init_security
+from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient

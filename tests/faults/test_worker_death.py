@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fault_proxy import ACK, COMMIT, FaultProxy, Faults
 from sparserow.cpp_ext import _client
-from sparserow.deploy.local_cluster import LocalCluster, local_cluster
+from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import error_of
 from sparserow.proto.schema import SGD, TableSchema

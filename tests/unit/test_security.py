@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sparserow.cpp_ext import _client, _server
-from sparserow.deploy.security_files import (
+from sparserow.deploy.launch.security_files import (
     add_token,
     certificate_names,
     init_security,

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from ..proto.errors import DeadlineExceeded
+from ...proto.errors import DeadlineExceeded
 
 
 def first_line(process: subprocess.Popen[str], deadline: float, name: str) -> str:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..proto.config.config import ClusterConfig, LogConfig, validate
-from ..proto.control import ShardAddress
-from ..proto.errors import DeadlineExceeded, Unavailable, error_of
+from ...proto.config.config import ClusterConfig, LogConfig, validate
+from ...proto.control import ShardAddress
+from ...proto.errors import DeadlineExceeded, Unavailable, error_of
 from .security_files import security_arguments
 
 _STOP_DEADLINE_SEC = 30.0

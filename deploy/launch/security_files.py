@@ -12,10 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from ..cpp_ext import _server
-from ..proto.config.config import load_config, validate
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ..proto.security.security import (
+from ...cpp_ext import _server
+from ...proto.config.config import load_config, validate
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.security.security import (
     Role,
     Security,
     TokenEntry,
@@ -23,7 +23,7 @@ from ..proto.security.security import (
     digest_of,
     process_security,
 )
-from ..proto.security.signing_keys import make_key_pair
+from ...proto.security.signing_keys import make_key_pair
 
 _AUTHORITY_SEC = 10 * 365 * 86400
 

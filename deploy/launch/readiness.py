@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from ..proto.control import ControlClient
-from ..proto.errors import DeadlineExceeded, SparserowError
-from ..proto.security.security import Security, loaded_security
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, SparserowError
+from ...proto.security.security import Security, loaded_security
 
 _POLL_SEC = 0.2
 

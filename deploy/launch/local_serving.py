@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..proto.errors import InvalidArgument, Unavailable
+from ...proto.errors import InvalidArgument, Unavailable
 from .child_processes import first_line, stop
 from .security_files import security_arguments
 

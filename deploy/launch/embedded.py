@@ -15,15 +15,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from ..proto.config.config import ClusterConfig, LogConfig
-from ..proto.coordinators import parse_address
-from ..proto.errors import DeadlineExceeded, Unavailable
-from ..ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
-from ..ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
-from ..ps_server.coordinator.state.cluster import Cluster, ClusterOptions
-from ..ps_server.process.advertise import is_wildcard
-from ..ps_server.process.listen import is_loopback
-from ..ps_server.process.stopping import StopRequest
+from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.coordinators import parse_address
+from ...proto.errors import DeadlineExceeded, Unavailable
+from ...ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
+from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
+from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from ...ps_server.process.advertise import is_wildcard
+from ...ps_server.process.listen import is_loopback
+from ...ps_server.process.stopping import StopRequest
 from .security_files import security_arguments
 
 READY_DEADLINE_SEC = 60.0

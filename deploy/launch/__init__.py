@@ -1,0 +1,1 @@
+"""Starts processes on this machine and waits until they are ready."""
