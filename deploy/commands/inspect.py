@@ -22,7 +22,7 @@ def inspect(
     from rich.table import Table
 
     from ...proto.config.units import format_bytes
-    from ..ssd_inspection import inspect_folder
+    from ..observe.ssd_inspection import inspect_folder
     from ..terminal import tables_console
 
     if (table is None) != (key is None):

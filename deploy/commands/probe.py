@@ -21,7 +21,7 @@ def probe(
     """Write marked rows in training, look them up until they are served, and delete them again."""
     from ...proto.config.units import parse_seconds
     from ...serving.client.client import ServingClient
-    from ..freshness_probe import probe_freshness
+    from ..observe.freshness_probe import probe_freshness
     from .table import lone_session, parts_of
 
     namespace, name = parts_of(table)

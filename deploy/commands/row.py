@@ -26,7 +26,7 @@ def row(
 ) -> None:
     """Show a row of a table; with --explain where it is, its version, and training against serving."""
     from ...serving.lookup import key_of_text
-    from ..row_explanation import explain_row
+    from ..observe.row_explanation import explain_row
 
     told = explain_row(coordinator, table, key_of_text(key, hashed=hashed, modulo=modulo), serving=serving, model=model)
     typer.echo(f"training: {told.training_line}")

@@ -36,11 +36,11 @@ def status(
 
     from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
-    from ..cluster_screen import screen, serving_table
-    from ..cluster_view import look
-    from ..fault_view import fault_text, fault_views
+    from ..observe.cluster_screen import screen, serving_table
+    from ..observe.cluster_view import look
+    from ..observe.fault_view import fault_text, fault_views
+    from ..observe.serving_view import describe_serving
     from ..result_file import check_result_file, write_result
-    from ..serving_view import describe_serving
     from ..terminal import tables_console
 
     seconds = parse_seconds(over)

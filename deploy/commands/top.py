@@ -23,7 +23,7 @@ def top(
     from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
-    from ..live_screen import watch
+    from ..observe.live_screen import watch
 
     seconds = parse_seconds(every)
     if not 0.1 <= seconds <= 3600:

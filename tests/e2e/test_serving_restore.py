@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sparserow as sr
 from gated_store import GatedStore
-from sparserow.deploy.serving_view import describe_serving
+from sparserow.deploy.observe.serving_view import describe_serving
 from sparserow.proto.errors import DataLoss, FailedPrecondition
 from sparserow_process import wait_until
 

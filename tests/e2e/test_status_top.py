@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.deploy import live_screen
 from sparserow.deploy.cli import main
+from sparserow.deploy.observe import live_screen
 from sparserow_process import DEADLINE_SEC
 
 HOT = 77

@@ -14,7 +14,7 @@ from small_disk import mounted_disk
 from sparserow.cpp_ext import _server
 from sparserow.deploy.cli import main
 from sparserow.deploy.launch.local_cluster import local_cluster
-from sparserow.deploy.ssd_inspection import inspect_folder
+from sparserow.deploy.observe.ssd_inspection import inspect_folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
 from sparserow.ps_server.shard.metrics import ShardMetrics

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 from sparserow.cpp_ext import _server
-from sparserow.deploy import ssd_inspection
 from sparserow.deploy.cli import main
+from sparserow.deploy.observe import ssd_inspection
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, error_of
 
 pytestmark = pytest.mark.ssd

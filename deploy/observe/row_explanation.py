@@ -8,15 +8,15 @@ from typing import Any
 import grpc
 import numpy as np
 
-from ..cpp_ext import _server
-from ..proto import changes_pb2 as pb
-from ..proto import changes_pb2_grpc as pb_grpc
-from ..proto.control import ControlClient
-from ..proto.errors import InvalidArgument, NotFound
-from ..proto.grpc_status import error_of_status
-from ..proto.security.security import open_channel, process_security
-from ..serving.client.client import ServingClient
-from ..worker.membership.shard_client import shard_client
+from ...cpp_ext import _server
+from ...proto import changes_pb2 as pb
+from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto.control import ControlClient
+from ...proto.errors import InvalidArgument, NotFound
+from ...proto.grpc_status import error_of_status
+from ...proto.security.security import open_channel, process_security
+from ...serving.client.client import ServingClient
+from ...worker.membership.shard_client import shard_client
 
 _CALL_DEADLINE_SEC = 10.0
 

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from ..proto.errors import DeadlineExceeded, InvalidArgument, NotFound
-from ..serving.client.client import ServingClient
-from ..worker.session.session import Session
+from ...proto.errors import DeadlineExceeded, InvalidArgument, NotFound
+from ...serving.client.client import ServingClient
+from ...worker.session.session import Session
 
 _MARK = np.uint64(0x7F5A_0000_0000_0000)  # marked keys lie here, and are deleted in the end
 _LOOK_SEC = 0.002

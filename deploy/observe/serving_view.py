@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
-from ..proto import serving_pb2 as pb
-from ..proto import serving_pb2_grpc as pb_grpc
-from ..proto.coordinators import parse_address
-from ..proto.errors import SparserowError
-from ..proto.grpc_status import error_of_status
-from ..proto.security.security import open_channel
+from ...proto import serving_pb2 as pb
+from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto.coordinators import parse_address
+from ...proto.errors import SparserowError
+from ...proto.grpc_status import error_of_status
+from ...proto.security.security import open_channel
 from .cluster_view import quantile
 
 

@@ -1,6 +1,6 @@
 """Reads a stopped shard's SSD folder, independently of the code that wrote it: rocksdb-py opens the database read-only.
 
-Run as ``python -m sparserow.deploy.ssd_inspection`` it prints one JSON object. It needs a process of its own, since
+Run as ``python -m sparserow.deploy.observe.ssd_inspection`` it prints one JSON object. It needs a process of its own, since
 rocksdb-py brings a RocksDB beside the native core's. Layout: ``cpp_ext/store/ssd/ssd_tier.h`` and ``row_codec.h``.
 """
 
@@ -21,8 +21,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..proto.errors import DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound, SparserowError
-from ..proto.extras import install_command
+from ...proto.errors import (
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    SparserowError,
+)
+from ...proto.extras import install_command
 
 FORMAT = 1
 _KEY = struct.Struct(">HIQ")  # slot, table id, key

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..proto import control_pb2 as pb
-from ..proto.config.units import format_bytes
-from ..proto.schema import RowPolicy
-from ..proto.schema_message import schema_of_message
+from ...proto import control_pb2 as pb
+from ...proto.config.units import format_bytes
+from ...proto.schema import RowPolicy
+from ...proto.schema_message import schema_of_message
 from .cluster_view import ClusterView, ShardView, Times
 from .fault_view import when, with_firsts
 from .serving_view import ServingView

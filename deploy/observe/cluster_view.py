@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..proto import control_pb2 as pb
-from ..proto.control import ControlClient
+from ...proto import control_pb2 as pb
+from ...proto.control import ControlClient
 from .fault_view import FaultView, fault_views
 
 MOST_HOT_KEYS = 10

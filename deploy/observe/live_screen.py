@@ -15,9 +15,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..proto import control_pb2 as pb
-from ..proto.control import ControlClient
-from ..proto.errors import DeadlineExceeded, Unavailable
+from ...proto import control_pb2 as pb
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, Unavailable
 from .cluster_screen import screen
 from .cluster_view import look, view_of
 
