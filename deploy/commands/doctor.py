@@ -38,8 +38,14 @@ def doctor(
 
     from ...proto.config.units import parse_bytes
     from ...proto.security.security import process_security
-    from ..health_checks import check_disk, check_job, check_machine, check_ports, machine_facts
-    from ..peer_checks import check_certificates, check_cluster
+    from ..preflight.health_checks import (
+        check_disk,
+        check_job,
+        check_machine,
+        check_ports,
+        machine_facts,
+    )
+    from ..preflight.peer_checks import check_certificates, check_cluster
     from ..result_file import check_result_file, write_result
     from ..terminal import tables_console
 

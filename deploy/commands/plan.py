@@ -31,8 +31,8 @@ def plan(
 
     from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import InvalidArgument
-    from ..planning import Load, TableShape
-    from ..planning import plan as make_plan
+    from ..preflight.planning import Load, TableShape
+    from ..preflight.planning import plan as make_plan
     from ..result_file import check_result_file, write_result
     from ..terminal import tables_console
 

@@ -17,11 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sparserow as sr
-from sparserow.deploy import health_checks
 from sparserow.deploy.cli import main
-from sparserow.deploy.health_checks import Finding, MachineFacts, check_disk, check_job, check_machine, check_ports
 from sparserow.deploy.launch.security_files import init_security, sign_certificate
-from sparserow.deploy.peer_checks import check_certificates, check_cluster
+from sparserow.deploy.preflight import health_checks
+from sparserow.deploy.preflight.health_checks import (
+    Finding,
+    MachineFacts,
+    check_disk,
+    check_job,
+    check_machine,
+    check_ports,
+)
+from sparserow.deploy.preflight.peer_checks import check_certificates, check_cluster
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security
 from sparserow_process import free_port

@@ -12,7 +12,7 @@ import pytest
 import sparserow as sr
 from numpy.typing import NDArray
 from sparserow.deploy.cli import main
-from sparserow.deploy.planning import Load, Plan, Popularity, TableShape, plan
+from sparserow.deploy.preflight.planning import Load, Plan, Popularity, TableShape, plan
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument

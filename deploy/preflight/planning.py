@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

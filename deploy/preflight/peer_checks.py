@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..cpp_ext import _server
-from ..proto.control import ControlClient
-from ..proto.errors import SparserowError
-from ..proto.security.security import Security
-from ..worker.membership.shard_client import shard_client
+from ...cpp_ext import _server
+from ...proto.control import ControlClient
+from ...proto.errors import SparserowError
+from ...proto.security.security import Security
+from ...worker.membership.shard_client import shard_client
 from .health_checks import Finding
 
 _SOON_SEC = 14 * 86400

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..proto.config.config import load_config
-from ..proto.config.job import JobConfig
-from ..proto.config.units import format_bytes
-from ..proto.coordinators import parse_address
-from ..proto.errors import SparserowError
-from ..ps_server.process.listen import check_port_free
+from ...proto.config.config import load_config
+from ...proto.config.job import JobConfig
+from ...proto.config.units import format_bytes
+from ...proto.coordinators import parse_address
+from ...proto.errors import SparserowError
+from ...ps_server.process.listen import check_port_free
 
 Level = Literal["ok", "warning", "wrong"]
 
@@ -174,9 +174,9 @@ def check_job(path: Path) -> Iterator[Finding]:
 
 def _first_lines(job: JobConfig) -> Finding:
     """Of the training and the test files, each alone: what they hold is read as training reads it."""
-    from ..worker.data import find_files
-    from ..worker.data.open_reader import check_first_lines
-    from ..worker.training.build_model import check_data
+    from ...worker.data import find_files
+    from ...worker.data.open_reader import check_first_lines
+    from ...worker.training.build_model import check_data
 
     try:
         check_data(job.data, job.model)
