@@ -5,7 +5,7 @@ the value and what is allowed. Nothing is clipped or ignored. Values come from t
 no environment variable gives one.
 
 To add an option: a field with a description (meaning and unit), its default and its range; the page
-docs/configuration.md is generated from it (deploy/config_reference.py).
+docs/configuration.md is generated from it (deploy/reference/config_reference.py).
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ import re
 
 import pytest
 from pydantic import BaseModel
-from sparserow.deploy.config_reference import PAGE, render
+from sparserow.deploy.reference.config_reference import PAGE, render
 from sparserow.proto.config.allowed import sections_of
 from sparserow.proto.config.job import JobConfig
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "run: python -m sparserow.deploy.config_reference"
+    assert PAGE.read_text(encoding="utf-8") == render(), "run: python -m sparserow.deploy.reference.config_reference"
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 import pytest
-from sparserow.deploy import errors_reference, metrics_reference
+from sparserow.deploy.reference import errors_reference, metrics_reference
 
 UNITS = "count|bytes|seconds|steps|number|nats|probability|0 or 1|0 to 1"
 
@@ -18,9 +18,9 @@ def metrics() -> dict[str, list[metrics_reference.Exported]]:
 
 def test_the_pages_are_up_to_date() -> None:
     written = metrics_reference.PAGE.read_text(encoding="utf-8")
-    assert written == metrics_reference.render(), "run: python -m sparserow.deploy.metrics_reference"
+    assert written == metrics_reference.render(), "run: python -m sparserow.deploy.reference.metrics_reference"
     page = errors_reference.PAGE.read_text(encoding="utf-8")
-    assert page == errors_reference.render(page), "run: python -m sparserow.deploy.errors_reference"
+    assert page == errors_reference.render(page), "run: python -m sparserow.deploy.reference.errors_reference"
 
 
 def test_each_metric_is_one_sentence_with_a_unit(metrics: dict[str, list[metrics_reference.Exported]]) -> None:

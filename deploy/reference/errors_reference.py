@@ -1,4 +1,4 @@
-"""Writes the table of docs/errors.md from proto/errors.py: ``python -m sparserow.deploy.errors_reference``.
+"""Writes the table of docs/errors.md from proto/errors.py: ``python -m sparserow.deploy.reference.errors_reference``.
 
 A test compares the page with what this makes.
 """
@@ -9,7 +9,7 @@ import inspect
 import re
 from pathlib import Path
 
-from ..proto.errors import all_errors
+from ...proto.errors import all_errors
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
 

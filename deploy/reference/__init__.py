@@ -1,0 +1,1 @@
+"""Writes the reference pages of docs/ from the code."""
