@@ -29,7 +29,7 @@ from ...worker.training.process_group import WorkerGroup
 from ...worker.training.ps_backend import PsBackend
 from ...worker.training.trainer import Trainer
 from ..launch.local_cluster import local_cluster
-from ..training_display import TrainingDisplay
+from ..train.training_display import TrainingDisplay
 from .harness import Figure
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "big_table.yaml"

@@ -36,8 +36,8 @@ def demo(
     from ..launch.local_cluster import start_local
     from ..result_file import check_result_file, write_result
     from ..serving_demo import ServingDemo
-    from ..training_display import summary
-    from ..training_job import run_job
+    from ..train.training_display import summary
+    from ..train.training_job import run_job
 
     check_result_file(json_file)
     if rows < 1:

@@ -15,7 +15,7 @@ from ...proto.extras import install_command
 from ...proto.security.security import process_security, use_security
 from ...worker.training.run_identity import RunIdentity
 from ..launch.readiness import wait_until_ready
-from ..training_job import allowed_restarts, checked_resume
+from ..train.training_job import allowed_restarts, checked_resume
 
 _READY_SEC = 180.0  # a shard whose node is gone comes back on another one
 
@@ -141,7 +141,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
 
     from ...worker.training.process_group import WorkerGroup
     from ...worker.training.training_report import Silence
-    from ..training_run import run_worker
+    from ..train.training_run import run_worker
 
     use_security(order["security"])
     job = validate(JobConfig, order["job"])

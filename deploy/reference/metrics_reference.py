@@ -29,7 +29,7 @@ from ...worker.gateway.gateway_metrics import GatewayMetrics
 from ...worker.session.in_process import InProcessCluster
 from ...worker.session.session_metrics import SessionMetrics
 from ...worker.training.training_report import Silence
-from ..training_metrics import TrainingMetrics
+from ..train.training_metrics import TrainingMetrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 

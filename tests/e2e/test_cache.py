@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import sparserow as sr
 import torch
-from sparserow.deploy.training_display import summary
-from sparserow.deploy.training_job import run_job
+from sparserow.deploy.train.training_display import summary
+from sparserow.deploy.train.training_job import run_job
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from torch import nn

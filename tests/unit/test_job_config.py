@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sparserow.deploy.training_job import allowed_restarts
+from sparserow.deploy.train.training_job import allowed_restarts
 from sparserow.proto.config.config import load_config, validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument

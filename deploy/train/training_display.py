@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..proto.config.units import format_bytes
-from ..worker.training.training_report import EpochResult, TrainResult
+from ...proto.config.units import format_bytes
+from ...worker.training.training_report import EpochResult, TrainResult
 
 
 class TrainingDisplay:

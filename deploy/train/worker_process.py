@@ -17,10 +17,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..proto.config.config import validate
-from ..proto.config.job import JobConfig
-from ..proto.errors import Internal, SparserowError
-from ..proto.security.security import use_security
+from ...proto.config.config import validate
+from ...proto.config.job import JobConfig
+from ...proto.errors import Internal, SparserowError
+from ...proto.security.security import use_security
 
 
 def main() -> None:
@@ -47,8 +47,8 @@ def _end_with_parent(link: socket.socket) -> None:
 
 
 def _train(order: dict[str, Any]) -> dict[str, Any]:
-    from ..worker.training.process_group import joined_group
-    from ..worker.training.run_identity import RunIdentity
+    from ...worker.training.process_group import joined_group
+    from ...worker.training.run_identity import RunIdentity
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 

@@ -11,20 +11,20 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..proto.checkpoint.folder import Folder
-from ..proto.checkpoint.urls import absolute
-from ..proto.config.job import JobConfig
-from ..proto.errors import SparserowError
-from ..proto.published.model_names import DEFAULT_ALIAS, check_name
-from ..proto.published.registry import ModelRegistry
-from ..proto.security.security import loaded_security
-from ..worker.publish.program_export import ProgramSource, export_program
-from ..worker.publish.publishing import Published, publish
+from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.urls import absolute
+from ...proto.config.job import JobConfig
+from ...proto.errors import SparserowError
+from ...proto.published.model_names import DEFAULT_ALIAS, check_name
+from ...proto.published.registry import ModelRegistry
+from ...proto.security.security import loaded_security
+from ...worker.publish.program_export import ProgramSource, export_program
+from ...worker.publish.publishing import Published, publish
 
 if TYPE_CHECKING:
     import torch
 
-    from ..worker.session.session import Session
+    from ...worker.session.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..proto.checkpoint.manifest import number_of
-from ..proto.checkpoint.urls import absolute
-from ..proto.config.config import ClusterConfig, LogConfig
-from ..proto.config.job import JobConfig
-from ..proto.errors import (
+from ...proto.checkpoint.manifest import number_of
+from ...proto.checkpoint.urls import absolute
+from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.job import JobConfig
+from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Fenced,
@@ -24,11 +24,11 @@ from ..proto.errors import (
     NotFound,
     Unavailable,
 )
-from ..worker.training.run_identity import RunIdentity
-from ..worker.training.training_report import TrainResult
+from ...worker.training.run_identity import RunIdentity
+from ...worker.training.training_report import TrainResult
 
 if TYPE_CHECKING:
-    from ..worker.training.process_group import WorkerGroup
+    from ...worker.training.process_group import WorkerGroup
 
 _CLUSTER_DEADLINE_SEC = 60.0
 _RESTART_PAUSE_SEC = 0.5
@@ -121,7 +121,7 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
     # Workers of their own, so that the end of one is not this process's.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     if not is_apart:
-        from ..worker.training.build_model import check_data  # imports torch, as this process will anyway
+        from ...worker.training.build_model import check_data  # imports torch, as this process will anyway
 
         check_data(job.data, job.model)
     with _cluster(job) as (coordinator, check):
@@ -137,7 +137,7 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
                 identity=identity,
                 check=check,
             )
-        from ..worker.training.process_group import WorkerGroup
+        from ...worker.training.process_group import WorkerGroup
 
         return _run_here(
             job,
@@ -183,7 +183,7 @@ def _run_under_torchrun(
     job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
 ) -> TrainResult:
     """Worker 0 starts the cluster where none is named, and tells the others its address."""
-    from ..worker.training.process_group import joined_group
+    from ...worker.training.process_group import joined_group
 
     if _starts_cluster(job) and place.local_world != place.world:
         raise FailedPrecondition(
@@ -211,7 +211,7 @@ def _run_apart(
     job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
 ) -> TrainResult:
     """Workers that never meet: each returns its own part, and the first the evaluation."""
-    from ..worker.training.process_group import WorkerGroup
+    from ...worker.training.process_group import WorkerGroup
 
     if _starts_cluster(job):
         raise FailedPrecondition(
@@ -250,7 +250,7 @@ def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
     if not _starts_cluster(job):
         yield (job.cluster.address if job.model.backend == "ps" else None), lambda: None
         return
-    from .launch.local_cluster import start_local
+    from ..launch.local_cluster import start_local
 
     cluster = start_local(_with_root(job), LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
     try:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..proto.config.job import JobConfig
-from ..proto.errors import FailedPrecondition
-from ..worker.training.training_report import Observer, Silence, TrainResult
+from ...proto.config.job import JobConfig
+from ...proto.errors import FailedPrecondition
+from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
-    from ..worker.training.process_group import WorkerGroup
-    from ..worker.training.run_identity import RunIdentity
-    from ..worker.training.trainer import Trainer
-    from ..worker.training.training_backend import TrainingBackend
+    from ...worker.training.process_group import WorkerGroup
+    from ...worker.training.run_identity import RunIdentity
+    from ...worker.training.trainer import Trainer
+    from ...worker.training.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
 # A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
@@ -57,10 +57,10 @@ def run_worker(
     """
     import torch
 
-    from ..ps_server.process.metrics import serve_metrics
-    from ..worker.session.tracing import NoTrace, RecordedTrace, write_trace
-    from ..worker.training.run_identity import RunIdentity
-    from ..worker.training.trainer import Trainer
+    from ...ps_server.process.metrics import serve_metrics
+    from ...worker.session.tracing import NoTrace, RecordedTrace, write_trace
+    from ...worker.training.run_identity import RunIdentity
+    from ...worker.training.trainer import Trainer
     from .training_metrics import TrainingMetrics
 
     identity = identity or RunIdentity.new(resume=resume)
@@ -88,17 +88,17 @@ def run_worker(
     first_port, host = job.train.metrics_port, job.train.metrics_host
     port = None if first_port is None else first_port + group.rank
     if job.model.backend == "local":
-        from ..worker.training.local_backend import LocalBackend
+        from ...worker.training.local_backend import LocalBackend
 
         with serve_metrics(metrics, host=host, port=port):
             return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
-    from ..proto.telemetry import telemetry_from_environment
-    from ..worker.cache.settings import RowCache, check_cache
-    from ..worker.session.connect import connect
-    from ..worker.session.session_metrics import SessionMetrics
-    from ..worker.training.ps_backend import PsBackend
+    from ...proto.telemetry import telemetry_from_environment
+    from ...worker.cache.settings import RowCache, check_cache
+    from ...worker.session.connect import connect
+    from ...worker.session.session_metrics import SessionMetrics
+    from ...worker.training.ps_backend import PsBackend
 
     train = job.train
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
@@ -123,7 +123,7 @@ def run_worker(
             session.record(trace)
             return train_with(PsBackend(job, session, coordinator), session.end_record)
         if telemetry is not None:
-            from ..worker.session.otel_trace import record_otel
+            from ...worker.session.otel_trace import record_otel
 
             record_otel(session, telemetry.tracer)
         return train_with(PsBackend(job, session, coordinator))
@@ -164,7 +164,7 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
 
 def _make_folder_of_models(job: JobConfig) -> None:
     """Raises FailedPrecondition where the job names one that cannot be made."""
-    from ..proto.checkpoint.folder import Folder
+    from ...proto.checkpoint.folder import Folder
 
     root = job.keep if job.publish is None else job.publish.root
     if root is not None and {"publish", "keep"} & job.model_fields_set and job.model.backend == "ps":

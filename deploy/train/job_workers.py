@@ -22,11 +22,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..proto.config.job import JobConfig
-from ..proto.errors import DeadlineExceeded, Fenced, Internal, SparserowError, Unavailable, error_of
-from ..proto.security.security import process_security
-from ..worker.training.run_identity import RunIdentity
-from ..worker.training.training_report import EpochResult, TrainResult, merged
+from ...proto.config.job import JobConfig
+from ...proto.errors import (
+    DeadlineExceeded,
+    Fenced,
+    Internal,
+    SparserowError,
+    Unavailable,
+    error_of,
+)
+from ...proto.security.security import process_security
+from ...worker.training.run_identity import RunIdentity
+from ...worker.training.training_report import EpochResult, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
 _STOP_SEC = 5.0

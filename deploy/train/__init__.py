@@ -1,0 +1,1 @@
+"""Runs a job file on one machine or under a launcher."""
