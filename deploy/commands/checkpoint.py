@@ -115,7 +115,7 @@ def list_(url: Url) -> None:
 
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
-    from ..terminal import tables_console
+    from .terminal import tables_console
 
     folder = Folder(url)
     table = _table("checkpoint", "created", "step", "rows", "MiB", "adds to", "shards", "workers")
@@ -169,7 +169,7 @@ def inspect_(url: Url, *, name: Name = None) -> None:
 
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
-    from ..terminal import tables_console
+    from .terminal import tables_console
 
     found = files.read_manifest(Folder(url), name)
     console = tables_console()

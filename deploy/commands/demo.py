@@ -33,11 +33,11 @@ def demo(
     from ...proto.config.job import JobConfig
     from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
     from ...worker.data.synthetic import write_click_log
+    from ..examples.serving_demo import ServingDemo
     from ..launch.local_cluster import start_local
-    from ..result_file import check_result_file, write_result
-    from ..serving_demo import ServingDemo
     from ..train.training_display import summary
     from ..train.training_job import run_job
+    from .result_file import check_result_file, write_result
 
     check_result_file(json_file)
     if rows < 1:

@@ -46,8 +46,8 @@ def doctor(
         machine_facts,
     )
     from ..preflight.peer_checks import check_certificates, check_cluster
-    from ..result_file import check_result_file, write_result
-    from ..terminal import tables_console
+    from .result_file import check_result_file, write_result
+    from .terminal import tables_console
 
     check_result_file(json_file)
     security = process_security()

@@ -23,7 +23,7 @@ def inspect(
 
     from ...proto.config.units import format_bytes
     from ..observe.ssd_inspection import inspect_folder
-    from ..terminal import tables_console
+    from .terminal import tables_console
 
     if (table is None) != (key is None):
         raise InvalidArgument("--table and --key belong together: name the table and the key of one row")

@@ -19,7 +19,7 @@ def list(  # noqa: A001 - the command's name
 
     from ...proto.config.units import format_bytes
     from ...proto.published.registry import ModelRegistry
-    from ..terminal import tables_console
+    from .terminal import tables_console
 
     registry = ModelRegistry(root)
     if model is not None:

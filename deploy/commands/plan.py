@@ -33,8 +33,8 @@ def plan(
     from ...proto.errors import InvalidArgument
     from ..preflight.planning import Load, TableShape
     from ..preflight.planning import plan as make_plan
-    from ..result_file import check_result_file, write_result
-    from ..terminal import tables_console
+    from .result_file import check_result_file, write_result
+    from .terminal import tables_console
 
     check_result_file(json_file)
     try:

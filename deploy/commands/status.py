@@ -40,8 +40,8 @@ def status(
     from ..observe.cluster_view import look
     from ..observe.fault_view import fault_text, fault_views
     from ..observe.serving_view import describe_serving
-    from ..result_file import check_result_file, write_result
-    from ..terminal import tables_console
+    from .result_file import check_result_file, write_result
+    from .terminal import tables_console
 
     seconds = parse_seconds(over)
     is_text = json_file is None or str(json_file) != "-"

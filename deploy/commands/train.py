@@ -42,9 +42,9 @@ def train(
 
     from ...proto.config.config import load_config
     from ...proto.config.job import JobConfig
-    from ..result_file import check_result_file, write_result
     from ..train.training_display import next_commands, summary
     from ..train.training_job import checked_resume, run_job, torchrun_place
+    from .result_file import check_result_file, write_result
 
     count = [] if workers is None else [f"train.workers={workers}"]
     config = load_config(JobConfig, job, [*(assignments or ()), *count])

@@ -6,7 +6,7 @@ import io
 
 import pytest
 from rich.table import Table
-from sparserow.deploy.terminal import tables_console
+from sparserow.deploy.commands.terminal import tables_console
 
 
 def test_nothing_is_cut_or_broken_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..proto import serving_pb2 as pb
-from ..proto import serving_pb2_grpc as pb_grpc
-from ..proto.control import ControlClient
-from ..proto.errors import DeadlineExceeded, Unavailable
-from ..proto.security.security import open_channel, process_security
-from ..serving.client.client import ServingClient
-from ..worker.membership.shard_client import shard_client
-from ..worker.publish.publishing import Publication, publish_from
-from .launch.local_serving import LocalServing, local_serving
+from ...proto import serving_pb2 as pb
+from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto.control import ControlClient
+from ...proto.errors import DeadlineExceeded, Unavailable
+from ...proto.security.security import open_channel, process_security
+from ...serving.client.client import ServingClient
+from ...worker.membership.shard_client import shard_client
+from ...worker.publish.publishing import Publication, publish_from
+from ..launch.local_serving import LocalServing, local_serving
 
 _POLL_SEC = 0.2
 _LOOKUP_KEYS = 100

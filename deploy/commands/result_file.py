@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument
 
 
 def check_result_file(path: Path | None, option: str = "--json") -> None:
