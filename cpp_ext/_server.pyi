@@ -425,7 +425,8 @@ class Store:
             tables: ids; empty: all.
             idle_sec: without a call that names the cursor, after which ``close_idle_cursors`` ends it; 0: never.
             hold_updates, hold_move, hold_ms: a changed row waits until it was written so often since it was last sent,
-                has moved by more than this L2 distance, or has waited so long (store/changes/change_hold.h). All 0: none waits.
+                has moved by more than this L2 distance, or has waited so long (store/changes/change_hold.h).
+                All 0: none waits.
 
         Raises:
             InvalidArgument: not one version for each slot; ``hold_ms`` without one of the others, or the reverse.
@@ -436,9 +437,10 @@ class Store:
     def close_idle_cursors(self) -> None: ...
     def has_cursor(self, name: str) -> bool: ...
     def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[NDArray[np.uint8], int, int, bool]:
-        """A page (cpp_ext/store/changes/change_page.h) of what the cursor has not got: its bytes, how many slots it has (0: the
-        cursor has everything but for what is held back), where the next page begins to look, and whether nothing is
-        left. Raises NotFound.
+        """A page of what the cursor has not got; its format is in cpp_ext/store/changes/change_page.h.
+
+        Returns its bytes, how many slots it has (0: the cursor has everything but for what is held back), where the
+        next page begins to look, and whether nothing is left. Raises NotFound.
         """
 
     def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:

@@ -223,7 +223,7 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int, port:
     command = [
         sys.executable,
         "-m",
-        f"{__package__}.cli",
+        f"{__package__.rpartition('.')[0]}.cli",
         *security_arguments(),
         "ps",
         f"--coordinator={coordinator}",

@@ -189,7 +189,7 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
     command = [
         sys.executable,
         "-m",
-        f"{__package__}.cli",
+        f"{__package__.rpartition('.')[0]}.cli",
         *security_arguments(),
         "up",
         f"--shards={config.shards}",

@@ -103,7 +103,14 @@ def _reserved_port() -> Iterator[int]:
 
 
 def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"{__package__}.cli", *security_arguments(), "serve", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        f"{__package__.rpartition('.')[0]}.cli",
+        *security_arguments(),
+        "serve",
+        *arguments,
+    ]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """Reads a stopped shard's SSD folder, independently of the code that wrote it: rocksdb-py opens the database read-only.
 
-Run as ``python -m sparserow.deploy.observe.ssd_inspection`` it prints one JSON object. It needs a process of its own, since
-rocksdb-py brings a RocksDB beside the native core's. Layout: ``cpp_ext/store/ssd/ssd_tier.h`` and ``row_codec.h``.
+Run as ``python -m sparserow.deploy.observe.ssd_inspection`` it prints one JSON object. It needs a process of its own,
+since rocksdb-py brings a RocksDB beside the native core's. Layout: ``ssd_tier.h`` and ``row_codec.h``
+in ``cpp_ext/store``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Writes docs/configuration.md from the configuration schema: ``python -m sparserow.deploy.reference.config_reference``.
+"""Writes docs/configuration.md from the configuration schema.
 
+Run it with ``python -m sparserow.deploy.reference.config_reference``.
 A test compares the page with what this makes, so it cannot fall behind.
 """
 
@@ -14,7 +15,7 @@ from pydantic.fields import FieldInfo
 from ...proto.config.allowed import allowed_of_field, sections_of
 from ...proto.config.job import JobConfig
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 _HEAD = """# Configuration
 

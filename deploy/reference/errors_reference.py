@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...proto.errors import all_errors
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
 _BEGIN = "| code | number | retry | meaning |"
 

@@ -31,7 +31,7 @@ from ...worker.session.session_metrics import SessionMetrics
 from ...worker.training.training_report import Silence
 from ..train.training_metrics import TrainingMetrics
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 _HEAD = """# Metrics
 

@@ -45,7 +45,7 @@ class ShardOptions:
         coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
         engine: of its rows and data plane; its host is the control plane's too.
         control_port: of its Shard service; 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: see ps_server/process/advertise.py.
+        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: ps_server/process/advertise.py.
         insecure: accept an address that other machines can reach.
         metrics_port: of the Prometheus page on the same host; None is off.
         health_port: of health alone, without TLS, on the same host; None is off.

@@ -321,7 +321,7 @@ class Session(SessionTables, Closing, Joinable):
         """Ends what prefetches, leaves the job and forgets the tables. Idempotent.
 
         Gradients of a step in progress are dropped with a warning. In a forked child the copy forgets its tables; the
-        parent stays in the job. A session that is open when its process ends is closed then (worker/session/close_at_exit.py).
+        parent stays in the job. A session that is open when its process ends is closed then (close_at_exit.py).
 
         Raises:
             FailedPrecondition: an optimizer stepped in place of ``session.step``, so rows were not trained.
