@@ -46,6 +46,13 @@ class Running:
         self.address, self.http = ready[1], ready[4]
 
 
+def check_no_torch(serving: Running) -> None:
+    """Rows are served without torch, also after the lookups of every front."""
+    loaded = Path(f"/proc/{serving.process.popen.pid}/maps").read_text()
+    assert "libsparserow_core" in loaded
+    assert "torch" not in loaded
+
+
 def expected(session: sr.Session, keys: np.ndarray) -> np.ndarray:
     return session.table("user").pull(keys)
 
@@ -77,6 +84,8 @@ def test_publish_serve_look_up_and_swap(
         check_bad_lookups(client, addresses)
         check_fronts(shards, rows)
         asyncio.run(check_async(addresses, rows))
+        for shard in shards:
+            check_no_torch(shard)
 
         session.table("user").assign(KEYS, rows + 1)
         failures: list[str] = []
