@@ -23,6 +23,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
+from sparserow.proto.security.security import Security
 from sparserow_process import Launcher, Process, wait_until
 
 pytestmark = pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
@@ -85,7 +86,7 @@ class Field:
         return process.wait_for(r"ready at gRPC (\S+:7100)")[1]
 
     def control(self) -> ControlClient:
-        return ControlClient(self.coordinator, security=sr.proto.security.Security.load(self.security))
+        return ControlClient(self.coordinator, security=Security.load(self.security))
 
     def is_ready(self) -> bool:
         """Whether all shards serve, as the coordinator sees it."""
