@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -10,12 +11,22 @@ from pathlib import Path
 import psutil
 import pytest
 from elastic_job import SAMPLES, updates, write_job
-from sparserow.proto.control import ControlClient
 from sparserow_process import Launcher, Process, stopped, wait_until
 
 EPOCHS = 4
 PATIENCE_SEC = 300.0
 LINE = re.compile(r"epoch (\d+)/4: loss (\S+), test AUC (\S+),")
+
+
+def worker(agent: Process, rank: int) -> psutil.Process | None:
+    """The process of a rank, once it has begun."""
+    children = psutil.Process(agent.popen.pid).children(recursive=True)
+    return next((child for child in children if child.environ().get("RANK") == str(rank)), None)
+
+
+def lines(agent: Process) -> list[tuple[int, float, float]]:
+    """Number, loss and AUC of each epoch that its workers told so far."""
+    return [(int(epoch), float(loss), float(auc)) for epoch, loss, auc in LINE.findall(agent.err)]
 
 
 class Scene:
@@ -33,18 +44,11 @@ class Scene:
 
     def worker(self, rank: int) -> psutil.Process | None:
         """The process of a rank, once it has begun."""
-        children = psutil.Process(self.agent.popen.pid).children(recursive=True)
-        return next((child for child in children if child.environ().get("RANK") == str(rank)), None)
+        return worker(self.agent, rank)
 
     def lines(self) -> list[tuple[int, float, float]]:
         """Number, loss and AUC of each epoch that was told so far."""
-        return [(int(epoch), float(loss), float(auc)) for epoch, loss, auc in LINE.findall(self.agent.err)]
-
-    def workers(self) -> set[int]:
-        """Ranks of the job's workers whose lease has not ended."""
-        with ControlClient(self.address) as control:
-            jobs = [job for job in control.status().jobs if job.name == "elastic"]
-        return {member.rank for job in jobs for member in job.members if member.lease_left_sec}
+        return lines(self.agent)
 
     def end(self) -> list[dict]:
         """Waits for the run's end; the history of its result, after each sample was counted."""
@@ -61,11 +65,11 @@ def scene(launcher: Launcher, tmp_path: Path) -> Scene:
     return Scene(launcher, tmp_path)
 
 
-def check(scene: Scene, history: list[dict]) -> None:
-    lines = scene.lines()
-    assert [epoch for epoch, _, _ in lines] == [1, 2, 3, 4], scene.agent.err
+def check(agent: Process, history: list[dict]) -> None:
+    told = lines(agent)
+    assert [epoch for epoch, _, _ in told] == [1, 2, 3, 4], agent.err
     assert [epoch["epoch"] for epoch in history] == [1, 2, 3, 4]
-    for (_, loss, auc), epoch in zip(lines, history, strict=True):
+    for (_, loss, auc), epoch in zip(told, history, strict=True):
         assert epoch["train_loss"] == pytest.approx(loss, abs=1e-4)
         assert epoch["test_auc"] == pytest.approx(auc, abs=1e-4)
         assert 0 < loss < 0.8
@@ -74,17 +78,12 @@ def check(scene: Scene, history: list[dict]) -> None:
         assert epoch["samples"] == SAMPLES
 
 
-def test_worker_0_is_killed_in_an_epoch(scene: Scene) -> None:
+def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> None:
     wait_until(lambda: len(scene.lines()) == 2, "two epochs", PATIENCE_SEC)
     victim = scene.worker(0)
     assert victim is not None
     victim.kill()
-    check(scene, scene.end())
-
-
-def test_a_worker_is_killed_when_all_is_trained_and_told(scene: Scene) -> None:
-    wait_until(lambda: scene.workers() == {0, 1}, "both workers", PATIENCE_SEC)
-    wait_until(lambda: len(scene.lines()) >= 1, "the first epoch", PATIENCE_SEC)
+    wait_until(lambda: len(scene.lines()) == 3, "the epoch that was under way", PATIENCE_SEC)
     last = scene.worker(1)
     assert last is not None
     with stopped([last.pid]):
@@ -93,5 +92,32 @@ def test_a_worker_is_killed_when_all_is_trained_and_told(scene: Scene) -> None:
         last.kill()
     history = scene.end()
     assert history == before
-    check(scene, history)
+    check(scene.agent, history)
     assert f"all {EPOCHS} epochs" in scene.agent.err
+
+
+@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
+def test_workers_that_go_back_to_a_checkpoint_tell_no_epoch_again(launcher: Launcher, tmp_path: Path) -> None:
+    """The checkpoint is of epoch 2, of which worker 0 has told when it is killed; then the run is started once more."""
+    result = tmp_path / "result.json"
+    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=ads", "--nnodes=1"]
+    options += ["--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.2", "--local-addr=127.0.0.1"]
+    sets = [f"train.epochs={EPOCHS}", "train.staleness=0", "train.dense=ddp", "train.elastic=null"]
+    sets += [f"train.checkpoint={{url: {tmp_path / 'saves'}, every_steps: 150}}", "cluster.worker_lease=20s"]
+    train = ["train", str(write_job(tmp_path)), "--json", str(result), "--resume=auto"]
+    train += [f"--set={each}" for each in sets]
+    agent = launcher.start_torchrun(*options, arguments=train)
+    wait_until(lambda: len(lines(agent)) == 2, "two epochs", PATIENCE_SEC)
+    victim = worker(agent, 0)
+    assert victim is not None
+    victim.kill()
+    assert agent.popen.wait(PATIENCE_SEC) == 0, agent.err
+    assert re.search(r"resumed from \S+, step \d+, in epoch 2\n", agent.err), agent.err
+    history = json.loads(result.read_text())["history"]
+    check(agent, history)
+    result.unlink()
+    again = launcher.start_torchrun(*options, arguments=train)
+    assert again.popen.wait(PATIENCE_SEC) == 0, again.err
+    assert lines(again) == []
+    assert f"all {EPOCHS} epochs" in again.err
+    assert json.loads(result.read_text())["history"] == history

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
-from ..checkpoint.save import Stateful
+from ..checkpoint.save import Stateful, absolute
 from ..data import ClickReader, Features, ReadOptions, fit_features, open_reader
 from ..data.leased import Evaluated, LeasedReader
 from ..metrics.binary import auc
@@ -29,6 +29,7 @@ from .data_leases import SessionLeases
 from .evaluation import evaluate
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
+from .told_epochs import ToldEpochs
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_report import EpochResult, Observer, TrainResult
@@ -108,6 +109,9 @@ class Trainer:
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
+        self._told: dict[int, EpochResult] = {}  # by former lives of this run as well
+        checkpoint = job.train.checkpoint
+        self._told_epochs = None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity)
 
     def _leases(self, run: str, identity: RunIdentity) -> LeasedReader | None:
         elastic, session = self._job.train.elastic, self._backend.session
@@ -155,6 +159,8 @@ class Trainer:
             raise FailedPrecondition("--resume: needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
         self._progress = progress or self._progress
+        if progress is not None and self._told_epochs is not None:
+            self._told = self._group.share(self._told_epochs.read() if self._group.rank == 0 else {})
         return progress is not None
 
     def _reader(self, which: str, features: Features) -> ClickReader:
@@ -184,6 +190,10 @@ class Trainer:
         history = [EpochResult(**result) for result in progress.history]
         if self._checkpoints is not None:
             self._checkpoints.begin()
+        self._keep_told(history)
+        is_at_end = progress.is_trained and progress.epoch == train.epochs
+        if is_at_end and train.epochs in self._told and self._group.rank == 0:
+            leased_epochs.tell_all_done(train.epochs)
         elastic, session = train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
             keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
@@ -193,12 +203,15 @@ class Trainer:
                 progress.is_trained = True
                 if epoch == train.epochs and self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
-            history += self._told_before(epoch) if self._is_past(epoch) else self._told_now(epoch)
+            if self._is_past(epoch, rows_are_its=is_at_end):
+                history += self._told_before(epoch)
+            else:
+                history += self._told_now(epoch)
             progress.history = [asdict(result) for result in history]
             progress.begin_epoch(epoch + 1)
             if epoch < train.epochs:
                 self._step.rates.scale(train.lr_decay)
-        seconds = sum(result.samples / result.samples_per_sec for result in history if result.samples)
+        seconds = sum(result.samples / result.samples_per_sec for result in history if result.samples_per_sec)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
         restores, lost = self._backend.shard_losses()
@@ -224,38 +237,49 @@ class Trainer:
             commits_lost=lost,
         )
 
-    def _is_past(self, epoch: int) -> bool:
-        """Whether workers of the run had ended the epoch before any worker of this group came, and nothing is left to
-        do for it.
+    def _is_past(self, epoch: int, *, rows_are_its: bool) -> bool:
+        """Whether a worker of the run has told the epoch before, or cannot tell it any more.
+
+        The last epoch, whose figures are the run's, must have been told of the very rows that there are.
         """
-        leased, is_last = self._leased, epoch == self._job.train.epochs
-        return leased is not None and self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
+        train, leased = self._job.train, self._leased
+        is_last = epoch == train.epochs
+        if leased is None:
+            return epoch in self._told and (not is_last or rows_are_its or train.staleness == 0)
+        return self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
 
     def _told_before(self, epoch: int) -> list[EpochResult]:
-        """What is known of an epoch that is past; on worker 0, since the others tell nothing."""
-        assert self._leased is not None
-        is_last, is_first_rank = epoch == self._job.train.epochs, self._group.rank == 0
+        """What is known of an epoch that is past; with leases on worker 0, since the others tell nothing."""
+        is_last, leased = epoch == self._job.train.epochs, self._leased
         if is_last:
             self._backend.settle(is_end=True)  # the model is that of the run's end
-        result = leased_epochs.known_result(self._leased, epoch, self._group.world) if is_first_rank else None
-        if result is None:
+        if leased is None:
+            return [self._told[epoch]]
+        known = leased_epochs.known_result(leased, epoch, self._group.world) if self._group.rank == 0 else None
+        if known is None:
             return []
-        if math.isnan(result.test_auc) and not leased_epochs.was_tested(self._leased):
-            self._observer.epoch(result)  # worker 0 was started again before it could test this one
+        if not leased_epochs.was_tested(leased):
+            self._observer.epoch(known)  # worker 0 was started again before it could test this one
         if is_last:
             leased_epochs.tell_all_done(epoch)
-        return [result]
+        return [known]
+
+    def _keep_told(self, results: list[EpochResult]) -> None:
+        """For a worker 0 that is started again."""
+        if self._told_epochs is not None and self._group.rank == 0:
+            self._told.update({result.epoch: result for result in results})
+            self._told_epochs.write(self._told.values())
 
     def _told_now(self, epoch: int) -> list[EpochResult]:
         """The epoch's end by this worker, and its result where it counts for all."""
-        result = self._end_epoch(epoch)
-        self._observer.epoch(result)
-        if self._leased is None or not leased_epochs.is_known(self._leased):
-            return [result]
-        if self._group.rank != 0:
-            return []  # worker 0 has the samples of all
-        self._leased.tell_tested(Evaluated(result.samples_per_sec, result.test_auc, result.test_log_loss))
-        return [result]
+        result, counts = self._end_epoch(epoch), True
+        if self._leased is not None and leased_epochs.is_known(self._leased):
+            counts = self._group.rank == 0  # worker 0 has the samples of all
+            if counts:
+                self._leased.tell_tested(Evaluated(result.samples_per_sec, result.test_auc, result.test_log_loss))
+        self._keep_told([result])
+        self._observer.epoch(result)  # after it was kept: a worker that is killed here is told once at most
+        return [result] if counts else []
 
     @property
     def model(self) -> nn.Module:
