@@ -37,6 +37,7 @@ def doctor(
     from rich.table import Table
 
     from ...proto.config.units import parse_bytes
+    from ...proto.errors import InvalidArgument
     from ...proto.security.security import process_security
     from ..preflight.health_checks import (
         check_disk,
@@ -50,6 +51,8 @@ def doctor(
     from .terminal import tables_console
 
     check_result_file(json_file)
+    if disk_bytes != "1GiB" and not disk:
+        raise InvalidArgument("--disk-bytes: has no effect without --disk; name the folders")
     security = process_security()
     findings = list(check_machine(machine_facts(), parse_bytes(memory_budget)))
     if job is not None:

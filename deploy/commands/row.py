@@ -25,9 +25,12 @@ def row(
     ] = False,
 ) -> None:
     """Show a row of a table; with --explain where it is, its version, and training against serving."""
+    from ...proto.errors import InvalidArgument
     from ...serving.lookup import key_of_text
     from ..observe.row_explanation import explain_row
 
+    if model is not None and serving is None:
+        raise InvalidArgument("--model: has no effect without --serving, whose model it names")
     told = explain_row(coordinator, table, key_of_text(key, hashed=hashed, modulo=modulo), serving=serving, model=model)
     typer.echo(f"training: {told.training_line}")
     if told.serving_line is not None:

@@ -118,6 +118,8 @@ def serve(
         raise InvalidArgument("--sync-hold has no effect without --sync-after-updates or --sync-after-move")
     if (sync_after_updates or sync_after_move) and follow is None:
         raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
+    if sync_interval != "100ms" and follow is None:
+        raise InvalidArgument("--sync-interval: has no effect without --follow")
     config = ServeOptions(
         models=tuple(model),
         place=Place.parse(shard, replica),

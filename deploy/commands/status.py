@@ -36,6 +36,7 @@ def status(
 
     from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
     from ..observe.cluster_screen import screen, serving_table
     from ..observe.cluster_view import look
     from ..observe.fault_view import fault_text, fault_views
@@ -46,6 +47,9 @@ def status(
     seconds = parse_seconds(over)
     is_text = json_file is None or str(json_file) != "-"
     check_result_file(json_file if is_text else None)
+    if faults and (serving is not None or over != "0.5s"):
+        option = "--serving" if serving is not None else "--over"
+        raise InvalidArgument(f"{option}: has no effect with --faults, which shows nothing else")
     with ControlClient(coordinator) as client:
         if faults:
             views = fault_views(client.list_faults())

@@ -43,13 +43,14 @@ def train(
     from ...proto.config.config import load_config
     from ...proto.config.job import JobConfig
     from ..train.training_display import next_commands, summary
-    from ..train.training_job import checked_resume, run_job, torchrun_place
+    from ..train.training_job import check_overwrites, checked_resume, run_job, torchrun_place
     from .result_file import check_result_file, write_result
 
     count = [] if workers is None else [f"train.workers={workers}"]
     config = load_config(JobConfig, job, [*(assignments or ()), *count])
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
+    check_overwrites(config, resume, overwrites=overwrite_checkpoints)
     place = torchrun_place()
     result = run_job(config, place, trace_file, resume=checked_resume(config, resume), overwrites=overwrite_checkpoints)
     if place is None or place.rank == 0:

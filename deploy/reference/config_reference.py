@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ...proto.config.allowed import allowed_of_field, sections_of
 from ...proto.config.job import JobConfig
+from .option_effects import render_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
@@ -27,6 +28,10 @@ sequence. An unknown key, a wrong type or a value out of range is an error of on
 allowed. Sizes take units (`512MiB`, `8GiB`), durations too (`250ms`, `10s`, `5min`). `no`, `on` and the like are plain
 text; only `true` and `false` are booleans. No value comes from an environment variable; beside the file
 `SPARSEROW_SECURITY` ([security](security.md)) and the variables of OpenTelemetry and torchrun are read.
+"""
+
+_NEEDS = """
+An option that would have no effect is refused by name. A test gives each of these where it has none.
 """
 
 
@@ -110,6 +115,7 @@ def render() -> str:
     """The whole page as Markdown."""
     lines: list[str] = [_HEAD.rstrip()]
     _section(JobConfig, "", "The job", lines)
+    lines += ["", "## Options that need others", "", *_NEEDS.strip().splitlines(), "", *render_table()]
     return "\n".join(lines) + "\n"
 
 

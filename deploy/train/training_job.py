@@ -69,6 +69,17 @@ def checked_resume(job: JobConfig, resume: str) -> str:
     return resume
 
 
+def check_overwrites(job: JobConfig, resume: str, *, overwrites: bool) -> None:
+    """Raises InvalidArgument where ``--overwrite-checkpoints`` would remove nothing."""
+    elastic = job.train.elastic
+    if overwrites and resume != "never":
+        raise InvalidArgument(f"--overwrite-checkpoints: has no effect with --resume {resume}, which goes on from them")
+    if overwrites and job.train.checkpoint is None and (elastic is None or elastic.url is None):
+        raise InvalidArgument(
+            "--overwrite-checkpoints: has no effect, as the job has neither train.checkpoint nor train.elastic.url"
+        )
+
+
 def allowed_restarts(job: JobConfig, resume: str) -> int:
     """How often a run that fails may begin again from its last checkpoint: 0 unless it resumes by itself."""
     saved = job.train.checkpoint or job.train.elastic

@@ -15,6 +15,7 @@ from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
 from .elastic_config import ElasticConfig, check_elastic
+from .job_effects import check_effects
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
@@ -343,6 +344,11 @@ class JobConfig(StrictModel):
             raise InvalidArgument("publish: needs model.backend ps; allowed with local: null")
         if self.model.backend == "local" and self.tables:
             raise InvalidArgument("tables: torch keeps every row; model.backend must be ps")
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> JobConfig:
+        check_effects(self)
         return self
 
     @model_validator(mode="after")

@@ -12,8 +12,11 @@ import sparserow as sr
 import torch
 from sparserow.deploy.launch.local_cluster import local_cluster
 from sparserow.proto import control_pb2 as pb
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
+from sparserow.worker.training.ps_backend import PsBackend
 from sparserow_process import wait_until
 
 DIM = 32
@@ -116,3 +119,13 @@ def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:
         assert session.stats().rows_hinted == 0
         with pytest.raises(InvalidArgument, match=r"prefetch\.hints: -1 is not allowed; allowed: >= 0"):
             sr.prefetch([], session, hints=-1)
+
+
+def test_hints_of_a_job_are_refused_where_no_shard_has_an_ssd() -> None:
+    given = ["data.train=a", "data.test=b", "model.kind=dlrm", "train.prefetch=1", "train.prefetch_hints=2"]
+    with local_cluster(shards=1) as cluster, sr.connect(cluster.address, namespace="no-ssd") as session:
+        job = load_config(JobConfig, None, [*given, f"cluster.address={cluster.address}"])
+        with pytest.raises(
+            InvalidArgument, match=r"train\.prefetch_hints: has no effect, as no shard of .* has an SSD"
+        ):
+            PsBackend(job, session, cluster.address)

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
-from ...proto.errors import DeadlineExceeded, FailedPrecondition
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.schema import Table, Uniform
 from ..data import Batch
 from ..layers.deferred import deferred
@@ -69,6 +69,10 @@ class PsBackend:
         self._holders: dict[str, HashedEmbeddings] = {}
         with self._control() as client:
             shards = client.status().shards
+        if job.train.prefetch_hints and not any(shard.HasField("tier") for shard in shards):
+            raise InvalidArgument(
+                f"train.prefetch_hints: has no effect, as no shard of {coordinator} has an SSD; allowed: 0"
+            )
         self.shards = len(shards)
         self._tiers_before = _tiers_of(shards)
 

@@ -1,0 +1,126 @@
+"""The table of options that have an effect only beside others; docs/configuration.md shows it.
+
+Each line has an example that gives the option without the others. A test runs all of them: the error names the option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OptionEffect:
+    """One option, or several of one kind.
+
+    Attributes:
+        where: ``job`` for keys of a job file, else a command.
+        option: as it is written.
+        beside: what it needs to have an effect.
+        example: assignments of a job, or arguments of the command, where it would have none.
+    """
+
+    where: str
+    option: str
+    beside: str
+    example: tuple[str, ...]
+
+
+_LOCAL = ("model.backend=local",)
+_ELASTIC = ("train.dense=ps", "train.staleness=2")
+
+OPTION_EFFECTS: tuple[OptionEffect, ...] = (
+    OptionEffect("job", "data.csv", "data.format csv", ("data.csv={label: a, categorical: [b]}",)),
+    OptionEffect(
+        "job", "data.shuffle_rows above 0", "no train.elastic", (*_ELASTIC, "train.elastic={}", "data.shuffle_rows=9")
+    ),
+    OptionEffect("job", "keys of cluster", "no cluster.address", ("cluster.address=a:1", "cluster.shards=1")),
+    OptionEffect("job", "keys of cluster", "model.backend ps", (*_LOCAL, "cluster.shards=1")),
+    OptionEffect("job", "cluster.ssd_bytes", "cluster.ssd_path", ("cluster.ssd_bytes=1GiB",)),
+    OptionEffect("job", "cluster.ssd_path", "cluster.memory_budget", ("cluster.ssd_path=/s",)),
+    OptionEffect("job", "keep", "no publish", ("publish.root=m", "keep=k")),
+    OptionEffect("job", "keep", "model.backend ps", (*_LOCAL, "keep=k")),
+    OptionEffect("job", "model.min_rows above 1", "model.backend ps", (*_LOCAL, "model.min_rows=5")),
+    OptionEffect("job", "publish", "model.backend ps", (*_LOCAL, "publish.root=m")),
+    OptionEffect("job", "tables", "model.backend ps", (*_LOCAL, "tables={a: {}}")),
+    OptionEffect("job", "train.cache", "model.backend ps", (*_LOCAL, "train.cache.bytes=1MiB")),
+    OptionEffect(
+        "job", "train.checkpoint", "model.backend ps", (*_LOCAL, "train.checkpoint={url: /c, every_steps: 1}")
+    ),
+    OptionEffect(
+        "job",
+        "train.checkpoint.delta_every",
+        "train.staleness not 0",
+        ("train.checkpoint={url: /c, every_steps: 1, delta_every: 9s}",),
+    ),
+    OptionEffect("job", "train.clip_norm", "train.dense ddp", ("train.dense=ps", "train.clip_norm=1.0")),
+    OptionEffect("job", "train.clip_row_norm", "train.dense ddp", ("train.dense=ps", "train.clip_row_norm=1.0")),
+    OptionEffect("job", "train.clip_row_norm", "model.backend ps", (*_LOCAL, "train.clip_row_norm=1.0")),
+    OptionEffect("job", "train.elastic", "train.dense ps", ("train.elastic={}",)),
+    OptionEffect("job", "train.elastic.save_every", "train.elastic.url", (*_ELASTIC, "train.elastic.save_every=5s")),
+    OptionEffect("job", "train.metrics_host", "train.metrics_port", ("train.metrics_host=0.0.0.0",)),
+    OptionEffect("job", "train.prefetch", "model.backend ps", (*_LOCAL, "train.prefetch=2")),
+    OptionEffect("job", "train.prefetch_exact", "train.prefetch", ("train.prefetch_exact=true",)),
+    OptionEffect(
+        "job",
+        "train.prefetch_hints",
+        "train.prefetch",
+        ("cluster={ssd_path: /s, memory_budget: 1GiB}", "train.prefetch_hints=2"),
+    ),
+    OptionEffect(
+        "job",
+        "train.prefetch_hints",
+        "cluster.ssd_path; of a running cluster, an SSD of its shards",
+        ("train.prefetch=2", "train.prefetch_hints=2"),
+    ),
+    OptionEffect("job", "train.staleness not 0", "model.backend ps", (*_LOCAL, "train.staleness=2")),
+    OptionEffect("job", "train.zero", "train.dense ddp, and 2 workers", ("train.dense=ps", "train.zero=true")),
+    OptionEffect("doctor", "--disk-bytes", "--disk", ("--disk-bytes", "5GiB")),
+    OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
+    OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
+    OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
+    OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
+    OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),
+    OptionEffect("serve", "--ssd-path", "--memory-budget", ("--model", "m", "--root", "r", "--ssd-path", "s")),
+    OptionEffect(
+        "serve",
+        "--sync-after-updates, --sync-after-move",
+        "--follow",
+        ("--model", "m", "--root", "r", "--sync-after-updates", "5"),
+    ),
+    OptionEffect(
+        "serve",
+        "--sync-hold",
+        "--sync-after-updates or --sync-after-move",
+        ("--model", "m", "--root", "r", "--follow", "a:1", "--sync-hold", "9s"),
+    ),
+    OptionEffect("serve", "--sync-interval", "--follow", ("--model", "m", "--root", "r", "--sync-interval", "5s")),
+    OptionEffect("status", "--over", "no --faults", ("--faults", "--over", "3s")),
+    OptionEffect("status", "--serving", "no --faults", ("--faults", "--serving", "a:1")),
+    OptionEffect(
+        "train",
+        "--overwrite-checkpoints",
+        "--resume never",
+        ("JOB", "--resume", "auto", "--overwrite-checkpoints", "--set", "train.checkpoint={url: /c, every_steps: 1}"),
+    ),
+    OptionEffect(
+        "train", "--overwrite-checkpoints", "train.checkpoint, or train.elastic.url", ("JOB", "--overwrite-checkpoints")
+    ),
+    OptionEffect("up", "--cpus-per-shard, --strategy", "--on", ("--strategy", "PACK")),
+    OptionEffect(
+        "up", "--host, --port, --advertise, --metrics-port", "no --on", ("--on", "auto", "--metrics-port", "5")
+    ),
+    OptionEffect("up", "--serve", "--on", ("--serve", "m")),
+    OptionEffect(
+        "up", "--serve-root, --serve-namespace, --serve-processes", "--serve", ("--on", "auto", "--serve-root", "r")
+    ),
+    OptionEffect("up", "--ssd-bytes", "--ssd-path", ("--ssd-bytes", "1GiB")),
+)
+
+
+def render_table() -> list[str]:
+    """Lines of Markdown."""
+    lines = ["| where | option | has an effect only with |", "|---|---|---|"]
+    for each in OPTION_EFFECTS:
+        where = "job file" if each.where == "job" else f"`sparserow {each.where}`"
+        lines.append(f"| {where} | {each.option} | {each.beside} |")
+    return lines

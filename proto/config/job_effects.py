@@ -1,0 +1,36 @@
+"""Options of a job that have an effect only beside others: each is refused by name where it would have none.
+
+Another such option is a line here, and a line of the table in deploy/reference/option_effects.py, which a test goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from .job import JobConfig
+
+
+def check_effects(job: JobConfig) -> None:
+    """Raises InvalidArgument, which names the first option that would be ignored."""
+    for option, reason in _ignored(job):
+        raise InvalidArgument(f"{option}: has no effect {reason}; remove it")
+
+
+def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
+    train, elastic = job.train, job.train.elastic
+    if job.model.backend == "local":
+        for name in sorted(job.cluster.model_fields_set):
+            yield f"cluster.{name}", "with model.backend local, which has no cluster (--set cluster={} empties it)"
+        if train.staleness != 0:
+            yield "train.staleness", "with model.backend local, whose rows are never stale (--set train.staleness=0)"
+        if job.model.min_rows != 1:
+            yield "model.min_rows", "with model.backend local, where every table is in the worker"
+    if elastic is not None:
+        if elastic.url is None and "save_every" in elastic.model_fields_set:
+            yield "train.elastic.save_every", "without train.elastic.url, where rows are saved"
+        if job.data.shuffle_rows != 0 and "shuffle_rows" in job.data.model_fields_set:
+            yield "data.shuffle_rows", "with train.elastic, which shuffles lease_rows lines together; allowed: 0"
