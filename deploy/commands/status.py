@@ -17,6 +17,9 @@ def status(
         str | None,
         typer.Option(help="HOST:PORT of gRPC of serving processes, with commas, to show how fresh they are."),
     ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Whose tables, jobs, faults and keys are shown. Default: all.")
+    ] = None,
     over: Annotated[
         str,
         typer.Option(help="Between the two looks that rates and times come from, such as 1s; 0s: one look, no rates."),
@@ -52,12 +55,14 @@ def status(
         raise InvalidArgument(f"{option}: has no effect with --faults, which shows nothing else")
     with ControlClient(coordinator) as client:
         if faults:
-            views = fault_views(client.list_faults())
+            views = fault_views(
+                fault for fault in client.list_faults() if namespace is None or fault.namespace == namespace
+            )
             figures = {"faults": [asdict(each) for each in views]}
             typer.echo(fault_text(views) if is_text else json.dumps(figures, indent=2))
             write_result(json_file if is_text else None, figures)
             return
-        reply, view = look(client, seconds)
+        reply, view = look(client, seconds, namespace=namespace)
     served = describe_serving(serving.split(",")) if serving is not None else []
     document = {**view.as_dict(), "serving": [asdict(each) for each in served]}
     if is_text:

@@ -13,9 +13,15 @@ def top(
     *,
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = options.DEFAULT_ADDRESS,
     every: Annotated[str, typer.Option(help="Between looks, such as 1s; at least 0.1s.")] = "1s",
+    namespace: Annotated[
+        str | None, typer.Option(help="Whose tables, jobs, faults and keys are shown. Default: all.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show one screen, after two looks, and end.")] = False,
 ) -> None:
-    """Watch a cluster in the terminal; q or Ctrl-C ends it. A coordinator that is away is waited for."""
+    """Watch a cluster in the terminal; q or Ctrl-C ends it. A coordinator that is away is waited for.
+
+    Arrows, page up, page down, home and end scroll; so do k, j, b, the space bar, g and G.
+    """
     import sys
 
     from rich.console import Console
@@ -32,4 +38,4 @@ def top(
     if not once and not console.is_terminal:
         raise InvalidArgument("top: needs a terminal; without one use --once, or sparserow status")
     with ControlClient(coordinator, deadline_sec=5.0) as client:
-        watch(client, console, sys.stdin, every_sec=seconds, once=once)
+        watch(client, console, sys.stdin, every_sec=seconds, once=once, namespace=namespace)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ...proto import control_pb2 as pb
@@ -15,6 +14,7 @@ from ...proto.schema_message import schema_of_message
 from .cluster_view import ClusterView, ShardView, Times
 from .fault_view import when, with_firsts
 from .serving_view import ServingView
+from .whole_cells import WholeCells
 
 _TEXT_COLUMNS = frozenset(
     {
@@ -22,6 +22,7 @@ _TEXT_COLUMNS = frozenset(
         *("when", "host", "fault"),
     }
 )
+_PROSE_COLUMNS = frozenset({"problem", "fault"})
 _MOST_FAULTS, _FAULT_CHARS = 10, 120
 _KINDS = ("pull", "pull_waited", "lookup", "commit", "write", "scan")
 
@@ -86,14 +87,11 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", overflow="fold")
-    return table
+def _table(title: str, *columns: str) -> WholeCells:
+    return WholeCells(title, columns, left=_TEXT_COLUMNS, prose=_PROSE_COLUMNS)
 
 
-def _shards(reply: pb.GetStatusReply, view: ClusterView) -> Table:
+def _shards(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
     problems = any(shard.problem for shard in view.shards)
     came_back = any(shard.restores for shard in view.shards)
     columns = ("shard", "state", "data", "pid", "slots", "rows", "memory", "clients", "requests")
@@ -116,7 +114,7 @@ def _shards(reply: pb.GetStatusReply, view: ClusterView) -> Table:
     return table
 
 
-def _load(view: ClusterView) -> Table:
+def _load(view: ClusterView) -> WholeCells:
     """What each shard did between the looks."""
     columns = ("shard", "requests/s", "rows pulled/s", "pushed/s", "net/s", "p99 pull", "p99 commit", "followers")
     table = _table(f"load of the last {view.over_sec:.1f} s", *columns)
@@ -139,7 +137,7 @@ def _memory(shard: ShardView) -> str:
     return f"{used} of {format_bytes(shard.budget_bytes)}" if shard.budget_bytes else used
 
 
-def _requests(view: ClusterView) -> Table:
+def _requests(view: ClusterView) -> WholeCells:
     """Per kind: how many, and the times of the shard that is worst."""
     since = f"of the last {view.over_sec:.1f} s" if view.over_sec else "since the start"
     table = _table(f"times of requests, {since}", "request", "per s", "p50", "p99", "worst shard")
@@ -161,7 +159,7 @@ def _requests(view: ClusterView) -> Table:
     return table
 
 
-def _tiers(reply: pb.GetStatusReply) -> list[Table]:
+def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
     """Where keys were found, and what the SSD did."""
     found = _table("rows in memory", "shard", "hits", "missed", "ahead", "evicted")
     disk = _table("SSD", "shard", "files", "memory", "read", "ms/read", "written", "ms/write")
@@ -189,7 +187,7 @@ def _tiers(reply: pb.GetStatusReply) -> list[Table]:
     return [found, disk]
 
 
-def _tables(reply: pb.GetStatusReply, view: ClusterView) -> Table:
+def _tables(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
     on_ssd = any(shard.HasField("tier") for shard in reply.shards)
     usages = [usage for shard in reply.shards for usage in shard.tables]
     schemas = [schema_of_message(message) for message in reply.tables]
@@ -213,14 +211,14 @@ def _tables(reply: pb.GetStatusReply, view: ClusterView) -> Table:
     return table
 
 
-def _hot_keys(view: ClusterView) -> Table:
+def _hot_keys(view: ClusterView) -> WholeCells:
     table = _table("keys asked for most (sampled)", "table", "key", "shard", "share", "per s")
     for each in view.hot_keys:
         table.add_row(each.table, str(each.key), str(each.shard), f"{each.share:.2%}", _rate(each.per_sec))
     return table
 
 
-def _jobs(reply: pb.GetStatusReply) -> Table:
+def _jobs(reply: pb.GetStatusReply) -> WholeCells:
     table = _table("jobs", "job", "staleness", "rank", "worker", "epoch", "step", "lease left (s)")
     for job in reply.jobs:
         name = f"{job.namespace}/{job.name}"
@@ -240,17 +238,17 @@ def _jobs(reply: pb.GetStatusReply) -> Table:
     return table
 
 
-def _faults(view: ClusterView) -> Table:
+def _faults(view: ClusterView) -> WholeCells:
     title = "faults of workers (tracebacks: sparserow status --faults)"
     table = _table(title, "when", "job", "rank", "host", "fault")
     for fault, is_first in with_firsts(view.faults)[:_MOST_FAULTS]:
         message = fault.message if len(fault.message) <= _FAULT_CHARS else fault.message[: _FAULT_CHARS - 1] + "…"
         words = (when(fault, is_first), fault.job, str(fault.rank), fault.host or "-", message)
-        table.add_row(*map(Text, words), style="" if is_first else "dim")
+        table.add_row(*words, style="" if is_first else "dim")
     return table
 
 
-def serving_table(views: Sequence[ServingView]) -> Table:
+def serving_table(views: Sequence[ServingView]) -> WholeCells:
     """Of serving processes."""
     problems = any(each.problem for each in views)
     columns = ("process", "model", "version", "rows", "behind", "fresh p50", "fresh p99")

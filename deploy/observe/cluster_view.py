@@ -10,6 +10,7 @@ from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
+from ...proto.errors import NotFound
 from .fault_view import FaultView, fault_views
 
 MOST_HOT_KEYS = 10
@@ -123,19 +124,56 @@ class ClusterView:
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
-def look(
-    client: ControlClient, over_sec: float, sleep: Callable[[float], object] = time.sleep
-) -> tuple[pb.GetStatusReply, ClusterView]:
-    """Looks once, or twice with so many seconds between.
+def of_namespace(reply: pb.GetStatusReply, namespace: str | None) -> pb.GetStatusReply:
+    """The status with the tables, jobs, faults and keys of one namespace alone; the whole one for None.
+
+    Requests, times and memory of a shard are of all namespaces: a shard does not count them apart.
 
     Raises:
+        NotFound: the cluster has nothing of that namespace (names those that are there).
+    """
+    if namespace is None:
+        return reply
+    lists: tuple[Any, ...] = (reply.tables, reply.jobs, reply.faults)
+    known = {each.namespace for each in itertools.chain(*lists)}
+    if namespace not in known:
+        named = ", ".join(sorted(known)) or "none"
+        raise NotFound(f"--namespace {namespace!r}: has no table, job or fault here; there are: {named}")
+    part = pb.GetStatusReply()
+    part.CopyFrom(reply)
+    ids = {table.id for table in reply.tables if table.namespace == namespace}
+    for mine in (part.tables, part.jobs, part.faults):
+        _keep(mine, lambda each: each.namespace == namespace)
+    for shard in part.shards:
+        _keep(shard.tables, lambda usage: usage.table_id in ids)
+        _keep(shard.load.hot_keys, lambda key: key.table_id in ids)
+    return part
+
+
+def _keep(messages: Any, holds: Callable[[Any], bool]) -> None:
+    for place in reversed(range(len(messages))):
+        if not holds(messages[place]):
+            del messages[place]
+
+
+def look(
+    client: ControlClient,
+    over_sec: float,
+    sleep: Callable[[float], object] = time.sleep,
+    *,
+    namespace: str | None = None,
+) -> tuple[pb.GetStatusReply, ClusterView]:
+    """Looks once, or twice with so many seconds between; at one namespace, or all.
+
+    Raises:
+        NotFound: the cluster has nothing of that namespace.
         SparserowError: the coordinator cannot be reached.
     """
-    first, began = client.status(), time.monotonic()
+    first, began = of_namespace(client.status(), namespace), time.monotonic()
     if over_sec <= 0:
         return first, view_of(None, first, 0.0)
     sleep(over_sec)
-    second = client.status()
+    second = of_namespace(client.status(), namespace)
     return second, view_of(first, second, time.monotonic() - began)
 
 

@@ -11,56 +11,69 @@ import tty
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
-from ...proto.errors import DeadlineExceeded, Unavailable
+from ...proto.errors import DeadlineExceeded, NotFound, Unavailable
 from .cluster_screen import screen
-from .cluster_view import look, view_of
+from .cluster_view import look, of_namespace, view_of
+from .scrolled_screen import KeyReader, ScrolledScreen
 
 
-def watch(client: ControlClient, console: Console, keys: TextIO, *, every_sec: float, once: bool) -> None:
+def watch(
+    client: ControlClient, console: Console, keys: TextIO, *, every_sec: float, once: bool, namespace: str | None = None
+) -> None:
     """Shows the cluster until q or Ctrl-C; the terminal is left as it was found.
 
     Args:
         client: of the coordinator.
         console: where to.
-        keys: where q may come from; one that is no terminal is not read.
+        keys: where keys may come from; what is no terminal is not read.
         every_sec: between looks.
         once: one screen, after two looks.
+        namespace: whose tables, jobs and faults are shown; None: all.
 
     Raises:
         SparserowError: the first look fails; later ones that do are shown and tried again.
     """
     if once:
-        reply, view = look(client, every_sec)
+        reply, view = look(client, every_sec, namespace=namespace)
         console.print(screen(client.address, reply, view))
         return
-    before, taken = client.status(), time.monotonic()
-    shown: RenderableType = screen(client.address, before, view_of(None, before, 0.0))
+    before, taken = _look(client, namespace), time.monotonic()
+    shown = screen(client.address, before, view_of(None, before, 0.0))
+    scrolled = ScrolledScreen(shown)
     with (
         _ctrl_c() as ctrl_c,
         contextlib.suppress(KeyboardInterrupt),
         _single_keys(keys) as can_read,
-        Live(shown, console=console, screen=True, auto_refresh=False) as live,
+        Live(scrolled, console=console, screen=True, auto_refresh=False) as live,
     ):
         live.refresh()
+        reader, deadline = _Keys(keys) if can_read else None, _after(every_sec)
         while True:
             try:
                 with ctrl_c.ends_it():
-                    if _is_quit(keys, can_read, every_sec):
+                    key = _next_key(reader, deadline)
+                    if key == "quit":
                         return
-                    reply = client.status()
-            except (Unavailable, DeadlineExceeded) as error:
-                live.update(Group(Text(f"{error}; it is asked again", "red"), shown), refresh=True)
+                    reply = None if key else _look(client, namespace)
+            except (Unavailable, DeadlineExceeded, NotFound) as error:
+                scrolled.shown, deadline = Group(Text(f"{error}; it is asked again", "red"), shown), _after(every_sec)
+                live.refresh()
+                continue
+            if reply is None:
+                if key and scrolled.move(key):
+                    live.refresh()
                 continue
             now = time.monotonic()
-            shown = _screen(client.address, before, reply, now - taken)
-            before, taken = reply, now
-            live.update(shown, refresh=True)
+            shown = screen(client.address, reply, view_of(before, reply, now - taken))
+            before, taken, deadline = reply, now, _after(every_sec)
+            scrolled.shown = shown
+            live.refresh()
 
 
 class _CtrlC:
@@ -97,8 +110,12 @@ def _ctrl_c() -> Iterator[_CtrlC]:
         signal.signal(signal.SIGINT, before)
 
 
-def _screen(address: str, before: pb.GetStatusReply, reply: pb.GetStatusReply, seconds: float) -> RenderableType:
-    return Group(screen(address, reply, view_of(before, reply, seconds)), Text("q: quit", "dim"))
+def _look(client: ControlClient, namespace: str | None) -> pb.GetStatusReply:
+    return of_namespace(client.status(), namespace)
+
+
+def _after(seconds: float) -> float:
+    return time.monotonic() + seconds
 
 
 @contextlib.contextmanager
@@ -115,13 +132,26 @@ def _single_keys(keys: TextIO) -> Iterator[bool]:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
-def _is_quit(keys: TextIO, can_read: bool, wait_sec: float) -> bool:
-    """Waits; true when q was pressed meanwhile, or whoever presses keys is gone."""
-    deadline = time.monotonic() + wait_sec
+class _Keys:
+    """Keys of a terminal, one after the other."""
+
+    def __init__(self, keys: TextIO) -> None:
+        self.descriptor = keys.fileno()
+        self._reader = KeyReader(self.descriptor)
+        self._waiting: list[str] = []
+
+    def next(self, wait_sec: float) -> str | None:
+        """The next key; None when none came in time."""
+        if not self._waiting and select.select([self.descriptor], [], [], max(0.0, wait_sec))[0]:
+            self._waiting = self._reader.read()
+        return self._waiting.pop(0) if self._waiting else None
+
+
+def _next_key(keys: _Keys | None, deadline: float) -> str | None:
+    """A key that came before the deadline; None at it."""
     while (left := deadline - time.monotonic()) > 0:
-        if not can_read:
+        if keys is None:
             time.sleep(left)
-            return False
-        if select.select([keys], [], [], left)[0] and keys.read(1) in ("q", "Q", ""):
-            return True
-    return False
+        elif key := keys.next(left):
+            return key
+    return None

@@ -144,3 +144,63 @@ def test_top_lives_in_a_terminal_and_leaves_it_as_it_was(address: str, end: str)
         os.close(main_end)
         os.close(terminal)
     assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1  # the other screen, and back
+
+
+def test_top_scrolls_to_what_lies_below(address: str) -> None:
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "sparserow.deploy.cli", "top", f"--coordinator={address}", "--every=30s"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "12"}
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    shown, deadline = b"", time.monotonic() + DEADLINE_SEC
+
+    def read_until(words: bytes) -> None:
+        nonlocal shown
+        while words not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([main_end], [], [], 0.5)[0]:
+                shown += os.read(main_end, 65536)
+
+    try:
+        read_until(b"lines 1 to 11 of ")
+        assert b"lease left" not in shown, "jobs are below the first page"
+        for keys, words in (
+            (b"\x1b[F", b"lease left"),
+            (b"\x1b[H", b"lines 1 to 11 of "),
+            (b"\x1b[B", b"lines 2 to 12 of "),
+        ):
+            shown = b""
+            os.write(main_end, keys)  # long before the next look
+            read_until(words)
+        os.write(main_end, b"\x1b[6~q")
+        assert process.wait(DEADLINE_SEC) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main_end)
+        os.close(terminal)
+
+
+def test_one_namespace_alone(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with sr.connect(address, "feed") as session:
+        session.create_table("item", dim=2, optimizer=sr.SGD(lr=0.5))
+        for command in (["top", "--once", "--every=0.1s"], ["status", "--over=0s"]):
+            assert run(*command, "--coordinator", address, "--namespace", "feed") == 0
+            shown = capsys.readouterr().out
+            assert "feed/item" in shown
+            assert "ads/" not in shown
+            assert run(*command, "--coordinator", address, "--namespace", "fed") == 1
+            assert "--namespace 'fed': has no table, job or fault here; there are: ads, feed" in capsys.readouterr().err
+
+
+def test_list_shows_the_models_of_one_namespace(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path)
+    assert run("publish", "ctr", "--root", root, "--namespace", "ads", "--coordinator", address) == 0
+    capsys.readouterr()
+    assert run("list", "--root", root, "--namespace", "ads") == 0
+    assert "ctr" in capsys.readouterr().out
+    assert run("list", "--root", root, "--namespace", "feed") == 0
+    assert capsys.readouterr().out == f"no models of namespace feed at {root}\n"
