@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^([ \t]*)```(\w*)[ \t]*\n(.*?)^\1```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class DocBlock:
         page: path of its page from the root of the tree.
         line: of its first line on the page, from 1.
         language: behind the fence; empty: shell commands, or what is no code.
-        text: of its lines.
+        text: of its lines, without the indentation of a list around it.
     """
 
     page: str
@@ -35,10 +35,14 @@ class DocBlock:
 def doc_blocks() -> list[DocBlock]:
     """All of them, by page and line."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [block for page in pages for block in blocks_of(page.read_text(), str(page.relative_to(ROOT)))]
+
+
+def blocks_of(text: str, page: str) -> list[DocBlock]:
+    """Blocks of one page, also those in a list."""
     found = []
-    for page in pages:
-        text = page.read_text()
-        for match in _BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start()) + 2
-            found.append(DocBlock(str(page.relative_to(ROOT)), line, match[1], match[2]))
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 2
+        body = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
+        found.append(DocBlock(page, line, match[2], body))
     return found
