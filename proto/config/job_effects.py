@@ -1,6 +1,7 @@
 """Options of a job that have an effect only beside others: each is refused by name where it would have none.
 
-Another such option is a line here, and a line of the table in deploy/reference/option_effects.py, which a test goes through.
+A new option of this kind is a line here and a line of the table in deploy/reference/option_effects.py.
+A test goes through that table.
 """
 
 from __future__ import annotations
