@@ -425,7 +425,7 @@ class Store:
             tables: ids; empty: all.
             idle_sec: without a call that names the cursor, after which ``close_idle_cursors`` ends it; 0: never.
             hold_updates, hold_move, hold_ms: a changed row waits until it was written so often since it was last sent,
-                has moved by more than this L2 distance, or has waited so long (store/changes/change_hold.h).
+                has moved by more than this L2 distance, or has waited so long (store/changes/send_threshold.h).
                 All 0: none waits.
 
         Raises:

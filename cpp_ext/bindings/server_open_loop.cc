@@ -11,7 +11,7 @@
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/store.h"
-#include "store/table/hold_clock.h"
+#include "store/table/lock_timer.h"
 
 namespace py = pybind11;
 

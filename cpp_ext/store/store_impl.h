@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "store/change_ring.h"
 #include "store/changes/change_log.h"
 #include "store/store.h"
+#include "store/stripe_log.h"
 #include "store/table/table.h"
 
 namespace sparserow {

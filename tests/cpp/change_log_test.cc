@@ -7,8 +7,8 @@
 #include <random>
 
 #include "change_fixture.h"
-#include "store/change_ring.h"
 #include "store/changes/change_page.h"
+#include "store/stripe_log.h"
 
 namespace sparserow {
 namespace {

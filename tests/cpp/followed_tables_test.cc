@@ -9,8 +9,8 @@
 #include <set>
 
 #include "change_fixture.h"
-#include "store/change_ring.h"
 #include "store/changes/change_log.h"
+#include "store/stripe_log.h"
 
 namespace sparserow {
 namespace {

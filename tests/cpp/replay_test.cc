@@ -5,7 +5,7 @@
 #include <future>
 #include <thread>
 
-#include "rpc/client/held_commits.h"
+#include "rpc/client/replay_buffer.h"
 #include "rpc_fixture.h"
 
 using namespace sparserow;

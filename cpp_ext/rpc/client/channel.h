@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "rpc/client/client.h"
-#include "rpc/client/held_commits.h"
+#include "rpc/client/replay_buffer.h"
 #include "rpc/transport/stream.h"
 #include "rpc/wire/crc32c.h"
 #include "rpc/wire/frame.h"

@@ -34,7 +34,7 @@
 #include <string>
 #include <vector>
 
-#include "store/changes/change_hold.h"
+#include "store/changes/send_threshold.h"
 #include "store/store.h"
 
 namespace sparserow {

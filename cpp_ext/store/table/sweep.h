@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "store/table/hold_clock.h"
+#include "store/table/lock_timer.h"
 
 namespace sparserow {
 

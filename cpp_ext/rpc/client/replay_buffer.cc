@@ -1,4 +1,4 @@
-#include "rpc/client/held_commits.h"
+#include "rpc/client/replay_buffer.h"
 
 #include <utility>
 

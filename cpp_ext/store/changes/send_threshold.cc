@@ -1,4 +1,4 @@
-#include "store/changes/change_hold.h"
+#include "store/changes/send_threshold.h"
 
 #include <algorithm>
 #include <set>

@@ -1,5 +1,5 @@
 // Followers that do not want every change at once: when a row goes, and that nothing stays behind.
-#include "store/changes/change_hold.h"
+#include "store/changes/send_threshold.h"
 
 #include <doctest/doctest.h>
 
