@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .worker.layers.deferred import deferred
     from .worker.layers.dense_rows import DenseRows, dense_on_servers
     from .worker.layers.distribute import distribute
+    from .worker.layers.fuse_lookups import merge_lookups
     from .worker.layers.lift import lift_embeddings
-    from .worker.layers.merge_lookups import merge_lookups
     from .worker.prefetch import prefetch
     from .worker.publish.dense_publishing import DensePublisher
     from .worker.publish.publishing import Published, publish
@@ -110,7 +110,7 @@ _HOMES = {
     "worker.session.in_process": ("InProcessCluster",),
     "worker.session.keys": ("hash_key",),
     "worker.layers.lift": ("lift_embeddings",),
-    "worker.layers.merge_lookups": ("merge_lookups",),
+    "worker.layers.fuse_lookups": ("merge_lookups",),
     "worker.prefetch": ("prefetch",),
     "worker.row_files": ("export_table", "import_table", "import_weights"),
     "worker.session.session": ("Session",),

@@ -13,7 +13,8 @@ from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag
-from .lifted_layers import (
+from .forward_pull import MergedPull
+from .layer_swap import (
     Layer,
     Swap,
     create_on_first_rank,
@@ -22,7 +23,6 @@ from .lifted_layers import (
     refusal_of_weight,
     twin_of,
 )
-from .merged_pull import MergedPull
 from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
 Model = TypeVar("Model", bound=nn.Module)

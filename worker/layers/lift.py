@@ -23,8 +23,9 @@ from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import BAG_MODES
+from .forward_pull import MergedPull
 from .graph_check import largest_gap
-from .lifted_layers import (
+from .layer_swap import (
     Layer,
     create_on_first_rank,
     plan_tables,
@@ -32,7 +33,6 @@ from .lifted_layers import (
     refusal_of_weight,
     twin_of,
 )
-from .merged_pull import MergedPull
 
 _aten = torch.ops.aten
 _MODE_NAMES = {number: name for name, number in BAG_MODES.items()}

@@ -72,7 +72,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     from torch.utils import _pytree as pytree
 
     from ...cpp_ext.torch_ops import is_operator
-    from ..layers.merge_lookups import count_merged, merge_lookups
+    from ..layers.fuse_lookups import count_merged, merge_lookups
 
     example = pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), source.example)
     shapes = source.dynamic_shapes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sparserow as sr
 import torch
-from sparserow.worker.layers.merge_lookups import count_merged
+from sparserow.worker.layers.fuse_lookups import count_merged
 from torch import Tensor, fx, nn
 
 ROWS, DIM = 300, 4
