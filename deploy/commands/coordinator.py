@@ -49,7 +49,7 @@ def coordinator(
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
-    from ...ps_server.coordinator.elected import run_elected
+    from ...ps_server.coordinator.leader_election import run_elected
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.state.cluster import ClusterOptions

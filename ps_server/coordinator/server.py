@@ -19,8 +19,8 @@ from ..process.control_server import ControlServer
 from ..process.listen import check_host
 from ..process.metrics import serve_metrics
 from .metrics import CoordinatorMetrics
-from .procedures.fleet import Fleet
-from .procedures.recoveries import Recoveries
+from .procedures.shard_calls import Fleet
+from .procedures.shard_recovery import Recoveries
 from .service import CoordinatorService
 from .state.cluster import Cluster, ClusterOptions
 from .storage.etcd import EtcdPlace
@@ -43,7 +43,7 @@ class CoordinatorOptions:
         advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/process/advertise.py.
         insecure: accept an address that other machines can reach.
         state: file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
-        etcd: keeps the state of several coordinators of which one leads (elected.py).
+        etcd: keeps the state of several coordinators of which one leads (leader_election.py).
         metrics_port: of the Prometheus page on the same host; None is off.
         health_port: of health alone, without TLS, on the same host; None is off.
     """

@@ -14,13 +14,13 @@ from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, Sparser
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
-from .procedures.fleet import Fleet
+from .procedures.checkpoint_restore import Restores
+from .procedures.checkpoint_save import Saves
 from .procedures.found_tables import FoundTablesOfJobs
-from .procedures.operations import Operations
-from .procedures.recoveries import Recoveries
-from .procedures.restores import Restores
-from .procedures.row_saves import RowSaves
-from .procedures.saves import Saves
+from .procedures.membership_change import Operations
+from .procedures.periodic_save import RowSaves
+from .procedures.shard_calls import Fleet
+from .procedures.shard_recovery import Recoveries
 from .procedures.tables import Tables
 from .state.cluster import Cluster
 from .state.faults import Process

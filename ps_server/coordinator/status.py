@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
 from ...proto.schema_message import message_of_schema
-from .procedures.fleet import Fleet
+from .procedures.shard_calls import Fleet
 from .state.cluster import Cluster
 from .state.faults import Fault
 from .state.membership import Job

@@ -25,7 +25,7 @@ from .coordinator_link import Place
 from .follow_gate import FollowGate
 from .load import hottest_share, load_message, staleness_buckets, tier_message
 from .native_schema import native_schema
-from .sweeper import Sweeper
+from .periodic_thread import Sweeper
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...cpp_ext import _server
 from ...proto.errors import error_of
-from .sweeper import Sweeper
+from .periodic_thread import Sweeper
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

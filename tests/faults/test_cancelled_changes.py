@@ -18,7 +18,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded
 from sparserow.proto.schema import SGD, Constant, TableSchema
 from sparserow.proto.schema_message import message_of_schema
-from sparserow.ps_server.coordinator.procedures.fleet import Fleet
+from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
 from sparserow.ps_server.coordinator.service import CoordinatorService
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard

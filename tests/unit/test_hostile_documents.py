@@ -11,7 +11,7 @@ import pytest
 from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security, use_security
-from sparserow.ps_server.coordinator.procedures.saves import config_of
+from sparserow.ps_server.coordinator.procedures.checkpoint_save import config_of
 from sparserow.worker.membership.fault_report import without_credentials
 from sparserow.worker.row_files.matrices import _check_inflation
 

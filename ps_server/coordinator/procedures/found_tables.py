@@ -13,7 +13,7 @@ from ....proto import control_pb2 as pb
 from ....proto.errors import FailedPrecondition, SparserowError
 from ..state.cluster import Cluster
 from ..state.membership import Job, Ticket
-from .fleet import Fleet
+from .shard_calls import Fleet
 
 _MOST_LISTED = 1000
 _MOST_NAMED = 5

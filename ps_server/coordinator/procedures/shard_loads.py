@@ -11,7 +11,7 @@ from ....proto import control_pb2 as pb
 from ....proto.errors import DeadlineExceeded, Unavailable
 from ..state.cluster import Cluster
 from ..state.shards import Phase, Shard
-from .fleet import Fleet, all_of
+from .shard_calls import Fleet, all_of
 
 log = logging.getLogger(__name__)
 

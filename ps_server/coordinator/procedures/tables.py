@@ -13,7 +13,7 @@ from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spar
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema, schema_of_message
 from ..state.cluster import Cluster
-from .fleet import Fleet
+from .shard_calls import Fleet
 
 log = logging.getLogger(__name__)
 

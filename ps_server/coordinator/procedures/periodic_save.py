@@ -10,7 +10,7 @@ from ....proto import control_pb2 as pb
 from ....proto.checkpoint.folder import Folder
 from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
 from ..state.cluster import Cluster
-from .saves import Saves, config_of
+from .checkpoint_save import Saves, config_of
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from ....proto.errors import (
 from ....proto.grpc_status import NotLeader
 from ..state.cluster import Cluster
 from ..state.shards import Shard
-from .fleet import Fleet, all_of
-from .operations import CUT_DEADLINE_SEC, CutPoint, Operations
+from .membership_change import CUT_DEADLINE_SEC, CutPoint, Operations
 from .save_base import Base, find_base
+from .shard_calls import Fleet, all_of
 
 log = logging.getLogger(__name__)
 

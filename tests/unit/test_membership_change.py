@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from sparserow.proto.errors import Unavailable
-from sparserow.ps_server.coordinator.procedures.operations import Operations
+from sparserow.ps_server.coordinator.procedures.membership_change import Operations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
 from sparserow.ps_server.coordinator.state.roster import Key, Roster, Window

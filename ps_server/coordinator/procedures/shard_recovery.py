@@ -18,8 +18,8 @@ from ....proto.errors import DeadlineExceeded, FailedPrecondition, SparserowErro
 from ....proto.schema_message import message_of_schema
 from ..state.cluster import Cluster
 from ..state.shards import Shard
-from .fleet import Fleet
 from .restore_plan import rows_differ
+from .shard_calls import Fleet
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ....proto.errors import SparserowError, Unavailable
 from ..state.cluster import Cluster
 from ..state.membership import Job, Ticket
 from ..state.roster import Key, Roster, Window
-from .fleet import Fleet, all_of
+from .shard_calls import Fleet, all_of
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, Unavailable
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.procedures.fleet import Fleet
-from sparserow.ps_server.coordinator.procedures.recoveries import Recoveries
+from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
+from sparserow.ps_server.coordinator.procedures.shard_recovery import Recoveries
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
 

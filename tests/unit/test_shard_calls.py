@@ -10,7 +10,7 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.proto.shard_protocol import SHARD_PROTOCOL
-from sparserow.ps_server.coordinator.procedures.fleet import Fleet
+from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 
 TABLES = 3

@@ -14,9 +14,9 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError, Unavailable
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.procedures.operations import Operations
-from sparserow.ps_server.coordinator.procedures.restores import Restores
-from sparserow.ps_server.coordinator.procedures.saves import Saves
+from sparserow.ps_server.coordinator.procedures.checkpoint_restore import Restores
+from sparserow.ps_server.coordinator.procedures.checkpoint_save import Saves
+from sparserow.ps_server.coordinator.procedures.membership_change import Operations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
 

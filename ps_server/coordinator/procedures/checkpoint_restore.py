@@ -20,9 +20,9 @@ from ....proto.errors import (
 from ..state.cluster import Cluster
 from ..state.damage import Damage
 from ..state.shards import Phase, Shard
-from .fleet import Fleet, all_of
-from .operations import Operations
+from .membership_change import Operations
 from .restore_plan import forget_tables, plan_restore
+from .shard_calls import Fleet, all_of
 from .shard_loads import ShardLoads
 
 log = logging.getLogger(__name__)
