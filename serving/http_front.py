@@ -27,7 +27,7 @@ from ..proto.fair_memory import FairMemory
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
-from .models import ServedModels
+from .versions import ServedModels
 
 _STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "Unavailable": 503}
 _KNOWN = {"model", "tables", "routing_key", "deadline_ms"}

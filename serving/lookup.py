@@ -20,8 +20,8 @@ from ..proto.published.registry import Alias
 from ..proto.security.security import check_namespace, process_security, reaches_namespace
 from .client.shard_assignment import Place
 from .loaded_version import LoadedVersion
-from .models import Served, ServedModels
 from .peers import FoundRows, Peers
+from .versions import Served, ServedModels
 
 MOST_KEYS = 1_000_000  # of one call
 DEADLINE_SEC = 1.0  # of a call that names none

@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 
 from ..cpp_ext import _server
 from ..proto.request_histogram import request_histogram
-from .follower import FRESHNESS_SEC
-from .models import ServedModels
+from .live_sync import FRESHNESS_SEC
+from .versions import ServedModels
 
 
 class ServingMetrics(Collector):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..proto.errors import NotFound, SparserowError, Unavailable, error_of
 from ..proto.published.registry import Alias
 from ..proto.schema import TableSchema
-from .client.fleet import Asked, Fleet, FleetOptions
+from .client.replica_pool import Asked, Fleet, FleetOptions
 
 _RETRY_SEC = 0.2  # between tries to find the peers
 _REFRESH_SEC = 0.25  # between looks at what they serve

@@ -21,15 +21,15 @@ from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
 from .client.shard_assignment import Place
-from .follower import NO_HOLD, FollowOptions, HoldOptions
 from .http_front import HttpFront
+from .live_sync import NO_HOLD, FollowOptions, HoldOptions
 from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
-from .models import ModelsOptions, ServedModels
 from .peers import Peers
 from .row_memory import RowMemory
 from .service import Address, ServingService
+from .versions import ModelsOptions, ServedModels
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from ..proto.errors import InvalidArgument
 from ..proto.security.security import bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .client.shard_assignment import Place
-from .follower import FRESHNESS_SEC
+from .live_sync import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
-from .models import Served, ServedModels
 from .peers import FoundRows
+from .versions import Served, ServedModels
 
 _LOOKUP_THREADS = min(32, (os.cpu_count() or 1) + 4)
 

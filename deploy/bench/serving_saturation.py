@@ -22,7 +22,7 @@ import numpy as np
 from ...cpp_ext import _client
 from ...proto.published.model_names import handle_of
 from ...serving.client.client import ServingClient
-from ...serving.client.cluster_view import fetch_view
+from ...serving.client.replica_map import fetch_view
 from ..launch.local_serving import LocalServing
 from . import click_model
 from .harness import Figure

@@ -96,14 +96,14 @@ def serve(
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.metrics import serve_metrics
     from ...ps_server.process.stopping import StopRequest
-    from ...serving.client.fleet import split_addresses
+    from ...serving.client.replica_pool import split_addresses
     from ...serving.client.shard_assignment import Place
-    from ...serving.follower import HoldOptions
-    from ...serving.models import ServedModels
+    from ...serving.live_sync import HoldOptions
     from ...serving.process import ControlPlane, ServeOptions
     from ...serving.process import serve as run_serve
     from ...serving.row_memory import RowMemory
     from ...serving.service import Address
+    from ...serving.versions import ServedModels
 
     for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
         if not 0 <= number <= 65535:

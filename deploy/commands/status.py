@@ -41,7 +41,7 @@ def status(
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
     from ..observe.cluster_screen import screen, serving_table
-    from ..observe.cluster_view import look
+    from ..observe.cluster_status import look
     from ..observe.fault_view import fault_text, fault_views
     from ..observe.serving_view import describe_serving
     from .result_file import check_result_file, write_result

@@ -13,7 +13,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ...ps_server.process.stopping import StopRequest
-    from ..launch.embedded import EmbeddedCluster, EmbeddedOptions
+    from ..launch.single_host import EmbeddedCluster, EmbeddedOptions
 
 
 def up(
@@ -73,7 +73,7 @@ def up(
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
     from ...ps_server.process.logs import start_log
-    from ..launch.embedded import EmbeddedOptions
+    from ..launch.single_host import EmbeddedOptions
 
     parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
     try:
@@ -130,7 +130,7 @@ def up(
 
 async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
     from ...ps_server.process.stopping import StopRequest
-    from ..launch.embedded import run_embedded
+    from ..launch.single_host import run_embedded
 
     stop = StopRequest()
     watch = _follow_parent(parent, stop) if parent is not None else None

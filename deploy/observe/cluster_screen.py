@@ -11,7 +11,7 @@ from ...proto import control_pb2 as pb
 from ...proto.config.units import format_bytes
 from ...proto.schema import RowPolicy
 from ...proto.schema_message import schema_of_message
-from .cluster_view import ClusterView, ShardView, Times
+from .cluster_status import ClusterView, ShardView, Times
 from .fault_view import when, with_firsts
 from .serving_view import ServingView
 from .whole_cells import WholeCells

@@ -19,7 +19,7 @@ from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, NotFound, Unavailable
 from .cluster_screen import screen
-from .cluster_view import look, of_namespace, view_of
+from .cluster_status import look, of_namespace, view_of
 from .scrolled_screen import KeyReader, ScrolledScreen
 
 

@@ -14,7 +14,7 @@ from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import error_of_status
 from ...proto.security.security import open_channel
-from .cluster_view import quantile
+from .cluster_status import quantile
 
 
 @dataclass(frozen=True)

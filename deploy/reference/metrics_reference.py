@@ -24,7 +24,7 @@ from ...ps_server.shard.engine import EngineOptions, ShardEngine
 from ...ps_server.shard.metrics import ShardMetrics
 from ...serving.client.shard_assignment import Place as ServingPlace
 from ...serving.metrics import ServingMetrics
-from ...serving.models import ModelsOptions, ServedModels
+from ...serving.versions import ModelsOptions, ServedModels
 from ...worker.gateway.gateway_metrics import GatewayMetrics
 from ...worker.session.in_process import InProcessCluster
 from ...worker.session.session_metrics import SessionMetrics

@@ -21,8 +21,8 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spars
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
 from ...proto.security.security import Security, loaded_security
 from ...proto.whole_numbers import whole_numbers
-from .cluster_view import ServingView, TableShape
-from .fleet import Asked, Fleet, FleetOptions, split_addresses
+from .replica_map import ServingView, TableShape
+from .replica_pool import Asked, Fleet, FleetOptions, split_addresses
 
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import sparserow as sr
 from sparserow.proto.control import ControlClient
-from sparserow.serving.client.cluster_view import fetch_view
+from sparserow.serving.client.replica_map import fetch_view
 from sparserow_process import Launcher, wait_until
 
 KEYS = np.arange(50, dtype=np.uint64)

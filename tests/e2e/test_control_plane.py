@@ -257,7 +257,7 @@ def test_no_server_module_imports_torch() -> None:
         "        importlib.import_module(module.name)\n"
         "for name in ('coordinator', 'ps', 'up', 'status'):\n"
         "    importlib.import_module(f'{commands.__name__}.{name}')\n"
-        "import sparserow.deploy.launch.embedded, sparserow.deploy.launch.local_cluster\n"
+        "import sparserow.deploy.launch.single_host, sparserow.deploy.launch.local_cluster\n"
         "print('sparserow.ps_server.shard.server' in sys.modules, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)

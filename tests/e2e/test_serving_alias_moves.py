@@ -12,9 +12,9 @@ import pytest
 import sparserow as sr
 from sparserow.cpp_ext import _server
 from sparserow.proto.published.registry import Alias, ModelRegistry
-from sparserow.serving import models as served_models
+from sparserow.serving import versions as served_models
 from sparserow.serving.client.shard_assignment import Place
-from sparserow.serving.models import ModelsOptions, Served, ServedModels
+from sparserow.serving.versions import ModelsOptions, Served, ServedModels
 from sparserow_process import wait_until
 
 KEYS = np.arange(64, dtype=np.uint64)

@@ -20,9 +20,9 @@ from sparserow.proto.errors import DataLoss
 from sparserow.proto.published.dense import read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.serving import models as served_models
+from sparserow.serving import versions as served_models
 from sparserow.serving.client.shard_assignment import Place
-from sparserow.serving.models import ModelsOptions, ServedModels
+from sparserow.serving.versions import ModelsOptions, ServedModels
 from sparserow_process import Launcher, wait_until
 
 BRACKETS = "[" * 100_000

@@ -15,7 +15,7 @@ from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.schema import SGD, TableSchema, Uniform
 from sparserow.serving.client.shard_assignment import Place
-from sparserow.serving.follower import NO_HOLD, Follower, FollowOptions, HoldOptions
+from sparserow.serving.live_sync import NO_HOLD, Follower, FollowOptions, HoldOptions
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
@@ -140,14 +140,14 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
 
 def test_freshness_is_counted(side: TrainingSide) -> None:
     serving = ServingSide(side, Place())
-    wait_until(lambda: serving.follower.is_complete, "the first pages")
+    wait_until(lambda: serving.live_sync.is_complete, "the first pages")
     keys = np.arange(200, dtype=np.uint64)
     side.push(11, keys, np.ones((200, DIM), np.float32))
-    wait_until(lambda: serving.follower.stats().rows == 200, "the rows")
-    stats = serving.follower.stats()
+    wait_until(lambda: serving.live_sync.stats().rows == 200, "the rows")
+    stats = serving.live_sync.stats()
     assert sum(stats.freshness) > 0
     assert stats.freshness_sum_sec >= 0
-    serving.follower.close()
+    serving.live_sync.close()
 
 
 def test_another_cluster_or_schema_is_refused(side: TrainingSide) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, Group
 from sparserow.deploy.observe.cluster_screen import screen
-from sparserow.deploy.observe.cluster_view import of_namespace, view_of
+from sparserow.deploy.observe.cluster_status import of_namespace, view_of
 from sparserow.deploy.observe.scrolled_screen import KeyReader, ScrolledScreen
 from sparserow.deploy.observe.whole_cells import WholeCells
 from sparserow.proto import control_pb2 as pb

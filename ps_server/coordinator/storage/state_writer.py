@@ -1,7 +1,8 @@
 """Writes a cluster's state behind the event loop, where a write may take seconds (etcd.py).
 
 ``save()`` takes the state of that moment; ``written()`` waits until it is kept. Whatever leaves the process and depends
-on the state waits so: words to shards (shard_calls.py), answers to clients (leader_election.py), the removal of older checkpoints.
+on the state waits so: calls of shards (shard_calls.py), answers to clients (leader_election.py), and the removal of
+older checkpoints.
 States that were taken while one is written are one write.
 """
 

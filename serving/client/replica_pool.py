@@ -23,7 +23,7 @@ from ...proto.errors import (
     SparserowError,
 )
 from ...proto.security.security import Security, loaded_security
-from .cluster_view import ServingView, fetch_view
+from .replica_map import ServingView, fetch_view
 
 _HEDGE_THREADS = 32
 _ASIDE_SEC = 1.0  # for so long a replica that did not answer is asked after the others

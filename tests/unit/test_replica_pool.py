@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sparserow.proto.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from sparserow.serving.client import fleet as fleets
-from sparserow.serving.client.cluster_view import ServingView
-from sparserow.serving.client.fleet import Asked, Fleet, FleetOptions
+from sparserow.serving.client import replica_pool
+from sparserow.serving.client.replica_map import ServingView
+from sparserow.serving.client.replica_pool import Asked, Fleet, FleetOptions
 
 
 class Replica:
@@ -33,7 +33,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
     made = [Replica(number) for number in range(3)]
     endpoints = (tuple(("127.0.0.1", 7000 + number) for number in range(3)),)
     view = ServingView(np.zeros(2, np.uint16), 1, endpoints, {}, {})
-    monkeypatch.setattr(fleets, "fetch_view", lambda *_, **__: view)
+    monkeypatch.setattr(replica_pool, "fetch_view", lambda *_, **__: view)
     monkeypatch.setattr(Fleet, "_connect", lambda *_: [[replica] for replica in made])
     return made
 
@@ -53,7 +53,7 @@ def test_replicas_take_turns(replicas: list[Replica], hedge_ms: float | None) ->
 
 @pytest.mark.parametrize("code", [Unavailable.number, DeadlineExceeded.number])
 def test_one_that_fails_is_asked_after_the_others(replicas: list[Replica], code: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fleets, "_ASIDE_SEC", 600.0)
+    monkeypatch.setattr(replica_pool, "_ASIDE_SEC", 600.0)
     replicas[1].code = code
     fleet = Fleet(FleetOptions(("127.0.0.1:1",), refresh_sec=600))
     for _ in range(30):
