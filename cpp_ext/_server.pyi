@@ -341,7 +341,7 @@ class Store:
     def load_filter(self, table_id: int, slot: int, image: NDArray[np.uint64]) -> None:
         """Puts a ``filter_image`` back. Raises as it, and DataLoss."""
 
-    def bring(self, table_id: int, keys: NDArray[np.uint64]) -> None:
+    def fetch_to_memory(self, table_id: int, keys: NDArray[np.uint64]) -> None:
         """Brings rows from the SSD to memory, as far as colder rows make room. Raises NotFound, DataLoss."""
 
     def write_back(self) -> None:
@@ -634,7 +634,7 @@ class Server:
             FailedPrecondition: an older operation than before, or an epoch that goes down.
         """
 
-    def hold_job(
+    def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[tuple[int, int]], lease_ms: int = 0
     ) -> list[tuple[int, int, int, int, int]]:
         """Takes no new commit of a job until it is set, or ``lease_ms`` (0: never) has passed, and ends the epochs in

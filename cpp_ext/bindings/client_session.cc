@@ -41,24 +41,24 @@ std::span<const std::uint64_t> span_of(const Keys& keys) {
 // The batch tensors of a merged pull: (address the ops see, address on the host, sizes, strides, item bytes).
 class BatchTensors {
  public:
-  explicit BatchTensors(const py::sequence& roots) : held_(roots.size()) {
-    for (std::size_t r = 0; r < held_.size(); ++r) {
+  explicit BatchTensors(const py::sequence& roots) : tensors_(roots.size()) {
+    for (std::size_t r = 0; r < tensors_.size(); ++r) {
       const auto root = roots[r].cast<py::tuple>();
-      held_[r].view.data = reinterpret_cast<const void*>(root[0].cast<std::uintptr_t>());
-      held_[r].host = reinterpret_cast<const void*>(root[1].cast<std::uintptr_t>());
+      tensors_[r].view.data = reinterpret_cast<const void*>(root[0].cast<std::uintptr_t>());
+      tensors_[r].host = reinterpret_cast<const void*>(root[1].cast<std::uintptr_t>());
       sizes_.push_back(root[2].cast<std::vector<std::int64_t>>());
       strides_.push_back(root[3].cast<std::vector<std::int64_t>>());
-      held_[r].view.item_bytes = root[4].cast<std::uint32_t>();
+      tensors_[r].view.item_bytes = root[4].cast<std::uint32_t>();
     }
-    for (std::size_t r = 0; r < held_.size(); ++r) {
-      held_[r].view.sizes = sizes_[r];
-      held_[r].view.strides = strides_[r];
+    for (std::size_t r = 0; r < tensors_.size(); ++r) {
+      tensors_[r].view.sizes = sizes_[r];
+      tensors_[r].view.strides = strides_[r];
     }
   }
-  [[nodiscard]] std::span<const BatchTensor> span() const { return held_; }
+  [[nodiscard]] std::span<const BatchTensor> span() const { return tensors_; }
 
  private:
-  std::vector<BatchTensor> held_;
+  std::vector<BatchTensor> tensors_;
   std::vector<std::vector<std::int64_t>> sizes_;
   std::vector<std::vector<std::int64_t>> strides_;
 };

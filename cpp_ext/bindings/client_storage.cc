@@ -11,12 +11,12 @@ namespace {
 namespace py = pybind11;
 
 // A Python object that any thread may drop.
-class Held {
+class OwnedObject {
  public:
-  explicit Held(py::object object) : object_(std::move(object)) {}
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  ~Held() {
+  explicit OwnedObject(py::object object) : object_(std::move(object)) {}
+  OwnedObject(const OwnedObject&) = delete;
+  OwnedObject& operator=(const OwnedObject&) = delete;
+  ~OwnedObject() {
     const py::gil_scoped_acquire gil;
     object_ = py::object();
   }
@@ -73,17 +73,18 @@ class PythonStorage final : public RowStorage {
   }
 
  private:
-  Held storage_;
+  OwnedObject storage_;
   std::uint32_t dim_;
 };
 
 }  // namespace
 
 MakeStorage storage_of(py::object make) {
-  auto held = std::make_shared<Held>(std::move(make));
-  return [held](std::uint64_t bytes, std::uint32_t dim) -> Result<std::unique_ptr<RowStorage>> {
+  auto factory = std::make_shared<OwnedObject>(std::move(make));
+  return [factory](std::uint64_t bytes, std::uint32_t dim) -> Result<std::unique_ptr<RowStorage>> {
     std::unique_ptr<RowStorage> storage;
-    const Status status = called([&] { storage = std::make_unique<PythonStorage>(held->object()(bytes, dim), dim); });
+    const Status status =
+        called([&] { storage = std::make_unique<PythonStorage>(factory->object()(bytes, dim), dim); });
     if (!status.is_ok()) return status;
     return storage;
   };

@@ -27,16 +27,17 @@ auto without_gil(Call&& call) {
 
 void open_cursor(Store& store, const std::string& name, const py::array& versions, std::vector<std::uint32_t> tables,
                  std::uint32_t idle_sec, std::uint32_t hold_updates, float hold_move, std::uint32_t hold_ms) {
-  const auto held = keys_of(versions);
-  HoldOptions hold{.updates = hold_updates, .move = hold_move, .longest = std::chrono::milliseconds(hold_ms)};
-  if (!(hold_move >= 0.0f) || hold.is_on() != (hold_ms > 0)) {
+  const auto numbers = keys_of(versions);
+  ThresholdOptions threshold{.updates = hold_updates, .move = hold_move, .longest = std::chrono::milliseconds(hold_ms)};
+  if (!(hold_move >= 0.0f) || threshold.is_on() != (hold_ms > 0)) {
     raise_if_error({Code::kInvalidArgument,
                     "cursor '" + name + "': hold_updates " + std::to_string(hold_updates) + ", hold_move " +
                         std::to_string(hold_move) + ", hold_ms " + std::to_string(hold_ms) +
                         " is not allowed; allowed: all 0, or hold_ms > 0 with hold_updates or hold_move > 0"});
   }
-  raise_if_error(without_gil(
-      [&] { return store.changes().open(name, held, std::move(tables), std::chrono::seconds(idle_sec), hold); }));
+  raise_if_error(without_gil([&] {
+    return store.changes().open(name, numbers, std::move(tables), std::chrono::seconds(idle_sec), threshold);
+  }));
 }
 
 py::tuple read_page(Store& store, const std::string& name, std::uint32_t begin, std::uint64_t max_bytes) {
@@ -90,14 +91,14 @@ py::dict apply_page(Store& store, const py::buffer& page) {
 void assign_versions(Store& store, std::uint32_t table_id, const py::array& keys, const py::array& versions,
                      const py::array& rows) {
   const auto wanted = keys_of(keys);
-  const auto held = keys_of(versions);
+  const auto numbers = keys_of(versions);
   const auto schema = store.schema(table_id);
   if (!schema) raise_if_error({Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"});
-  if (held.size() != wanted.size()) {
+  if (numbers.size() != wanted.size()) {
     raise_if_error({Code::kInvalidArgument, "versions: allowed: as many as keys"});
   }
   const float* values = matrix_of(rows, "rows", wanted.size(), schema->dim);
-  raise_if_error(without_gil([&] { return store.assign_versions(table_id, wanted, values, held.data()); }));
+  raise_if_error(without_gil([&] { return store.assign_versions(table_id, wanted, values, numbers.data()); }));
 }
 
 py::dict row_facts(Store& store, std::uint32_t table_id, std::uint64_t key) {
@@ -119,7 +120,7 @@ py::dict change_stats(Store& store) {
   out["forgotten"] = stats.forgotten;
   out["scans"] = stats.scans;
   out["snapshots"] = stats.snapshots;
-  out["held_rows"] = stats.held_rows;
+  out["held_rows"] = stats.waiting_rows;
   return out;
 }
 

@@ -68,18 +68,18 @@ py::dict spin_slices(double seconds, double slice_seconds, double pause_ratio) {
     raise_if_error({Code::kInvalidArgument, "spin_slices: seconds and pause_ratio from 0, slice_seconds above 0"});
   }
   const py::gil_scoped_release released;
-  LongestHold longest;
+  LongestLock longest;
   const auto begin = LoopClock::now();
   do {
-    const HoldClock clock;
+    const LockTimer clock;
     const auto start = LoopClock::now();
     while (LoopSeconds(LoopClock::now() - start).count() < slice_seconds) {
     }
-    const HoldTimes took = clock.held();
+    const LockTimes took = clock.elapsed();
     longest.note(took);
     std::this_thread::sleep_for(LoopSeconds(static_cast<double>(took.cpu_nanoseconds) * 1e-9 * pause_ratio));
   } while (LoopSeconds(LoopClock::now() - begin).count() < seconds);
-  const py::gil_scoped_acquire held;
+  const py::gil_scoped_acquire gil;
   py::dict found;
   found["longest_seconds"] = static_cast<double>(longest.longest().wall_nanoseconds) * 1e-9;
   found["longest_cpu_seconds"] = static_cast<double>(longest.longest().cpu_nanoseconds) * 1e-9;

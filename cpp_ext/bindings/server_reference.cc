@@ -6,7 +6,7 @@
 namespace sparserow::bindings {
 namespace {
 
-constexpr std::size_t kAhead = 8;
+constexpr std::size_t kPrefetchDistance = 8;
 constexpr std::size_t kLineFloats = 16;
 
 // The compiler makes one version per instruction set and the loader picks one, as for the store's kernels.
@@ -32,8 +32,8 @@ void update_row(const float* __restrict grad, float* __restrict weights, float* 
 void flat_adagrad(std::span<const std::int64_t> rows, const float* grads, float* weights, float* sums,
                   std::uint32_t dim, float lr, float eps) noexcept {
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) {
-      const auto next = static_cast<std::size_t>(rows[i + kAhead]) * dim;
+    if (i + kPrefetchDistance < rows.size()) {
+      const auto next = static_cast<std::size_t>(rows[i + kPrefetchDistance]) * dim;
       prefetch_row(weights + next, dim);
       prefetch_row(sums + next, dim);
     }

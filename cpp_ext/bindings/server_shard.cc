@@ -109,14 +109,14 @@ void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::o
   raise_if_error(status);
 }
 
-std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> hold_job(
+std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> freeze_job(
     rpc::Server& server, std::uint32_t job_id, std::uint64_t operation, const std::vector<rpc::WorkerKey>& fence,
     std::uint32_t lease_ms) {
   std::optional<std::chrono::milliseconds> lease;
   if (lease_ms != 0) lease = std::chrono::milliseconds(lease_ms);
   const auto reports = [&] {
     const py::gil_scoped_release unlocked;
-    return server.hold_job(job_id, operation, fence, lease);
+    return server.freeze_job(job_id, operation, fence, lease);
   }();
   raise_if_error(reports.status());
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> out;
@@ -313,7 +313,8 @@ void bind_shard(py::module_& module) {
            py::arg("deadline_ms"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
            py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0)
-      .def("hold_job", &hold_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"), py::arg("lease_ms") = 0)
+      .def("freeze_job", &freeze_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"),
+           py::arg("lease_ms") = 0)
       .def("drop_job", &drop_job, py::arg("job_id"), py::arg("operation") = 0)
       .def("count_write", &rpc::Server::count_write, py::arg("table_id"))
       .def("set_model", &set_model, py::arg("handle"), py::arg("store"), py::arg("number"), py::kw_only(),

@@ -66,15 +66,15 @@ py::array lent_array(MappedVector<T> values, std::vector<py::ssize_t> shape, con
   };
   auto lent = std::make_unique<Lent>(std::move(values), owner);
   const T* data = lent->values.data();
-  py::capsule held(lent.get(), [](void* memory) { delete static_cast<Lent*>(memory); });
+  py::capsule owner(lent.get(), [](void* memory) { delete static_cast<Lent*>(memory); });
   (void)lent.release();
-  return {py::dtype(dtype), std::move(shape), data, held};
+  return {py::dtype(dtype), std::move(shape), data, owner};
 }
 
 // Ends with the Python object, also when a writer still holds the snapshot itself.
 struct SnapshotBox {
-  explicit SnapshotBox(std::shared_ptr<Store> owner, SharedSnapshot held)
-      : store(std::move(owner)), snapshot(std::move(held)) {}
+  explicit SnapshotBox(std::shared_ptr<Store> owner, SharedSnapshot taken)
+      : store(std::move(owner)), snapshot(std::move(taken)) {}
   SnapshotBox(const SnapshotBox&) = delete;
   SnapshotBox& operator=(const SnapshotBox&) = delete;
   ~SnapshotBox() { snapshot->end(); }

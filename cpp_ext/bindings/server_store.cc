@@ -100,8 +100,8 @@ void bind_schema(py::module_& module) {
       .def_property_readonly("has_filter", [](const TableSchema& self) { return self.policy.has_filter(); });
 }
 
-double wall_seconds(HoldTimes held) { return static_cast<double>(held.wall_nanoseconds) * 1e-9; }
-double cpu_seconds(HoldTimes held) { return static_cast<double>(held.cpu_nanoseconds) * 1e-9; }
+double wall_seconds(LockTimes times) { return static_cast<double>(times.wall_nanoseconds) * 1e-9; }
+double cpu_seconds(LockTimes times) { return static_cast<double>(times.cpu_nanoseconds) * 1e-9; }
 
 void bind_results(py::module_& module) {
   py::class_<TableStats>(module, "TableStats")
@@ -119,9 +119,9 @@ void bind_results(py::module_& module) {
       .def_readonly("sweeps", &TableStats::sweeps)
       .def_readonly("swept_rows", &TableStats::swept_rows)
       .def_property_readonly("sweep_longest_hold_seconds",
-                             [](const TableStats& self) { return wall_seconds(self.sweep_longest_hold); })
+                             [](const TableStats& self) { return wall_seconds(self.sweep_longest_lock); })
       .def_property_readonly("sweep_longest_hold_cpu_seconds",
-                             [](const TableStats& self) { return cpu_seconds(self.sweep_longest_hold); });
+                             [](const TableStats& self) { return cpu_seconds(self.sweep_longest_lock); });
   py::class_<SweepReport::Freed>(module, "SweepFreed")
       .def_readonly("rows", &SweepReport::Freed::rows)
       .def_readonly("bytes", &SweepReport::Freed::bytes);
@@ -130,9 +130,9 @@ void bind_results(py::module_& module) {
       .def_readonly("freed", &SweepReport::freed)
       .def_readonly("slices", &SweepReport::slices)
       .def_property_readonly("longest_hold_seconds",
-                             [](const SweepReport& self) { return wall_seconds(self.longest_hold); })
+                             [](const SweepReport& self) { return wall_seconds(self.longest_lock); })
       .def_property_readonly("longest_hold_cpu_seconds",
-                             [](const SweepReport& self) { return cpu_seconds(self.longest_hold); })
+                             [](const SweepReport& self) { return cpu_seconds(self.longest_lock); })
       .def_readonly("is_complete", &SweepReport::is_complete);
 }
 
@@ -226,12 +226,12 @@ py::tuple scan(const Store& store, std::uint32_t table_id, std::uint64_t cursor,
                         array_of(std::move(page.state), {count, state_floats}), page.next_cursor);
 }
 
-void bring(Store& store, std::uint32_t table_id, const py::array& keys) {
+void fetch_to_memory(Store& store, std::uint32_t table_id, const py::array& keys) {
   const auto wanted = keys_of(keys);
   Status status;
   {
     const py::gil_scoped_release released;
-    status = store.bring(table_id, wanted);
+    status = store.fetch_to_memory(table_id, wanted);
   }
   raise_if_error(status);
 }
@@ -270,12 +270,12 @@ py::object tier_stats(const Store& store) {
   py::dict out;
   out["hits"] = stats->hits;
   out["misses"] = stats->misses;
-  out["brought_ahead"] = stats->brought_ahead;
+  out["brought_ahead"] = stats->prefetched;
   out["rows_evicted"] = stats->rows_evicted;
-  out["evicted_ahead"] = stats->evicted_ahead;
+  out["evicted_ahead"] = stats->background_evicted;
   out["is_making_room"] = stats->is_making_room;
-  out["longest_hold_seconds"] = wall_seconds(stats->longest_hold);
-  out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_hold);
+  out["longest_hold_seconds"] = wall_seconds(stats->longest_lock);
+  out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_lock);
   out["ssd_file_bytes"] = stats->ssd.file_bytes;
   out["ssd_garbage_bytes"] = stats->ssd.garbage_bytes;
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
@@ -337,7 +337,7 @@ void bind_store_class(py::module_& module) {
       .def("stop_sweeps", &Store::stop_sweeps)
       .def("filter_image", &filter_image, py::arg("table_id"), py::arg("slot"))
       .def("load_filter", &load_filter, py::arg("table_id"), py::arg("slot"), py::arg("image"))
-      .def("bring", &bring, py::arg("table_id"), py::arg("keys"))
+      .def("fetch_to_memory", &fetch_to_memory, py::arg("table_id"), py::arg("keys"))
       .def("write_back", &write_back)
       .def("tier_stats", &tier_stats)
       .def("stats", &Store::stats)

@@ -36,10 +36,10 @@ namespace sparserow::bindings {
 // An array that owns a vector's memory; dtype: of the elements, where T says only their bytes.
 template <class T>
 pybind11::array array_of(std::vector<T> values, std::vector<pybind11::ssize_t> shape, const char* dtype = nullptr) {
-  auto held = std::make_unique<std::vector<T>>(std::move(values));
-  const T* data = held->data();
-  pybind11::capsule owner(held.get(), [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
-  (void)held.release();
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  const T* data = owned->data();
+  pybind11::capsule owner(owned.get(), [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
+  (void)owned.release();
   if (dtype != nullptr) return {pybind11::dtype(dtype), std::move(shape), data, owner};
   return pybind11::array_t<T>(std::move(shape), data, owner);
 }

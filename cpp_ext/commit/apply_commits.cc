@@ -51,7 +51,7 @@ void CommitApplier::apply_block(const GradBlock& block, const Commit& commit, fl
 void CommitApplier::apply_slice(const GradBlock& block, std::size_t begin, std::size_t rows, std::uint32_t parts,
                                 const Commit& commit, float scale, Store::Reservation& reservation,
                                 ApplyOutcome& outcome) const {
-  const auto sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
+  const auto observation = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
   struct Part {
     Status status;
     bool has_changed = false;
@@ -67,7 +67,7 @@ void CommitApplier::apply_slice(const GradBlock& block, std::size_t begin, std::
                                        .reservation = &reservation,
                                        .job = commit.clock,
                                        .step = commit.step,
-                                       .sighting = sighting,
+                                       .observation = observation,
                                        .has_changed = &ended[part].has_changed});
   };
   const auto note = [&] {

@@ -14,7 +14,7 @@ namespace sparserow::rpc {
 // Where a held job is cut, as the coordinator named it from all shards' reports. Commits up to it are still taken.
 struct CutTarget {
   std::uint32_t job_id = 0;
-  std::uint64_t operation = 0;  // of the HOLD
+  std::uint64_t operation = 0;  // of the FREEZE
   std::int64_t step = kNoStep;  // staleness 0: the highest step accepted anywhere
   struct Last {                 // else, and of commits without a step: the last one accepted anywhere
     std::uint32_t worker_id = 0;

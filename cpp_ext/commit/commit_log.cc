@@ -79,23 +79,23 @@ Status CommitLog::prepare(Commit commit) {
   auto kept = applier_.reserve(std::move(commit));  // outside of the lock: it looks every key up
   Lock lock(mutex_);
   if (!kept.is_ok()) return refused(kept.status());
-  const Commit& held = kept.value().commit;
-  const auto job = find(held.job_id);
+  const Commit& reserved = kept.value().commit;
+  const auto job = find(reserved.job_id);
   if (!job.is_ok()) return refused(job.status());
-  Status status = job.value()->admit(held.worker_id, held.worker_epoch);
+  Status status = job.value()->admit(reserved.worker_id, reserved.worker_epoch);
   if (!status.is_ok()) return refused(std::move(status));
-  const auto answer = seen(lock, job.value(), held);
+  const auto answer = seen(lock, job.value(), reserved);
   if (!answer.is_ok() || answer.value()) return answer.status();
-  JobWorker& worker = job.value()->workers[{held.worker_id, held.worker_epoch}];
-  if (held.step != kNoStep && worker.window.has_step(held.step)) return refused(step_taken(held));
-  if (worker.window.prepared_sequence() > held.sequence) {
+  JobWorker& worker = job.value()->workers[{reserved.worker_id, reserved.worker_epoch}];
+  if (reserved.step != kNoStep && worker.window.has_step(reserved.step)) return refused(step_taken(reserved));
+  if (worker.window.prepared_sequence() > reserved.sequence) {
     return refused(Status(Code::kFailedPrecondition,
-                          "sequence " + std::to_string(held.sequence) +
+                          "sequence " + std::to_string(reserved.sequence) +
                               " is superseded: " + std::to_string(worker.window.prepared_sequence()) + " is prepared"));
   }
   stats_.kept_bytes -= worker.window.drop_prepared();
   if (status = charge(kept.value().bytes); !status.is_ok()) return refused(std::move(status));
-  worker.window.hold(std::move(kept).value());
+  worker.window.set_prepared(std::move(kept).value());
   return Status::ok();
 }
 
@@ -126,7 +126,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   const auto job = find(kept.commit.job_id);
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
-  if (is_cutting_ || (is_held(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
+  if (is_cutting_ || (is_frozen(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
@@ -139,13 +139,13 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   }
   if (prepared) {
     const Commit asked = std::move(kept.commit);
-    auto held = worker.window.take_prepared(asked.sequence);
-    if (!held) {
+    auto prepared = worker.window.take_prepared(asked.sequence);
+    if (!prepared) {
       return refused(Status(Code::kFailedPrecondition, "sequence " + std::to_string(asked.sequence) + " of worker " +
                                                            std::to_string(asked.worker_id) +
                                                            " was not prepared on this shard"));
     }
-    kept = std::move(*held);
+    kept = std::move(*prepared);
     kept.commit.step = asked.step;
     kept.commit.grad_sum = asked.grad_sum;
     stats_.kept_bytes -= kept.bytes;
@@ -171,7 +171,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   const auto answer = seen(lock, job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
-  if (is_cutting_ || is_held(*job.value())) {
+  if (is_cutting_ || is_frozen(*job.value())) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   job.value()->workers[worker].window.begin_write(sequence);

@@ -118,13 +118,13 @@ class CommitLog {
 
   // Membership changes in two phases, so that N and the members of a step are equal on all shards.
   //
-  // hold: takes no new commit of the job (kUnavailable, to be sent again), ends the epochs in `fence`
+  // freeze: takes no new commit of the job (kUnavailable, to be sent again), ends the epochs in `fence`
   // (worker id, epoch) and reports every worker. A job that is not known reports nobody. With a lease, which is for
-  // holds that decide nothing, the job goes on as before once it has ended: who held it may be gone.
+  // freezes that decide nothing, the job goes on as before once it has ended: who held it may be gone.
   // kFailedPrecondition for an operation that is not newer than what was resolved.
-  Result<std::vector<WorkerReport>> hold(std::uint32_t job_id, std::uint64_t operation,
-                                         const std::vector<WorkerKey>& fence,
-                                         std::optional<std::chrono::milliseconds> lease = std::nullopt);
+  Result<std::vector<WorkerReport>> freeze(std::uint32_t job_id, std::uint64_t operation,
+                                           const std::vector<WorkerKey>& fence,
+                                           std::optional<std::chrono::milliseconds> lease = std::nullopt);
   // Resolves: creates a job or replaces its staleness and members, and takes commits again. What a member
   // that left has prepared is applied when it is its final sequence, else forgotten; after that nobody waits
   // for it. A worker that is not named is dropped with all that it left. InvalidArgument for job id 0 or a
@@ -213,11 +213,11 @@ class CommitLog {
   void count_lost(std::uint32_t job_id, const WorkerKey& worker, bool is_steps,
                   const std::vector<JobWindow::Range>& ranges);
   void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker);
-  [[nodiscard]] JobPtr held_job(const CutTarget& target) const;
+  [[nodiscard]] JobPtr frozen_job(const CutTarget& target) const;
   [[nodiscard]] const WindowImage* saved_window(std::uint32_t job_id, std::uint32_t generation,
                                                 const WorkerKey& key) const;
   Status check_operation(std::uint32_t job_id, std::uint64_t operation) const;
-  bool is_held(Job& job);  // not beyond the hold's lease: what it held goes on
+  bool is_frozen(Job& job);  // not beyond the hold's lease: what it held goes on
   JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes);
   void advance(Lock& lock, const JobPtr& job);
   void note_staleness(const Job& job, std::int64_t step);

@@ -5,7 +5,7 @@
 
 namespace sparserow::rpc {
 
-CommitLog::JobPtr CommitLog::held_job(const CutTarget& target) const {
+CommitLog::JobPtr CommitLog::frozen_job(const CutTarget& target) const {
   const auto found = jobs_.find(target.job_id);
   if (found == jobs_.end() || found->second->resolved || found->second->operation != target.operation) return nullptr;
   return found->second;
@@ -16,15 +16,15 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
                                              const std::function<Status()>& take) {
   Lock lock(mutex_);
   for (const CutTarget& target : targets) {
-    if (const JobPtr job = held_job(target); job != nullptr) job->cut = target;
+    if (const JobPtr job = frozen_job(target); job != nullptr) job->cut = target;
   }
   const auto is_overtaken = [&] {
     return is_cutting_ || std::any_of(targets.begin(), targets.end(),
-                                      [&](const CutTarget& target) { return held_job(target) == nullptr; });
+                                      [&](const CutTarget& target) { return frozen_job(target) == nullptr; });
   };
   const auto is_reached = [&] {
     return std::all_of(targets.begin(), targets.end(),
-                       [&](const CutTarget& target) { return held_job(target)->missing_for_cut().empty(); });
+                       [&](const CutTarget& target) { return frozen_job(target)->missing_for_cut().empty(); });
   };
   const bool in_time = answered_.wait_until(lock, deadline, [&] { return is_overtaken() || is_reached(); });
   if (in_time && is_overtaken()) {
@@ -33,7 +33,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
   if (!in_time) {
     std::string ids;
     for (const CutTarget& target : targets) {
-      for (const std::uint32_t id : held_job(target)->missing_for_cut()) {
+      for (const std::uint32_t id : frozen_job(target)->missing_for_cut()) {
         ids += (ids.empty() ? "" : ", ") + std::to_string(id);
       }
     }

@@ -40,9 +40,9 @@ Status CommitLog::check_operation(std::uint32_t job_id, std::uint64_t operation)
                                                std::to_string(job_id) + " is older than " + std::to_string(newest));
 }
 
-Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uint64_t operation,
-                                                  const std::vector<WorkerKey>& fence,
-                                                  std::optional<std::chrono::milliseconds> lease) {
+Result<std::vector<WorkerReport>> CommitLog::freeze(std::uint32_t job_id, std::uint64_t operation,
+                                                    const std::vector<WorkerKey>& fence,
+                                                    std::optional<std::chrono::milliseconds> lease) {
   std::vector<PullOutcome> outcomes;
   std::vector<WorkerReport> reports;
   {
@@ -57,8 +57,8 @@ Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uin
     }
     job.operation = operation;
     job.resolved = false;
-    job.held_until.reset();
-    if (lease) job.held_until = std::chrono::steady_clock::now() + *lease;
+    job.frozen_until.reset();
+    if (lease) job.frozen_until = std::chrono::steady_clock::now() + *lease;
     job.cut.reset();  // of the operation before: it is overtaken
     answered_.notify_all();
     for (const WorkerKey& key : fence) {
@@ -74,8 +74,8 @@ Result<std::vector<WorkerReport>> CommitLog::hold(std::uint32_t job_id, std::uin
   return reports;
 }
 
-bool CommitLog::is_held(Job& job) {
-  if (job.resolved || !job.held_until || std::chrono::steady_clock::now() < *job.held_until) return !job.resolved;
+bool CommitLog::is_frozen(Job& job) {
+  if (job.resolved || !job.frozen_until || std::chrono::steady_clock::now() < *job.frozen_until) return !job.resolved;
   job.resolved = true;
   job.cut.reset();
   answered_.notify_all();
@@ -164,7 +164,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
       if (is_here && member.until_step != kForever) end_worker(lock, spec.job_id, job, member);
     }
     advance(lock, job);
-    // Both let the mutex go while they apply. A HOLD that came meanwhile keeps its job, and decides anew.
+    // Both let the mutex go while they apply. A FREEZE that came meanwhile keeps its job, and decides anew.
     SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
     const auto now = jobs_.find(spec.job_id);
     if (now == jobs_.end() || now->second != job) {

@@ -61,13 +61,13 @@ struct Job {
   std::optional<std::uint32_t> staleness;
   std::uint32_t generation = 0;  // another one is another clock
   std::uint64_t operation = 0;   // the newest that was obeyed
-  bool resolved = true;          // false between HOLD and RESOLVE: no new commit is taken
-  std::optional<std::chrono::steady_clock::time_point> held_until;  // of a hold that ends by itself
-  std::map<std::uint32_t, std::uint32_t> epochs;                    // worker -> its newest; never goes down
-  std::map<WorkerKey, JobWorker> workers;                           // live ones, and those that left and still count
-  std::map<std::int64_t, std::map<WorkerKey, Kept>> steps;          // staleness 0: step -> worker -> commit
-  std::int64_t completed = -1;                                      // staleness 0: reduced and applied up to here
-  bool advancing = false;                                           // one thread reduces at a time
+  bool resolved = true;          // false between FREEZE and RESOLVE: no new commit is taken
+  std::optional<std::chrono::steady_clock::time_point> frozen_until;  // of a hold that ends by itself
+  std::map<std::uint32_t, std::uint32_t> epochs;                      // worker -> its newest; never goes down
+  std::map<WorkerKey, JobWorker> workers;                             // live ones, and those that left and still count
+  std::map<std::int64_t, std::map<WorkerKey, Kept>> steps;            // staleness 0: step -> worker -> commit
+  std::int64_t completed = -1;                                        // staleness 0: reduced and applied up to here
+  bool advancing = false;                                             // one thread reduces at a time
   Status failure;  // of a step that was acknowledged and could not be applied: sticky, every later call gets it
   ParkedPulls parked;
   std::optional<CutTarget> cut;  // while it is held for one

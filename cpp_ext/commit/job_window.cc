@@ -76,7 +76,7 @@ std::vector<JobWindow::Range> JobWindow::unknown_in(std::uint64_t first, std::ui
 
 std::uint64_t JobWindow::prepared_sequence() const noexcept { return prepared_ ? prepared_->commit.sequence : 0; }
 
-void JobWindow::hold(Kept kept) { prepared_ = std::move(kept); }
+void JobWindow::set_prepared(Kept kept) { prepared_ = std::move(kept); }
 
 std::optional<Kept> JobWindow::take_prepared(std::uint64_t sequence) {
   if (prepared_sequence() != sequence) return std::nullopt;

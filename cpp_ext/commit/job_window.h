@@ -70,7 +70,7 @@ class JobWindow {
   // What PREPARE brought and no COMMIT took. A later sequence supersedes the earlier ones.
   [[nodiscard]] std::uint64_t prepared_sequence() const noexcept;  // 0: nothing
   [[nodiscard]] std::uint64_t prepared_bytes() const noexcept { return prepared_ ? prepared_->bytes : 0; }
-  void hold(Kept kept);
+  void set_prepared(Kept kept);
   std::optional<Kept> take_prepared(std::uint64_t sequence);
   // Forgets what is prepared and returns its bytes.
   std::uint64_t drop_prepared();

@@ -46,18 +46,18 @@ class HostIds {
       raise({Code::kInvalidArgument,
              std::string("ids: dtype ") + c10::toString(ids.scalar_type()) + " is not allowed; allowed: int64, int32"});
     }
-    held_ = ids.to(at::kCPU, at::kLong).contiguous();
+    host_ids_ = ids.to(at::kCPU, at::kLong).contiguous();
   }
   [[nodiscard]] IdsRef ref() const {
-    return {{held_.const_data_ptr<int64_t>(), static_cast<std::size_t>(held_.numel())},
+    return {{host_ids_.const_data_ptr<int64_t>(), static_cast<std::size_t>(host_ids_.numel())},
             {given_.const_data_ptr(), given_.sizes(), given_.strides(), static_cast<std::uint32_t>(given_.itemsize())}};
   }
-  [[nodiscard]] const int64_t* data() const { return held_.const_data_ptr<int64_t>(); }
-  [[nodiscard]] int64_t size() const { return held_.numel(); }
+  [[nodiscard]] const int64_t* data() const { return host_ids_.const_data_ptr<int64_t>(); }
+  [[nodiscard]] int64_t size() const { return host_ids_.numel(); }
 
  private:
   at::Tensor given_;
-  at::Tensor held_;
+  at::Tensor host_ids_;
 };
 
 inline at::Tensor host_floats(const at::Tensor& tensor) { return tensor.to(at::kCPU, at::kFloat).contiguous(); }

@@ -51,9 +51,9 @@ std::vector<at::Tensor> gather_merged(at::TensorList ids, at::TensorList offsets
       continue;
     }
     check_bag_mode(ids[i], given(weights, i, kMergedHasWeights), option(i, kMergedMode));
-    const auto& held = bags.emplace_back(ids[i], given(offsets, i, kMergedHasOffsets),
-                                         option(i, kMergedIncludesLast) != 0, option(i, kMergedPadding));
-    wanted.push_back({std::move(binding), held.ids().ref()});
+    const auto& bag = bags.emplace_back(ids[i], given(offsets, i, kMergedHasOffsets),
+                                        option(i, kMergedIncludesLast) != 0, option(i, kMergedPadding));
+    wanted.push_back({std::move(binding), bag.ids().ref()});
   }
   const std::vector<Lookup> lookups = value_or_raise(read_together(wanted));
   std::vector<at::Tensor> out;

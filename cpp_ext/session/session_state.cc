@@ -95,8 +95,8 @@ void SessionState::trace(const std::string& binding, const TensorView& view) {
   if (!tracing_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(trace_mutex_);
   std::erase_if(traces_, [](const auto& trace) { return trace.expired(); });
-  for (const auto& held : traces_) {
-    if (const auto trace = held.lock()) {
+  for (const auto& weak : traces_) {
+    if (const auto trace = weak.lock()) {
       trace->add({binding,
                   view.data,
                   {view.sizes.begin(), view.sizes.end()},

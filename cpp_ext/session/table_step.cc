@@ -26,12 +26,12 @@ bool clip_norm(float* values, std::uint32_t n, float most) noexcept {
   return true;
 }
 
-// Whether nobody else reads what `held` points to. use_count() alone orders nothing: giving up a copy joins the
+// Whether nobody else reads what `owner` points to. use_count() alone orders nothing: giving up a copy joins the
 // chain of releases, so what the last reader did happens before what the caller does next.
 template <class T>
-bool is_unshared(const std::shared_ptr<T>& held) noexcept {
-  if (held.use_count() != 1) return false;
-  std::shared_ptr<T> copy = held;
+bool is_unshared(const std::shared_ptr<T>& owner) noexcept {
+  if (owner.use_count() != 1) return false;
+  std::shared_ptr<T> copy = owner;
   copy.reset();
   return true;
 }

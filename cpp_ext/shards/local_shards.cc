@@ -121,7 +121,7 @@ Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions
       ApplyOptions options;
       options.lr = table.lr;
       options.step = commit.step;
-      options.sighting = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
+      options.observation = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
       SR_RETURN_IF_ERROR(stores_[s]->apply(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
                                            table.grads + begin * table.dim, options));
     }
@@ -138,15 +138,15 @@ Status LocalShards::prepare(std::span<const TablePush> tables, const CommitOptio
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
   for (const TablePush& table : tables) {
-    auto held = std::make_unique<Held>();
-    held->keys.assign(table.keys.begin(), table.keys.end());
-    held->shard_begin.assign(table.shard_begin.begin(), table.shard_begin.end());
-    held->grads.assign(table.grads, table.grads + table.keys.size() * table.dim);
-    held->push = table;
-    held->push.keys = held->keys;
-    held->push.shard_begin = held->shard_begin;
-    held->push.grads = held->grads.data();
-    prepared_.push_back(std::move(held));
+    auto prepared = std::make_unique<PreparedPush>();
+    prepared->keys.assign(table.keys.begin(), table.keys.end());
+    prepared->shard_begin.assign(table.shard_begin.begin(), table.shard_begin.end());
+    prepared->grads.assign(table.grads, table.grads + table.keys.size() * table.dim);
+    prepared->push = table;
+    prepared->push.keys = prepared->keys;
+    prepared->push.shard_begin = prepared->shard_begin;
+    prepared->push.grads = prepared->grads.data();
+    prepared_.push_back(std::move(prepared));
   }
   reservations_ = std::move(reservations).value();
   prepared_sequence_ = options.sequence;
@@ -160,7 +160,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
     return {Code::kFailedPrecondition,
             "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
   }
-  for (const auto& held : prepared_) SR_RETURN_IF_ERROR(apply({&held->push, 1}, options));
+  for (const auto& prepared : prepared_) SR_RETURN_IF_ERROR(apply({&prepared->push, 1}, options));
   count_write(options.step);
   remember_commit(options.sequence);
   prepared_sequence_ = 0;

@@ -39,7 +39,7 @@ class LocalShards final : public Shards {
 
  private:
   // A prepared table, owned until commit or abort.
-  struct Held {
+  struct PreparedPush {
     TablePush push;  // its spans point into the members below
     std::vector<std::uint64_t> keys;
     std::vector<std::uint32_t> shard_begin;
@@ -68,7 +68,7 @@ class LocalShards final : public Shards {
   std::uint64_t forgotten_sequence_ = 0;                // up to here they are taken for committed
   std::map<std::uint64_t, std::uint64_t> by_key_;  // the last assign and erase calls that had a sequence: their rows
   std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
-  std::vector<std::unique_ptr<Held>> prepared_;
+  std::vector<std::unique_ptr<PreparedPush>> prepared_;
   std::vector<Store::Reservation> reservations_;
 };
 

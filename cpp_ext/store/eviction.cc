@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kRounds = 32;                  // of eviction for one request
 constexpr std::uint64_t kBatch = 4096;       // rows written at once
-constexpr std::uint64_t kAhead = 32;         // of a stripe's rows there is room for one more, when nothing comes
+constexpr std::uint64_t kSpareShare = 32;    // of a stripe's rows there is room for one more, when nothing comes
 constexpr std::uint64_t kUsed = 4;           // of that room a part has been taken before more is made
 constexpr std::uint64_t kAskedFor = 128;     // rows that come: to look whether there is room is dearer than one
 constexpr std::uint64_t kBatchAhead = 1024;  // rows, after which a request need not wait any longer
@@ -88,8 +88,9 @@ Store::Tiering::Counts Store::Tiering::missing_places(const Table& table, const 
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (rows[stripe] == 0) continue;
     const std::shared_lock lock(store_.stripes[stripe].mutex);
-    const TableStripe* held = table.stripes[stripe].get();
-    if (held != nullptr) missing[stripe] = rows[stripe] - std::min(rows[stripe], held->slab.free_places());
+    const TableStripe* stripe_rows = table.stripes[stripe].get();
+    if (stripe_rows != nullptr)
+      missing[stripe] = rows[stripe] - std::min(rows[stripe], stripe_rows->slab.free_places());
   }
   return missing;
 }
@@ -105,27 +106,27 @@ Status Store::Tiering::evict_own(Table& table, const Counts& missing, std::uint6
   return carry_out(table, eviction, progress);
 }
 
-void Store::Tiering::ask_to_leave(Table& table, std::uint64_t rows) {
-  if (table.came.fetch_add(rows, std::memory_order_relaxed) + rows < kAskedFor) return;
-  table.came = 0;
+void Store::Tiering::request_background_evict(Table& table, std::uint64_t rows) {
+  if (table.rows_since_wakeup.fetch_add(rows, std::memory_order_relaxed) + rows < kAskedFor) return;
+  table.rows_since_wakeup = 0;
   {
-    const std::lock_guard lock(ahead_mutex_);
-    if (!ahead_of_.insert(table.schema.id).second) return;
+    const std::lock_guard lock(background_mutex_);
+    if (!background_tables_.insert(table.schema.id).second) return;
   }
   ahead_asked_.notify_one();
 }
 
-void Store::Tiering::leave_ahead() {
+void Store::Tiering::run_background_evict() {
   take_ssd_priority();
-  std::unique_lock lock(ahead_mutex_);
+  std::unique_lock lock(background_mutex_);
   for (;;) {
-    ahead_asked_.wait(lock, [this] { return is_ending_ || !ahead_of_.empty(); });
+    ahead_asked_.wait(lock, [this] { return is_ending_ || !background_tables_.empty(); });
     if (is_ending_) return;
-    const std::uint32_t table_id = ahead_of_.extract(ahead_of_.begin()).value();
+    const std::uint32_t table_id = background_tables_.extract(background_tables_.begin()).value();
     is_leaving_ahead_ = true;
     lock.unlock();
     try {
-      static_cast<void>(evict_ahead(table_id).is_ok());  // a request that needs the room is told
+      static_cast<void>(background_evict(table_id).is_ok());  // a request that needs the room is told
     } catch (const std::bad_alloc&) {
     }
     lock.lock();
@@ -134,12 +135,12 @@ void Store::Tiering::leave_ahead() {
 }
 
 bool Store::Tiering::is_making_room() const {
-  const std::lock_guard lock(ahead_mutex_);
-  return is_leaving_ahead_ || !ahead_of_.empty();
+  const std::lock_guard lock(background_mutex_);
+  return is_leaving_ahead_ || !background_tables_.empty();
 }
 
 // Once round the stripes, unless there is room enough, a request wants to evict, or others are to leave.
-Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
+Status Store::Tiering::background_evict(std::uint32_t table_id) {
   for (std::uint32_t stripe = 0; stripe < kStripes && wanting_ == 0;) {
     const std::lock_guard lock(evicting_);
     const std::shared_ptr<Table> table = store_.table(table_id);
@@ -147,7 +148,8 @@ Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
     Counts room{};  // that each stripe is to have
     for (std::uint32_t each = 0; each < kStripes; ++each) {
       const std::shared_lock stripe_lock(store_.stripes[each].mutex);
-      if (const auto& held = table->stripes[each]; held != nullptr) room[each] = held->slab.rows() / kAhead;
+      if (const auto& stripe_rows = table->stripes[each]; stripe_rows != nullptr)
+        room[each] = stripe_rows->slab.rows() / kSpareShare;
     }
     Counts missing = missing_places(*table, room);
     if (stripe == 0) {
@@ -159,7 +161,7 @@ Status Store::Tiering::evict_ahead(std::uint32_t table_id) {
     std::fill(missing.begin() + stripe, missing.end(), 0);
     std::uint64_t removed = 0;
     Status status = evict_own(*table, missing, removed);
-    evicted_ahead_ += removed;
+    background_evicted_ += removed;
     SR_RETURN_IF_ERROR(status);
   }
   return Status::ok();
@@ -172,13 +174,14 @@ Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Cou
     const bool is_over_share = excess_of_share(table, store_.bytes_for(table, rows)) > 0;
     const Place place = coldest_place(table, is_over_share);
     if (place.table == nullptr) break;
-    std::uint64_t held_rows = 0;
+    std::uint64_t resident_rows = 0;
     {
       const std::shared_lock lock(store_.stripes[place.stripe].mutex);
-      if (const auto& held = place.table->stripes[place.stripe]; held != nullptr) held_rows = held->slab.rows();
+      if (const auto& stripe_rows = place.table->stripes[place.stripe]; stripe_rows != nullptr)
+        resident_rows = stripe_rows->slab.rows();
     }
     Eviction eviction;
-    collect(*place.table, place.stripe, std::max<std::uint64_t>(held_rows / 8, 16), eviction);
+    collect(*place.table, place.stripe, std::max<std::uint64_t>(resident_rows / 8, 16), eviction);
     std::uint64_t removed = 0;
     Status status = carry_out(*place.table, eviction, removed);
     progress += removed;
@@ -196,13 +199,13 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     goes_on = table.begin_compaction(stripe, spare_rows);
   }
-  for (std::uint64_t path = 0; goes_on; goes_on = path != 0) {
+  for (std::uint64_t suffix = 0; goes_on; goes_on = suffix != 0) {
     const std::unique_lock lock(store_.stripes[stripe].mutex);
-    const HoldClock clock;
-    path = table.compact(stripe, path);
-    longest_hold_.note(clock.held());
+    const LockTimer clock;
+    suffix = table.compact(stripe, suffix);
+    longest_lock_.note(clock.elapsed());
   }
-  store_.pools.tend();
+  store_.pools.collapse_huge_pages();
 }
 
 // Writes what changed, then takes out of memory who is still as it was written. Empties the eviction.
@@ -217,11 +220,11 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
   for (std::size_t begin = 0; begin < victims.size();) {
     const std::uint32_t stripe = victims[begin].stripe;
     const std::unique_lock lock(store_.stripes[stripe].mutex);
-    const HoldClock clock;
+    const LockTimer clock;
     for (int row = 0; row < kRowsAtOnce && begin < victims.size() && victims[begin].stripe == stripe; ++row, ++begin) {
       const Victim& victim = victims[begin];
       if (victim.is_changed && !written.is_ok()) continue;
-      const std::uint32_t id = table.find(stripe, victim.path);
+      const std::uint32_t id = table.find(stripe, victim.suffix);
       if (id == RowIndex::kNone) continue;
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
       if (table.row(stripe, id).version() != victim.version) {
@@ -230,13 +233,13 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
       }
       meta.set_stored();
       if (meta.is_pinned()) continue;
-      token_at(stripe, victim.path).fetch_add(1, std::memory_order_release);
-      static_cast<void>(table.remove(stripe, victim.path));
+      token_at(stripe, victim.suffix).fetch_add(1, std::memory_order_release);
+      static_cast<void>(table.remove(stripe, victim.suffix));
       ++table.ssd_rows[stripe];
       ++removed;
       ++rows_evicted_;
     }
-    longest_hold_.note(clock.held());
+    longest_lock_.note(clock.elapsed());
   }
   eviction.victims.clear();
   eviction.batch.clear();
@@ -248,39 +251,39 @@ Status Store::Tiering::write_back() {
   std::vector<std::shared_ptr<Table>> tables;
   {
     const std::shared_lock tables_lock(store_.tables_mutex);
-    for (const auto& [id, held] : store_.tables) tables.push_back(held);
+    for (const auto& [id, table] : store_.tables) tables.push_back(table);
   }
   for (const auto& table : tables) {
     for (std::uint32_t stripe = 0; stripe < store_.slots.stripe_count(); ++stripe) {
-      std::uint64_t path = 0;
+      std::uint64_t suffix = 0;
       do {
         Eviction eviction;
         eviction.image.resize(table->codec.bytes());
         {
           const std::shared_lock stripe_lock(store_.stripes[stripe].mutex);
-          const TableStripe* held = table->stripes[stripe].get();
-          if (held == nullptr) break;
-          const RowIndex::Range range = held->index.range_at(path);
-          path = range.next;
+          const TableStripe* stripe_rows = table->stripes[stripe].get();
+          if (stripe_rows == nullptr) break;
+          const RowIndex::Range range = stripe_rows->index.range_at(suffix);
+          suffix = range.next;
           for (const RowIndex::Entry& entry : range.entries) {
-            if (!held->slab.meta(entry.row).is_changed()) continue;
-            const RowRef row = held->slab.at(entry.row);
-            const std::uint64_t key = key_of_hash(table->schema.id, store_.slots.hash(stripe, entry.path));
+            if (!stripe_rows->slab.meta(entry.row).is_changed()) continue;
+            const RowRef row = stripe_rows->slab.at(entry.row);
+            const std::uint64_t key = key_of_hash(table->schema.id, store_.slots.hash(stripe, entry.suffix));
             table->codec.encode(key, row, eviction.image.data());
             eviction.batch.put(key_of(*table, key), eviction.image);
-            eviction.victims.push_back({key, entry.path, row.version(), static_cast<std::uint16_t>(stripe), true});
+            eviction.victims.push_back({key, entry.suffix, row.version(), static_cast<std::uint16_t>(stripe), true});
           }
         }
         SR_RETURN_IF_ERROR(ssd_->write(eviction.batch));
         const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
         for (const Victim& victim : eviction.victims) {
-          const std::uint32_t id = table->find(stripe, victim.path);
+          const std::uint32_t id = table->find(stripe, victim.suffix);
           if (id == RowIndex::kNone) continue;
           RowMeta meta = table->stripes[stripe]->slab.meta(id);
           const bool is_same = table->row(stripe, id).version() == victim.version;
           is_same ? meta.set_stored() : meta.reset(static_cast<std::uint16_t>(meta.load() | RowMeta::kStored));
         }
-      } while (path != 0);
+      } while (suffix != 0);
     }
   }
   return ssd_->flush();
@@ -291,15 +294,15 @@ void Store::Tiering::save_before_erasure(const Table& table, std::uint64_t key, 
   if (!store_.has_snapshot) return;
   const std::uint64_t hash = row_hash(table.schema.id, key);
   const std::uint32_t stripe = store_.slots.stripe(hash);
-  const std::uint64_t path = store_.slots.path(hash);
+  const std::uint64_t suffix = store_.slots.suffix(hash);
   const std::unique_lock lock(store_.stripes[stripe].mutex);
-  if (image == nullptr || table.find(stripe, path) != RowIndex::kNone) {
-    store_.save_before_erasure(table, stripe, path);
+  if (image == nullptr || table.find(stripe, suffix) != RowIndex::kNone) {
+    store_.save_before_erasure(table, stripe, suffix);
     return;
   }
   Snapshot* const told = store_.stripes[stripe].snapshot;
   if (Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe); side != nullptr) {
-    told->save(*side, table, stripe, path, image->version, image->update_count, image->data);
+    told->save(*side, table, stripe, suffix, image->version, image->update_count, image->data);
   }
 }
 
@@ -323,7 +326,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     const std::uint64_t hash = row_hash(table.schema.id, keys[i]);
     const std::uint32_t stripe = store_.slots.stripe(hash);
     const std::shared_lock stripe_lock(store_.stripes[stripe].mutex);
-    const std::uint32_t id = table.find(stripe, store_.slots.path(hash));
+    const std::uint32_t id = table.find(stripe, store_.slots.suffix(hash));
     if (id != RowIndex::kNone) {
       if (is_spared(table, stripe, id, version_at(i))) continue;
       if (table.stripes[stripe]->slab.meta(id).is_stored()) batch.erase(key_of(table, keys[i]));
@@ -360,20 +363,20 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     const std::uint64_t key = keys[i];
     const std::uint64_t hash = row_hash(table.schema.id, key);
     const std::uint32_t stripe = store_.slots.stripe(hash);
-    const std::uint64_t path = store_.slots.path(hash);
+    const std::uint64_t suffix = store_.slots.suffix(hash);
     const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
-    const std::uint32_t id = table.find(stripe, path);
+    const std::uint32_t id = table.find(stripe, suffix);
     if (id != RowIndex::kNone && is_spared(table, stripe, id, version_at(i))) {
       table.stripes[stripe]->slab.meta(id).set_changed();  // its image may be gone
       continue;
     }
     if (version_at(i) != nullptr && id == RowIndex::kNone && !on_ssd.contains(key)) continue;
-    token_at(stripe, path).fetch_add(1, std::memory_order_release);
-    const bool was_in_memory = table.remove(stripe, path);
+    token_at(stripe, suffix).fetch_add(1, std::memory_order_release);
+    const bool was_in_memory = table.remove(stripe, suffix);
     const bool was_on_ssd = on_ssd.erase(key) > 0;
     if (!was_in_memory && !was_on_ssd) continue;
     if (!was_in_memory) --table.ssd_rows[stripe];
-    store_.erased(store_.stripes[stripe], path, table.schema.id, key);
+    store_.erased(store_.stripes[stripe], suffix, table.schema.id, key);
     ++erased;
   }
   return erased;

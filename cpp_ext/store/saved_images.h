@@ -14,7 +14,7 @@ namespace sparserow {
 
 struct SavedImage {
   SavedImage* next = nullptr;
-  std::uint64_t path = 0;
+  std::uint64_t suffix = 0;
   std::uint64_t version = 0;
   std::uint32_t update_count = 0;
 

@@ -40,17 +40,17 @@ Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
   lineage_ = store_.lineage;
   const std::uint32_t stripes = store_.slots.stripe_count();
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
-    Impl::Stripe& held = store_.stripes[stripe];
-    const std::unique_lock lock(held.mutex);
+    Impl::Stripe& shared = store_.stripes[stripe];
+    const std::unique_lock lock(shared.mutex);
     for (std::uint32_t slot = stripe, at = 0; slot < slot_versions_.size(); slot += stripes, ++at) {
-      slot_versions_[slot] = store_.version_of_sequence(held.sequences[at]);
+      slot_versions_[slot] = store_.version_of_sequence(shared.sequences[at]);
       if (options_.since.empty()) continue;
-      if (store_.version_of_sequence(held.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
+      if (store_.version_of_sequence(shared.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
     }
     for (const auto& [id, dump] : dumps_) {
       if (dump->table->schema.policy.has_filter()) dump->filters[stripe] = dump->table->admission->copy(stripe);
     }
-    held.snapshot = this;
+    shared.snapshot = this;
   }
 }
 
@@ -93,12 +93,12 @@ Result<std::shared_ptr<Store::Snapshot>> Store::snapshot(SnapshotOptions options
 
 void Store::Impl::wait_for_snapshot() {
   if (!has_snapshot.load(std::memory_order_relaxed)) return;
-  std::shared_ptr<Snapshot> held;
+  std::shared_ptr<Snapshot> open;
   {
     const std::lock_guard lock(snapshot_mutex);
-    held = snapshot.lock();
+    open = snapshot.lock();
   }
-  if (held != nullptr) held->wait_for_room();
+  if (open != nullptr) open->wait_for_room();
 }
 
 std::vector<TableSchema> Store::Snapshot::tables() const {
@@ -130,20 +130,20 @@ Store::Snapshot::Side* Store::Snapshot::side(const Table& table, std::uint32_t s
   return side.is_done ? nullptr : &side;
 }
 
-void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t path,
+void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t suffix,
                            std::uint64_t version, std::uint32_t update_count, const std::byte* data) {
-  if (path < side.dumped || version == 0) return;  // handed out; or just born
-  const std::uint32_t slot = store_.slots.slot_in_stripe(path) * store_.slots.stripe_count() + stripe;
+  if (suffix < side.dumped || version == 0) return;  // handed out; or just created
+  const std::uint32_t slot = store_.slots.slot_in_stripe(suffix) * store_.slots.stripe_count() + stripe;
   if (!is_wanted(slot, version)) return;
   if (side.by_slot.empty()) side.by_slot.resize(slot_versions_.size() / store_.slots.stripe_count());
   if (side.spare == nullptr) side.spare = side.pool->take();
   SavedImage* const image = side.spare;
   side.spare = image->next;
-  image->path = path;
+  image->suffix = suffix;
   image->version = version;
   image->update_count = update_count;
   std::memcpy(image->data(), data, table.layout.data_bytes);
-  image->next = std::exchange(side.by_slot[store_.slots.slot_in_stripe(path)], image);
+  image->next = std::exchange(side.by_slot[store_.slots.slot_in_stripe(suffix)], image);
   ++rows_saved_;
   const std::uint64_t bytes = side_bytes_ += table.layout.data_bytes + kImageBytes;
   std::uint64_t most = side_bytes_most_;
@@ -170,18 +170,18 @@ void Store::Snapshot::wait_for_room() {
 // While batches are written, a dump that did not have a CPU all the time, since others wanted it, pauses for a multiple
 // of what it has computed; the less, the fuller the side buffer is. A low priority alone does not do: it holds within a
 // session or a container, not between two of them.
-void Store::Snapshot::pace(HoldClock& slice) {
-  const HoldTimes held = slice.held();
-  if (held.wall_nanoseconds < kSliceNanoseconds) return;
+void Store::Snapshot::pace(LockTimer& slice) {
+  const LockTimes locked = slice.elapsed();
+  if (locked.wall_nanoseconds < kSliceNanoseconds) return;
   const std::uint64_t batches = batches_.load(std::memory_order_relaxed);
   const bool has_writers = std::exchange(batches_seen_, batches) != batches;
-  if (has_writers && held.wall_nanoseconds - held.wall_nanoseconds / 16 > held.cpu_nanoseconds) {
+  if (has_writers && locked.wall_nanoseconds - locked.wall_nanoseconds / 16 > locked.cpu_nanoseconds) {
     const double room = 1.0 - std::min(1.0, static_cast<double>(side_bytes_) / static_cast<double>(image_budget_));
-    const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * held.cpu_nanoseconds));
+    const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * locked.cpu_nanoseconds));
     std::unique_lock lock(mutex_);
     moved_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return is_over_ || waiting_ > 0; });
   }
-  slice = HoldClock();
+  slice = LockTimer();
 }
 
 std::uint64_t Store::Snapshot::page_bytes(std::uint64_t most) const noexcept {
@@ -193,9 +193,9 @@ void Store::Snapshot::give_up() {
   moved_.notify_all();
 }
 
-void Store::Snapshot::add(Slot& slot, const Table& table, std::uint64_t path, std::uint64_t version,
+void Store::Snapshot::add(Slot& slot, const Table& table, std::uint64_t suffix, std::uint64_t version,
                           std::uint32_t update_count, const std::byte* data) const {
-  slot.rows.push_back({path, version, update_count, slot.data.size()});
+  slot.rows.push_back({suffix, version, update_count, slot.data.size()});
   slot.data.insert(slot.data.end(), data, data + table.layout.data_bytes);
 }
 
@@ -206,31 +206,31 @@ void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, 
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
   const std::size_t fetched = std::min(table.layout.data_bytes + RowLayout::kHeadBytes, kMaxFetched);
-  std::uint64_t path = slots.first_path(in_stripe);
+  std::uint64_t suffix = slots.first_suffix(in_stripe);
   for (bool is_end = false; !is_end;) {
     const std::shared_lock lock(store_.stripes[stripe].mutex);
     const std::size_t before = out.rows.size();
     may_be_on_ssd = may_be_on_ssd || table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-    const TableStripe* held = table.stripes[stripe].get();
-    is_end = held == nullptr;
+    const TableStripe* stripe_rows = table.stripes[stripe].get();
+    is_end = stripe_rows == nullptr;
     while (!is_end && out.rows.size() - before < kRowsUnderLock) {
       out.entries.clear();  // a segment has rows of other slots too
-      const std::uint64_t next = held->index.visit_range(path, [&](std::uint64_t at, std::uint32_t id) {
-        if (at >= path && slots.slot_in_stripe(at) == in_stripe) out.entries.push_back({at, id});
+      const std::uint64_t next = stripe_rows->index.visit_range(suffix, [&](std::uint64_t at, std::uint32_t id) {
+        if (at >= suffix && slots.slot_in_stripe(at) == in_stripe) out.entries.push_back({at, id});
       });
       for (std::size_t i = 0; i < out.entries.size(); ++i) {
         if (i + kFetchedAhead < out.entries.size()) {
-          fetch_lines(held->slab.data(out.entries[i + kFetchedAhead].row), fetched);
+          fetch_lines(stripe_rows->slab.data(out.entries[i + kFetchedAhead].row), fetched);
         }
-        const RowRef row = held->slab.at(out.entries[i].row);
+        const RowRef row = stripe_rows->slab.at(out.entries[i].row);
         if (!is_wanted(slot, row.version())) continue;
-        add(out, table, out.entries[i].path, row.version(), row.update_count(), row.weights());
+        add(out, table, out.entries[i].suffix, row.version(), row.update_count(), row.weights());
       }
-      path = next;
-      is_end = path == 0 || slots.slot_in_stripe(path) != in_stripe;
+      suffix = next;
+      is_end = suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe;
     }
     // With an SSD what was seen here may still be somewhere else a moment later: all is handed out at the end.
-    if (!table.is_tiered) take_images(dump, slot, path, is_end, out);
+    if (!table.is_tiered) take_images(dump, slot, suffix, is_end, out);
   }
 }
 
@@ -253,18 +253,18 @@ bool Store::Snapshot::collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out
   const std::shared_lock lock(store_.stripes[stripe].mutex);
   if (table.ssd_rows[stripe] > 0) return false;
   if (const TableStripe* rows = table.stripes[stripe].get(); rows != nullptr) {
-    for (std::uint64_t path = 0;;) {
+    for (std::uint64_t suffix = 0;;) {
       out.entries.clear();
       const std::uint64_t next =
-          rows->index.visit_range(path, [&](std::uint64_t at, std::uint32_t id) { out.entries.push_back({at, id}); });
+          rows->index.visit_range(suffix, [&](std::uint64_t at, std::uint32_t id) { out.entries.push_back({at, id}); });
       for (const RowIndex::Entry& entry : out.entries) {
         const RowRef row = rows->slab.at(entry.row);
-        const std::uint32_t slot = slots.slot_in_stripe(entry.path) * stripes + stripe;
+        const std::uint32_t slot = slots.slot_in_stripe(entry.suffix) * stripes + stripe;
         if (is_wanted(slot, row.version()))
-          add(out, table, entry.path, row.version(), row.update_count(), row.weights());
+          add(out, table, entry.suffix, row.version(), row.update_count(), row.weights());
       }
       if (next == 0) break;
-      path = next;
+      suffix = next;
     }
   }
   const bool has_images = !dump.sides[stripe].by_slot.empty();
@@ -278,10 +278,10 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
   SnapshotPage page = begin_page(dump, std::min(max_bytes, kSmallTableBytes), std::move(used));
   const std::uint32_t stripes = store_.slots.stripe_count();
   Slot rows;
-  HoldClock slice;
+  LockTimer slice;
   const auto put_rows = [&](std::uint32_t stripe) {
     for (const Row& row : rows.rows) {
-      put(page, dump, stripe, row.path, row.version, row.update_count, rows.data.data() + row.at);
+      put(page, dump, stripe, row.suffix, row.version, row.update_count, rows.data.data() + row.at);
     }
     rows.rows.clear();
     rows.data.clear();
@@ -292,7 +292,7 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
     SR_RETURN_IF_ERROR(failure());
     if (collect_stripe(dump, stripe, rows)) {
       std::sort(rows.rows.begin(), rows.rows.end(),
-                [](const Row& left, const Row& right) { return left.path < right.path; });
+                [](const Row& left, const Row& right) { return left.suffix < right.suffix; });
       put_rows(stripe);
       continue;
     }
@@ -308,8 +308,8 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
   return page;
 }
 
-// Images of paths before end_path (of the whole slot, at its end); these paths count as handed out from now on. The
-// stripe's lock is held, shared at least: only writers, who hold it exclusively, look at sides.
+// Images of suffixes before end_path (of the whole slot, at its end); these suffixes count as handed out from now on.
+// The stripe's lock is held, shared at least: only writers, who hold it exclusively, look at sides.
 void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out) {
   const SlotOrder& slots = store_.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
@@ -320,13 +320,13 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
   std::uint64_t freed = 0;
   for (SavedImage** at = side.by_slot.empty() ? &taken : &side.by_slot[in_stripe]; *at != nullptr;) {
     SavedImage* const image = *at;
-    if (!is_end && image->path >= end_path) {
+    if (!is_end && image->suffix >= end_path) {
       at = &image->next;
       continue;
     }
-    const auto known = out.by_path.find(image->path);
+    const auto known = out.by_path.find(image->suffix);
     if (known == out.by_path.end()) {
-      add(out, *dump.table, image->path, image->version, image->update_count, image->data());
+      add(out, *dump.table, image->suffix, image->version, image->update_count, image->data());
     } else {  // read from the SSD, which may have an older one
       Row& row = out.rows[known->second];
       row.version = image->version;
@@ -340,7 +340,7 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
     if (last == nullptr) last = image;
   }
   dump.images->give(taken, last);
-  side.dumped = is_end ? slots.first_path(in_stripe + 1) : end_path;
+  side.dumped = is_end ? slots.first_suffix(in_stripe + 1) : end_path;
   side.is_done = is_end && slot + slots.stripe_count() >= slot_versions_.size();
   side_bytes_ -= freed;
 }
@@ -350,20 +350,21 @@ Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
   collect_memory(dump, slot, out, may_be_on_ssd);
   Table& table = *dump.table;
   if (table.is_tiered) {
-    for (std::size_t i = 0; i < out.rows.size(); ++i) out.by_path.emplace(out.rows[i].path, i);
+    for (std::size_t i = 0; i < out.rows.size(); ++i) out.by_path.emplace(out.rows[i].suffix, i);
     if (may_be_on_ssd) {
       if (store_.table(table.schema.id) != dump.table) {
         return {Code::kNotFound, "table " + table.schema.name + " was dropped while it was saved"};
       }
-      SR_RETURN_IF_ERROR(store_.tiering->visit_slot(table, slot, [&](std::uint64_t path, const RowImage& image) {
-        if (!is_wanted(slot, image.version) || !out.by_path.emplace(path, out.rows.size()).second) return;
-        add(out, table, path, image.version, image.update_count, image.data);
+      SR_RETURN_IF_ERROR(store_.tiering->visit_slot(table, slot, [&](std::uint64_t suffix, const RowImage& image) {
+        if (!is_wanted(slot, image.version) || !out.by_path.emplace(suffix, out.rows.size()).second) return;
+        add(out, table, suffix, image.version, image.update_count, image.data);
       }));
     }
     const std::unique_lock lock(store_.stripes[slot % store_.slots.stripe_count()].mutex);
     take_images(dump, slot, 0, true, out);
   }
-  std::sort(out.rows.begin(), out.rows.end(), [](const Row& left, const Row& right) { return left.path < right.path; });
+  std::sort(out.rows.begin(), out.rows.end(),
+            [](const Row& left, const Row& right) { return left.suffix < right.suffix; });
   note_progress();
   return Status::ok();
 }
@@ -402,11 +403,11 @@ SnapshotPage Store::Snapshot::begin_page(const Dump& dump, std::uint64_t max_byt
   return page;
 }
 
-void Store::Snapshot::put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t path,
+void Store::Snapshot::put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t suffix,
                           std::uint64_t version, std::uint32_t update_count, const std::byte* data) const {
   const Table& table = *dump.table;
   const RowPolicy& policy = table.schema.policy;
-  page.keys.push_back(key_of_hash(table.schema.id, store_.slots.hash(stripe, path)));
+  page.keys.push_back(key_of_hash(table.schema.id, store_.slots.hash(stripe, suffix)));
   page.versions.push_back(version);
   page.update_counts.push_back(update_count);
   page.weights.insert(page.weights.end(), data, data + table.schema.dim * size_of(table.schema.dtype));
@@ -425,7 +426,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
   Slot slot;
-  HoldClock slice;
+  LockTimer slice;
   while (dump.slot < slot_versions_.size() && page.keys.size() * row_bytes < max_bytes) {
     SR_RETURN_IF_ERROR(failure());
     slot.rows.clear();
@@ -435,7 +436,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
     const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
     ++dump.slot;
     for (const Row& row : slot.rows) {
-      put(page, dump, stripe, row.path, row.version, row.update_count, slot.data.data() + row.at);
+      put(page, dump, stripe, row.suffix, row.version, row.update_count, slot.data.data() + row.at);
     }
     pace(slice);
   }
@@ -465,9 +466,9 @@ Result<SnapshotPage> Store::Snapshot::next_images(std::uint32_t table_id, std::u
     }
     if (images.empty()) continue;
     std::sort(images.begin(), images.end(),
-              [](const SavedImage* left, const SavedImage* right) { return left->path < right->path; });
+              [](const SavedImage* left, const SavedImage* right) { return left->suffix < right->suffix; });
     for (std::size_t i = 0; i < images.size(); ++i) {
-      put(page, dump, stripe, images[i]->path, images[i]->version, images[i]->update_count, images[i]->data());
+      put(page, dump, stripe, images[i]->suffix, images[i]->version, images[i]->update_count, images[i]->data());
       images[i]->next = i + 1 < images.size() ? images[i + 1] : nullptr;
     }
     dump.images->give(images.front(), images.back());

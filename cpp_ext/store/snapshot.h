@@ -2,9 +2,9 @@
 //
 // Copy-on-write is per row: one that is not yet handed out has its image saved in a side buffer before its first
 // change (write_stripe, erase). That it is the first is known from its version: a row whose version lies beyond its
-// slot's at the cut was changed, or born, since. The side buffer has a budget; the dump takes what it holds out of turn
-// from a quarter of that on, and when it is full, writers wait, and that is counted. A dump that does not move is given
-// up after `longest_stall`, for training goes on rather than a save. A dump that takes CPUs from writers pauses.
+// slot's at the cut was changed, or created, since. The side buffer has a budget; the dump takes what it holds out of
+// turn from a quarter of that on, and when it is full, writers wait, and that is counted. A dump that does not move is
+// given up after `longest_stall`, for training goes on rather than a save. A dump that takes CPUs from writers pauses.
 //
 // Rows come table by table, slot by slot, in the order of their hashes. Rows on the SSD are read from there, slot by
 // slot, and do not come to memory.
@@ -103,7 +103,7 @@ class Store::Snapshot {
 
   // What is saved of one stripe of one table. Guarded by the stripe's lock.
   struct Side {
-    std::uint64_t dumped = 0;  // paths before it are handed out
+    std::uint64_t dumped = 0;  // suffixes before it are handed out
     bool is_done = false;      // all are
     SavedImagePool* pool = nullptr;
     SavedImage* spare = nullptr;       // places for further images
@@ -112,7 +112,7 @@ class Store::Snapshot {
   // Null when the table came after the cut, or is handed out. Under the stripe's exclusive lock, as save().
   [[nodiscard]] Side* side(const Table& table, std::uint32_t stripe) noexcept;
   // Before a row is changed or removed.
-  void save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t path, std::uint64_t version,
+  void save(Side& side, const Table& table, std::uint32_t stripe, std::uint64_t suffix, std::uint64_t version,
             std::uint32_t update_count, const std::byte* data);
   // Before a batch of writes; returns at once while there is room.
   void wait_for_room();
@@ -127,7 +127,7 @@ class Store::Snapshot {
     std::array<Side, kStripes> sides;
   };
   struct Row {
-    std::uint64_t path;
+    std::uint64_t suffix;
     std::uint64_t version;
     std::uint32_t update_count;
     std::size_t at;  // of its data
@@ -139,7 +139,7 @@ class Store::Snapshot {
     std::unordered_map<std::uint64_t, std::size_t> by_path;  // of rows; filled where the SSD is asked
   };
 
-  void add(Slot& slot, const Table& table, std::uint64_t path, std::uint64_t version, std::uint32_t update_count,
+  void add(Slot& slot, const Table& table, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
            const std::byte* data) const;
   Status collect(Dump& dump, std::uint32_t slot, Slot& out);
   void collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd);
@@ -151,11 +151,11 @@ class Store::Snapshot {
     return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
   }
   [[nodiscard]] SnapshotPage begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const;
-  void put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t path, std::uint64_t version,
+  void put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t suffix, std::uint64_t version,
            std::uint32_t update_count, const std::byte* data) const;
   [[nodiscard]] Status failure() const;
   void note_progress();
-  void pace(HoldClock& slice);
+  void pace(LockTimer& slice);
   void give_up();
 
   Impl& store_;

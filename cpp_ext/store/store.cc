@@ -66,7 +66,7 @@ bool Store::Impl::follow(const std::vector<std::uint32_t>& wanted) {
   for (const std::uint32_t table_id : wanted) is_new |= !followed.contains(table_id);
   if (wanted.empty()) ++followed.all;
   for (const std::uint32_t table_id : wanted) ++followed.by_id[table_id];
-  for (const auto& [id, held] : tables) held->is_followed = followed.contains(id);
+  for (const auto& [id, table] : tables) table->is_followed = followed.contains(id);
   return is_new;
 }
 
@@ -77,7 +77,7 @@ void Store::Impl::unfollow(const std::vector<std::uint32_t>& wanted) {
     const auto found = followed.by_id.find(table_id);
     if (--found->second == 0) followed.by_id.erase(found);
   }
-  for (const auto& [id, held] : tables) held->is_followed = followed.contains(id);
+  for (const auto& [id, table] : tables) table->is_followed = followed.contains(id);
 }
 
 void Store::Impl::dropped_table() noexcept {
@@ -90,7 +90,7 @@ void Store::Impl::dropped_table() noexcept {
   }
 }
 
-// Whether a new table's part of memory is left. The map's lock is held.
+// Whether a new table's part of memory is left. The map's lock is table.
 Status Store::Impl::check_share(const TableSchema& schema) const {
   const float wanted = schema.policy.ram_share;
   if (wanted == 0) return Status::ok();
@@ -99,7 +99,7 @@ Status Store::Impl::check_share(const TableSchema& schema) const {
             "table " + schema.name + ": policy.ram_share needs shards with an ssd_path; allowed without: 0"};
   }
   float taken = 0;
-  for (const auto& [id, held] : tables) taken += held->schema.policy.ram_share;
+  for (const auto& [id, table] : tables) taken += table->schema.policy.ram_share;
   if (taken + wanted <= 0.9f + 1e-6f) return Status::ok();
   std::ostringstream text;
   text << "table " << schema.name << ": policy.ram_share: " << wanted << " is not allowed; other tables have " << taken
@@ -107,16 +107,16 @@ Status Store::Impl::check_share(const TableSchema& schema) const {
   return {Code::kInvalidArgument, text.str()};
 }
 
-Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span<const std::uint64_t> keys) const {
+Store::Impl::StripeCounts Store::Impl::count_absent(const Table& table, std::span<const std::uint64_t> keys) const {
   StripeCounts absent{};
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
-    order.group(held.schema.id, slots, block);
+    order.group(table.schema.id, slots, block);
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(stripes[stripe].mutex);
-      walk_stripe<Fetch::kNothing>(held, order, stripe,
+      walk_stripe<Fetch::kNothing>(table, order, stripe,
                                    [&](std::uint16_t /*position*/, std::uint64_t /*path*/, std::uint32_t id) {
                                      absent[stripe] += id == RowIndex::kNone ? 1 : 0;
                                    });
@@ -125,28 +125,28 @@ Store::Impl::StripeCounts Store::Impl::count_absent(const Table& held, std::span
   return absent;
 }
 
-std::uint64_t Store::Impl::bytes_for(const Table& held, const StripeCounts& absent) const {
+std::uint64_t Store::Impl::bytes_for(const Table& table, const StripeCounts& absent) const {
   constexpr std::uint64_t kGrowingAtOnce = 8;  // stripes, by as many threads
   std::uint64_t bytes = 0;
   std::uint64_t touched = 0;
   StorePools no_memory;
-  const TableStripe empty(no_memory, held.layout.data_bytes, held.is_tiered);
+  const TableStripe empty(no_memory, table.layout.data_bytes, table.is_tiered);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
-    const TableStripe& rows = held.stripes[stripe] != nullptr ? *held.stripes[stripe] : empty;
+    const TableStripe& rows = table.stripes[stripe] != nullptr ? *table.stripes[stripe] : empty;
     bytes += rows.slab.bytes_for(absent[stripe]) + rows.index.lasting_bytes_for(absent[stripe]);
     ++touched;
-    if (held.admission != nullptr) bytes += held.admission->bytes_for(stripe, absent[stripe]);
+    if (table.admission != nullptr) bytes += table.admission->bytes_for(stripe, absent[stripe]);
   }
   return bytes + std::min(touched, kGrowingAtOnce) * RowIndex::kTransientBytes;
 }
 
-Status Store::Impl::promise(const Table& held, std::uint64_t bytes) {
+Status Store::Impl::promise(const Table& table, std::uint64_t bytes) {
   const std::lock_guard lock(promise_mutex);
   const std::uint64_t taken = pools.used_bytes() + promised_bytes.load(std::memory_order_relaxed);
   if (bytes > 0 && taken + bytes > options.memory_budget_bytes) {
-    return over_budget(held.schema.name, options.memory_budget_bytes, taken, bytes);
+    return over_budget(table.schema.name, options.memory_budget_bytes, taken, bytes);
   }
   promised_bytes.fetch_add(bytes, std::memory_order_relaxed);
   return Status::ok();
@@ -184,10 +184,10 @@ void Store::Reservation::release() noexcept {
 }
 
 void Store::Reservation::consume(std::uint64_t bytes) noexcept {
-  std::uint64_t held = bytes_.load();
-  while (!bytes_.compare_exchange_weak(held, held - std::min(held, bytes))) {
+  std::uint64_t promised = bytes_.load();
+  while (!bytes_.compare_exchange_weak(promised, promised - std::min(promised, bytes))) {
   }
-  store_->impl_->give_back(std::min(held, bytes));
+  store_->impl_->give_back(std::min(promised, bytes));
 }
 
 Store::Store(const StoreOptions& options)
@@ -240,17 +240,17 @@ Status Store::drop_table(std::uint32_t table_id) {
 }
 
 std::optional<TableSchema> Store::schema(std::uint32_t table_id) const {
-  const std::shared_ptr<Table> held = impl_->table(table_id);
-  return held == nullptr ? std::nullopt : std::optional(held->schema);
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  return table == nullptr ? std::nullopt : std::optional(table->schema);
 }
 
 Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
-  const std::shared_ptr<Table> held = impl_->table(table_id);
-  if (held == nullptr) return unknown_table(table_id);
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
   if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
-  if (impl_->tiering != nullptr) return reserve_tiered(held, keys);
-  const std::uint64_t bytes = impl_->bytes_for(*held, impl_->count_absent(*held, keys));
-  SR_RETURN_IF_ERROR(impl_->promise(*held, bytes));
+  if (impl_->tiering != nullptr) return reserve_tiered(table, keys);
+  const std::uint64_t bytes = impl_->bytes_for(*table, impl_->count_absent(*table, keys));
+  SR_RETURN_IF_ERROR(impl_->promise(*table, bytes));
   return Reservation(this, bytes);
 }
 
@@ -258,49 +258,49 @@ std::vector<TableStats> Store::stats() const {
   std::vector<std::shared_ptr<Table>> tables;
   {
     const std::shared_lock lock(impl_->tables_mutex);
-    for (const auto& [id, held] : impl_->tables) tables.push_back(held);
+    for (const auto& [id, table] : impl_->tables) tables.push_back(table);
   }
   std::vector<TableStats> all;
-  for (const auto& held : tables) {
+  for (const auto& table : tables) {
     TableStats stats;
-    stats.table_id = held->schema.id;
-    stats.name = held->schema.name;
+    stats.table_id = table->schema.id;
+    stats.name = table->schema.name;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
-      stats.ssd_rows += held->ssd_rows[stripe];
-      if (held->stripes[stripe] == nullptr) continue;
-      stats.rows += held->stripes[stripe]->slab.rows();
-      stats.total_bytes += held->stripes[stripe]->bytes();
+      stats.ssd_rows += table->ssd_rows[stripe];
+      if (table->stripes[stripe] == nullptr) continue;
+      stats.rows += table->stripes[stripe]->slab.rows();
+      stats.total_bytes += table->stripes[stripe]->bytes();
     }
-    if (held->admission != nullptr) stats.admission = held->admission->stats();
-    stats.sweeps = held->swept.sweeps;
-    for (std::size_t rule = 0; rule < kSweepRules; ++rule) stats.swept_rows[rule] = held->swept.rows[rule];
-    stats.sweep_longest_hold = held->swept.longest_hold.longest();
+    if (table->admission != nullptr) stats.admission = table->admission->stats();
+    stats.sweeps = table->swept.sweeps;
+    for (std::size_t rule = 0; rule < kSweepRules; ++rule) stats.swept_rows[rule] = table->swept.rows[rule];
+    stats.sweep_longest_lock = table->swept.longest_lock.longest();
     stats.rows += stats.ssd_rows;
-    stats.ssd_bytes = stats.ssd_rows * held->codec.bytes();
-    stats.row_bytes = stats.rows * held->layout.data_bytes;
+    stats.ssd_bytes = stats.ssd_rows * table->codec.bytes();
+    stats.row_bytes = stats.rows * table->layout.data_bytes;
     all.push_back(std::move(stats));
   }
   return all;
 }
 
 Result<std::vector<std::uint64_t>> Store::filter_image(std::uint32_t table_id, std::uint32_t slot) const {
-  const std::shared_ptr<Table> held = impl_->table(table_id);
-  if (held == nullptr) return unknown_table(table_id);
-  if (!held->schema.policy.has_filter()) return no_filter(held->schema.name);
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  if (!table->schema.policy.has_filter()) return no_filter(table->schema.name);
   const std::uint32_t stripe = slot % impl_->slots.stripe_count();
   const std::shared_lock lock(impl_->stripes[stripe].mutex);
-  return held->admission->image(stripe, slot / impl_->slots.stripe_count());
+  return table->admission->image(stripe, slot / impl_->slots.stripe_count());
 }
 
 Status Store::load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<const std::uint64_t> image) {
-  const std::shared_ptr<Table> held = impl_->table(table_id);
-  if (held == nullptr) return unknown_table(table_id);
-  if (!held->schema.policy.has_filter()) return no_filter(held->schema.name);
+  const std::shared_ptr<Table> table = impl_->table(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  if (!table->schema.policy.has_filter()) return no_filter(table->schema.name);
   if (slot >= impl_->options.slot_count) return {Code::kInvalidArgument, "load_filter: no such slot"};
   const std::uint32_t stripe = slot % impl_->slots.stripe_count();
   const std::unique_lock lock(impl_->stripes[stripe].mutex);
-  return held->admission->load(stripe, slot / impl_->slots.stripe_count(), image);
+  return table->admission->load(stripe, slot / impl_->slots.stripe_count(), image);
 }
 
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }

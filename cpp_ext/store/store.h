@@ -6,7 +6,7 @@
 //
 // Invariants:
 //  1. A pull never changes logical state; an absent row reads as its initial row, a pure function of
-//     (seed, table id, key). Rows are born only by apply() and assign().
+//     (seed, table id, key). Rows are created only by apply() and assign().
 //  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
 //  3. A batch that cannot get its memory is refused before its first row changes.
 //  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill; 33
@@ -46,7 +46,7 @@ struct StoreOptions {
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 1;                  // to begin with
   std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
-  SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
+  SsdOptions ssd = {};  // with a suffix: rows beyond the budget, which must not be 0, go to an SSD
   std::function<std::uint64_t()> unix_seconds = nullptr;  // null: the system's clock
 };
 
@@ -61,17 +61,17 @@ struct TableStats {
   AdmissionStats admission = {};
   std::uint64_t sweeps = 0;                             // that were carried out
   std::array<std::uint64_t, kSweepRules> swept_rows{};  // by rule
-  HoldTimes sweep_longest_hold;                         // of a stripe by a sweep
+  LockTimes sweep_longest_lock;                         // of a stripe by a sweep
 };
 
 struct TierStats {
-  std::uint64_t hits = 0;           // keys of pulls and commits whose rows were in memory
-  std::uint64_t misses = 0;         // that were looked for on the SSD
-  std::uint64_t brought_ahead = 0;  // keys that bring() looked for there before anybody pulled them
-  std::uint64_t rows_evicted = 0;   // from memory
-  std::uint64_t evicted_ahead = 0;  // of them, before anybody needed their room
-  bool is_making_room = false;      // some leave ahead now, or are about to
-  HoldTimes longest_hold;           // of a stripe that pulls wait for, by eviction and by rows that come back
+  std::uint64_t hits = 0;                // keys of pulls and commits whose rows were in memory
+  std::uint64_t misses = 0;              // that were looked for on the SSD
+  std::uint64_t prefetched = 0;          // keys that fetch_to_memory() looked for there before anybody pulled them
+  std::uint64_t rows_evicted = 0;        // from memory
+  std::uint64_t background_evicted = 0;  // of them, before anybody needed their room
+  bool is_making_room = false;           // some leave ahead now, or are about to
+  LockTimes longest_lock;                // of a stripe that pulls wait for, by eviction and by rows that come back
   SsdStats ssd;
 };
 
@@ -109,8 +109,8 @@ class ChangeLog;
 class Table;
 struct ApplyOptions;
 struct SnapshotOptions;
-struct Stamps;
-struct Writing;
+struct LastPush;
+struct WriteOptions;
 
 class Store {
  public:
@@ -131,14 +131,14 @@ class Store {
     void consume(std::uint64_t bytes) noexcept;
 
     struct Pin {
-      std::uint64_t path;
+      std::uint64_t suffix;
       std::uint32_t stripe;
     };
     Store* store_ = nullptr;
     std::atomic<std::uint64_t> bytes_{0};
     std::shared_ptr<Table> table_;  // of the pins
     std::vector<Pin> pins_;         // by stripe, block by block
-    bool has_absent_ = true;        // some row may have to be born
+    bool has_absent_ = true;        // some row may have to be created
     // Row hashes that were nowhere when their token (tiering.h) was this; apply() need not look them up again.
     std::unordered_map<std::uint64_t, std::uint32_t> absences_;
   };
@@ -160,7 +160,7 @@ class Store {
   // budget (the message says budget, use and need); NotFound.
   Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
-  // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are born from their initial
+  // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are created from their initial
   // row, if the table's policy admits the key; else the gradient is dropped and counted. Under a reservation of the
   // same keys it cannot fail for the budget; without one, and with a budget, it reserves for all keys first (so a batch
   // that threads share by parts should have a reservation).
@@ -207,16 +207,17 @@ class Store {
   // Brings rows from the SSD to memory, as far as there is room that colder rows can make; for keys that are about to
   // be used. Changes nothing else, and does nothing without an SSD. NotFound. kForPull: what is not in memory counts as
   // a miss of the pull that follows.
-  enum class Bring : std::uint8_t { kAhead, kForPull };
-  Status bring(std::uint32_t table_id, std::span<const std::uint64_t> keys, Bring why = Bring::kAhead);
-  // Whether bring() would look any of them up: cheap, and never blocks for a disk.
+  enum class FetchCause : std::uint8_t { kPrefetch, kPull };
+  Status fetch_to_memory(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                         FetchCause cause = FetchCause::kPrefetch);
+  // Whether fetch_to_memory() would look any of them up: cheap, and never blocks for a disk.
   [[nodiscard]] bool would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
   // Writes every row that changed to the SSD, and there to the disk; all stay in memory. FailedPrecondition without
   // one.
   Status write_back();
 
   // Rows by stripe, then by slot, then by hash. Rows present throughout the scan are returned exactly once; rows
-  // born or erased meanwhile may or may not be.
+  // created or erased meanwhile may or may not be.
   Result<ScanPage> scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const;
 
   [[nodiscard]] ChangeLog& changes() noexcept;  // for followers: store/changes/change_log.h
@@ -236,11 +237,11 @@ class Store {
   explicit Store(const StoreOptions& options);
   template <class Visit>
   std::optional<std::uint64_t> write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                            std::span<const std::uint64_t> block, const Writing& writing,
+                                            std::span<const std::uint64_t> block, const WriteOptions& write,
                                             Absences* absences, Visit&& visit);
   Status set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
                   const std::uint64_t* versions);
-  [[nodiscard]] Stamps stamps_of(Table& table, std::uint64_t job, std::int64_t step) const;
+  [[nodiscard]] LastPush last_push_of(Table& table, std::uint64_t job, std::int64_t step) const;
   Result<Reservation> reserve_tiered(const std::shared_ptr<Table>& table, std::span<const std::uint64_t> keys);
   Status find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block, std::uint32_t part,
                      std::uint32_t parts, const Reservation& reservation, Absences& absences);
@@ -257,10 +258,10 @@ struct ApplyOptions {
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
   std::uint32_t dim = 0;  // columns of grads; NotFound when the table, made anew meanwhile, has others; 0 = not checked
-  Store::Reservation* reservation = nullptr;   // what reserve() gave for the same keys, or null
-  std::uint64_t job = 0;                       // whose step it is
-  std::int64_t step = -1;                      // for the table's clock; -1: none
-  std::optional<std::uint64_t> sighting = {};  // what numbers the push for admit_probability; none: counted here
+  Store::Reservation* reservation = nullptr;      // what reserve() gave for the same keys, or null
+  std::uint64_t job = 0;                          // whose step it is
+  std::int64_t step = -1;                         // for the table's clock; -1: none
+  std::optional<std::uint64_t> observation = {};  // what numbers the push for admit_probability; none: counted here
   bool* has_changed = nullptr;  // set before the first row may change; of a batch that fails: whether a part is applied
 };
 

@@ -22,7 +22,7 @@ namespace sparserow {
 // The low half of the system's clock in milliseconds.
 [[nodiscard]] std::uint32_t wall_ms() noexcept;
 
-struct Newest;
+struct VersionFilter;
 
 // How many cursors want each table, also one that is not there yet.
 struct FollowedTables {
@@ -47,11 +47,11 @@ class Store::Impl {
   };
 
   [[nodiscard]] std::shared_ptr<Table> table(std::uint32_t table_id) const;
-  // The next version of the slot of `path`, for a row that is written, which followers of its table are told; `before`
-  // is the row's version until now. The stripe's lock is held exclusively.
-  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t path, const Table& table, std::uint64_t key,
+  // The next version of the slot of `suffix`, for a row that is written, which followers of its table are told;
+  // `before` is the row's version until now. The stripe's lock is held exclusively.
+  [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t suffix, const Table& table, std::uint64_t key,
                                       std::uint64_t before) noexcept {
-    const std::uint32_t slot = slots.slot_in_stripe(path);
+    const std::uint32_t slot = slots.slot_in_stripe(suffix);
     const std::uint64_t sequence = ++stripe.sequences[slot];
     const std::uint64_t version = version_of_sequence(sequence);
     if (stripe.log.is_open() && table.is_followed.load(std::memory_order_relaxed)) {
@@ -63,8 +63,8 @@ class Store::Impl {
     }
     return version;
   }
-  void erased(Stripe& stripe, std::uint64_t path, std::uint32_t table_id, std::uint64_t key) noexcept {
-    const std::uint32_t slot = slots.slot_in_stripe(path);
+  void erased(Stripe& stripe, std::uint64_t suffix, std::uint32_t table_id, std::uint64_t key) noexcept {
+    const std::uint32_t slot = slots.slot_in_stripe(suffix);
     const std::uint64_t sequence = ++stripe.sequences[slot];
     stripe.erasures[slot] = sequence;
     if (stripe.log.is_open()) stripe.log.erased(slot, {sequence, key, table_id, wall_ms()}, change_budget);
@@ -80,10 +80,10 @@ class Store::Impl {
   }
 
   using StripeCounts = std::array<std::uint64_t, kStripes>;
-  [[nodiscard]] StripeCounts count_absent(const Table& held, std::span<const std::uint64_t> keys) const;
+  [[nodiscard]] StripeCounts count_absent(const Table& table, std::span<const std::uint64_t> keys) const;
   // Upper bound of the memory that so many more rows of each stripe take.
-  [[nodiscard]] std::uint64_t bytes_for(const Table& held, const StripeCounts& rows) const;
-  Status promise(const Table& held, std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t bytes_for(const Table& table, const StripeCounts& rows) const;
+  Status promise(const Table& table, std::uint64_t bytes);
   Status check_share(const TableSchema& schema) const;
   void give_back(std::uint64_t bytes) noexcept { promised_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
 
@@ -112,9 +112,9 @@ class Store::Impl {
   // Rows of `store`, which this is the private part of, whose weights and more are set by fill(row, index).
   using FillRow = std::function<void(RowRef, std::size_t)>;
   Status put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
-                  const FillRow& fill, Newest* newest = nullptr);
+                  const FillRow& fill, VersionFilter* filter = nullptr);
   // A row in memory, under its stripe's exclusive lock.
-  void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path);
+  void save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t suffix);
 
   [[nodiscard]] std::uint64_t unix_seconds() const {
     return options.unix_seconds ? options.unix_seconds() : static_cast<std::uint64_t>(std::time(nullptr));

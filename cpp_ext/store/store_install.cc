@@ -8,12 +8,12 @@
 namespace sparserow {
 
 // Finds or bears the rows of `keys` and calls fill(row, first + its index) for each, under its stripe's lock; fill sets
-// the weights. With `newest` some are passed over.
+// the weights. With `filter` some are passed over.
 Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
-                             const FillRow& fill, Newest* newest) {
+                             const FillRow& fill, VersionFilter* filter) {
   Result<Reservation> reserved = store.reserve(table.schema.id, keys);
   if (!reserved.is_ok()) return reserved.status();
-  const Writing writing{.stamps = store.stamps_of(table, 0, -1), .admits_all = true, .newest = newest};
+  const WriteOptions write{.last_push = store.last_push_of(table, 0, -1), .admits_all = true, .filter = filter};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = tiering != nullptr ? &absences : nullptr;
@@ -22,7 +22,7 @@ Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::ui
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     wait_for_snapshot();
     order.group(table.schema.id, slots, block);
-    if (newest != nullptr) newest->first = first + begin;
+    if (filter != nullptr) filter->first = first + begin;
     if (tiered != nullptr) {
       SR_RETURN_IF_ERROR(store.find_absent(table, order, block, 0, 1, reserved.value(), absences));
     }
@@ -33,14 +33,14 @@ Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::ui
       if (order.positions(stripe).empty()) continue;
       const std::unique_lock lock(stripes[stripe].mutex);
       const auto taken =
-          store.write_stripe(table, stripe, order, block, writing, tiered,
+          store.write_stripe(table, stripe, order, block, write, tiered,
                              [&](RowRef row, std::uint16_t position) { fill(row, first + begin + position); });
       if (!taken) return out_of_memory(table);
       reserved.value().consume(*taken);
     }
-    pools.tend();
+    pools.collapse_huge_pages();
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
-      SR_RETURN_IF_ERROR(put_rows(store, table, block.subspan(position, 1), first + begin + position, fill, newest));
+      SR_RETURN_IF_ERROR(put_rows(store, table, block.subspan(position, 1), first + begin + position, fill, filter));
     }
   }
   return Status::ok();
@@ -76,9 +76,9 @@ Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span
     convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
     row.set_version(versions[at]);
   };
-  Newest newest{.versions = versions, .replaces = replaces};
-  SR_RETURN_IF_ERROR(store.put_rows(*store_, *table, keys, 0, fill, &newest));
-  return keys.size() - newest.passed_over;
+  VersionFilter filter{.versions = versions, .replaces = replaces};
+  SR_RETURN_IF_ERROR(store.put_rows(*store_, *table, keys, 0, fill, &filter));
+  return keys.size() - filter.passed_over;
 }
 
 Status Store::install(std::uint32_t table_id, const StoredRows& rows) {

@@ -66,7 +66,7 @@ class RowWriter {
     }
   }
 
-  // As it would be read just after its birth: rounded to the stored dtype.
+  // As it would be read just after its creation: rounded to the stored dtype.
   void write_initial(std::uint64_t key, std::byte* out) {
     table_.initial_rows.fill(key, scratch());
     stored_.resize(sparserow::row_bytes(table_.schema.dtype, table_.schema.dim));
@@ -87,25 +87,26 @@ class RowWriter {
   std::vector<std::byte> stored_;
 };
 
-// Appends rows of one stripe from `path` on, in order of paths; returns false when the page is full before the end.
-bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t stripe, std::uint64_t path,
+// Appends rows of one stripe from `suffix` on, in order of suffixes; returns false when the page is full before the
+// end.
+bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t stripe, std::uint64_t suffix,
                  std::uint32_t max_rows, bool with_state, ScanPage& page) {
-  const TableStripe& held = *table.stripes[stripe];
+  const TableStripe& stripe_rows = *table.stripes[stripe];
   const std::uint32_t dim = table.schema.dim;
   const std::uint32_t state_floats = with_state ? table.optimizer->state_floats() : 0;
   for (;;) {
-    RowIndex::Range range = held.index.range_at(path);
-    std::erase_if(range.entries, [path](const RowIndex::Entry& entry) { return entry.path < path; });
+    RowIndex::Range range = stripe_rows.index.range_at(suffix);
+    std::erase_if(range.entries, [suffix](const RowIndex::Entry& entry) { return entry.suffix < suffix; });
     std::sort(range.entries.begin(), range.entries.end(),
-              [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
-    for (const RowIndex::Entry& entry : range.entries) __builtin_prefetch(held.slab.data(entry.row));
+              [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.suffix < right.suffix; });
+    for (const RowIndex::Entry& entry : range.entries) __builtin_prefetch(stripe_rows.slab.data(entry.row));
     for (const RowIndex::Entry& entry : range.entries) {
       if (page.keys.size() == max_rows) {
-        page.next_cursor = slots.position(stripe, entry.path);
+        page.next_cursor = slots.position(stripe, entry.suffix);
         return false;
       }
-      const RowRef found = held.slab.at(entry.row);
-      page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.path)));
+      const RowRef found = stripe_rows.slab.at(entry.row);
+      page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.suffix)));
       page.versions.push_back(found.version());
       page.update_counts.push_back(found.update_count());
       page.rows.resize(page.rows.size() + dim);
@@ -114,7 +115,7 @@ bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t strip
       page.state.insert(page.state.end(), state, state + state_floats);
     }
     if (range.next == 0) return true;
-    path = range.next;
+    suffix = range.next;
   }
 }
 
@@ -152,13 +153,13 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
       const bool may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-      const auto visit = [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+      const auto visit = [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
         if (id != RowIndex::kNone) {
           give_row(position, stripe, id);
           if (table->is_tiered) table->stripes[stripe]->slab.meta(id).touch();
         } else if (may_be_on_ssd) {
           misses.push_back({.key = block[position],
-                            .path = path,
+                            .suffix = suffix,
                             .position = position,
                             .stripe = static_cast<std::uint16_t>(stripe)});
         } else {
@@ -187,7 +188,7 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
   return Status::ok();
 }
 
-// A cursor is a position in the order of slots, which growth of the index, births and erasures do not disturb.
+// A cursor is a position in the order of slots, which growth of the index, creations and erasures do not disturb.
 Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                              bool with_state) const {
   const std::shared_ptr<Table> table = impl_->table(table_id);
@@ -195,12 +196,12 @@ Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::
   if (max_rows == 0) return Status(Code::kInvalidArgument, "scan: max_rows: 0 is not allowed; allowed: >= 1");
   if (impl_->tiering != nullptr) return scan_tiered(*table, cursor, max_rows, with_state);
   ScanPage page;
-  std::uint64_t path = impl_->slots.path_at(cursor);
+  std::uint64_t suffix = impl_->slots.path_at(cursor);
   for (std::uint32_t stripe = impl_->slots.stripe_at(cursor); stripe < impl_->slots.stripe_count();
-       ++stripe, path = 0) {
+       ++stripe, suffix = 0) {
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
     if (table->stripes[stripe] == nullptr) continue;
-    if (!scan_stripe(*table, impl_->slots, stripe, path, max_rows, with_state, page)) return page;
+    if (!scan_stripe(*table, impl_->slots, stripe, suffix, max_rows, with_state, page)) return page;
   }
   return page;
 }

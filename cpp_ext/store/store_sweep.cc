@@ -39,7 +39,7 @@ constexpr std::uint32_t bin_of(std::uint32_t value) noexcept {
 
 // What a sweep sees of a row.
 struct Seen {
-  std::uint64_t path;
+  std::uint64_t suffix;
   std::uint64_t version;
   std::uint32_t update_count;
   const std::byte* data;
@@ -72,8 +72,8 @@ class Store::Sweep {
     }
     SweepTotals& totals = table_->swept;
     if (!options_.dry_run) ++totals.sweeps;
-    report_.longest_hold = longest_hold_.longest();
-    totals.longest_hold.note(report_.longest_hold);
+    report_.longest_lock = longest_lock_.longest();
+    totals.longest_lock.note(report_.longest_lock);
     return report_;
   }
 
@@ -147,9 +147,10 @@ class Store::Sweep {
     if (warm == warmth_ && left_ > 0) ties_.push_back(row);
   }
 
-  // Of a slot's rows that are equally warm the first paths go, wherever the rows are.
+  // Of a slot's rows that are equally warm the first suffixes go, wherever the rows are.
   void settle_ties(std::uint32_t stripe) {
-    std::sort(ties_.begin(), ties_.end(), [](const Seen& left, const Seen& right) { return left.path < right.path; });
+    std::sort(ties_.begin(), ties_.end(),
+              [](const Seen& left, const Seen& right) { return left.suffix < right.suffix; });
     for (const Seen& row : ties_) {
       if (left_ == 0) break;
       --left_;
@@ -163,7 +164,7 @@ class Store::Sweep {
       count(rule, 1);
       return;
     }
-    keys_.push_back(key_of_hash(table_->schema.id, impl_.slots.hash(stripe, row.path)));
+    keys_.push_back(key_of_hash(table_->schema.id, impl_.slots.hash(stripe, row.suffix)));
     versions_.push_back(row.version);
     rules_.push_back(rule);
   }
@@ -187,7 +188,7 @@ class Store::Sweep {
   Status remove_taken() {
     const std::size_t at_once = impl_.tiering == nullptr ? kErasedAtOnce : kRemovedAtOnce;
     for (std::size_t begin = 0; begin < keys_.size();) {
-      const HoldClock clock;
+      const LockTimer clock;
       std::size_t end = begin;
       while (end < keys_.size() && rules_[end] == rules_[begin] && end - begin < at_once) ++end;
       const auto erased = store_.erase(table_->schema.id, std::span(keys_).subspan(begin, end - begin),
@@ -196,7 +197,7 @@ class Store::Sweep {
       count(rules_[begin], erased.value());
       table_->swept.rows[static_cast<std::size_t>(rules_[begin])] += erased.value();
       begin = end;
-      rest(clock.held().cpu_nanoseconds);
+      rest(clock.elapsed().cpu_nanoseconds);
     }
     keys_.clear();
     versions_.clear();
@@ -215,9 +216,9 @@ class Store::Sweep {
         continue;
       }
       for (std::uint32_t slot = 0; slot < slots_per_stripe && report_.is_complete; ++slot) {
-        const std::uint64_t end = slot + 1 < slots_per_stripe ? slots.first_path(slot + 1) : 0;
+        const std::uint64_t end = slot + 1 < slots_per_stripe ? slots.first_suffix(slot + 1) : 0;
         std::unordered_set<std::uint64_t> in_memory;
-        SR_RETURN_IF_ERROR(walk_memory(stripe, slots.first_path(slot), end, &in_memory, visit));
+        SR_RETURN_IF_ERROR(walk_memory(stripe, slots.first_suffix(slot), end, &in_memory, visit));
         SR_RETURN_IF_ERROR(walk_ssd(stripe, slot, in_memory, visit));
       }
       if (!report_.is_complete) break;
@@ -225,62 +226,62 @@ class Store::Sweep {
     return Status::ok();
   }
 
-  // Rows of a stripe with begin <= path < end (0: to the last).
+  // Rows of a stripe with begin <= suffix < end (0: to the last).
   template <class Visit>
   Status walk_memory(std::uint32_t stripe, std::uint64_t begin, std::uint64_t end,
                      std::unordered_set<std::uint64_t>* in_memory, Visit&& visit) {
-    std::uint64_t path = begin;
+    std::uint64_t suffix = begin;
     do {
       if (impl_.sweeps_stopped.load(std::memory_order_relaxed)) {
         report_.is_complete = false;
         break;
       }
-      HoldTimes held;
+      LockTimes locked;
       {
         const std::shared_lock lock(impl_.stripes[stripe].mutex);
-        const HoldClock clock;
-        path = walk_slice(stripe, path, end, Clock::now(), in_memory, visit);
-        held = clock.held();
+        const LockTimer clock;
+        suffix = walk_slice(stripe, suffix, end, Clock::now(), in_memory, visit);
+        locked = clock.elapsed();
       }
       if (in_memory == nullptr) settle_ties(stripe);
       ++report_.slices;
-      longest_hold_.note(held);
+      longest_lock_.note(locked);
       if (keys_.size() >= kRemovedAtOnce) SR_RETURN_IF_ERROR(remove_taken());
-      rest(held.cpu_nanoseconds);
-    } while (path != 0);
+      rest(locked.cpu_nanoseconds);
+    } while (suffix != 0);
     return remove_taken();
   }
 
   // Returns where to go on; 0 at the end.
   template <class Visit>
-  std::uint64_t walk_slice(std::uint32_t stripe, std::uint64_t path, std::uint64_t end, Clock::time_point start,
+  std::uint64_t walk_slice(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t end, Clock::time_point start,
                            std::unordered_set<std::uint64_t>* in_memory, Visit&& visit) {
-    const TableStripe* held = table_->stripes[stripe].get();
-    if (held == nullptr) return 0;
+    const TableStripe* stripe_rows = table_->stripes[stripe].get();
+    if (stripe_rows == nullptr) return 0;
     std::size_t looked_at = 0;
     do {
-      RowIndex::Range range = held->index.range_at(path);
-      std::erase_if(range.entries, [path, end](const RowIndex::Entry& entry) {
-        return entry.path < path || (end != 0 && entry.path >= end);
+      RowIndex::Range range = stripe_rows->index.range_at(suffix);
+      std::erase_if(range.entries, [suffix, end](const RowIndex::Entry& entry) {
+        return entry.suffix < suffix || (end != 0 && entry.suffix >= end);
       });
       std::sort(range.entries.begin(), range.entries.end(),
-                [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.path < right.path; });
+                [](const RowIndex::Entry& left, const RowIndex::Entry& right) { return left.suffix < right.suffix; });
       for (std::size_t i = 0; i < range.entries.size(); ++i) {
         const RowIndex::Entry& entry = range.entries[i];
         if (i + kVisitedAhead < range.entries.size()) {
-          __builtin_prefetch(held->slab.data(range.entries[i + kVisitedAhead].row));
+          __builtin_prefetch(stripe_rows->slab.data(range.entries[i + kVisitedAhead].row));
         }
         if (looked_at++ % kLookedAtOnce == kLookedAtOnce - 1 && Clock::now() - start >= kLongestSlice)
-          return entry.path;
-        if (in_memory != nullptr) in_memory->insert(entry.path);
-        if (table_->is_tiered && held->slab.meta(entry.row).is_pinned()) continue;
-        const RowRef row = held->slab.at(entry.row);
-        visit(stripe, Seen{entry.path, row.version(), row.update_count(), row.weights()});
+          return entry.suffix;
+        if (in_memory != nullptr) in_memory->insert(entry.suffix);
+        if (table_->is_tiered && stripe_rows->slab.meta(entry.row).is_pinned()) continue;
+        const RowRef row = stripe_rows->slab.at(entry.row);
+        visit(stripe, Seen{entry.suffix, row.version(), row.update_count(), row.weights()});
       }
-      path = range.next;
-      if (end != 0 && path >= end) path = 0;
-    } while (path != 0 && Clock::now() - start < kSlice);
-    return path;
+      suffix = range.next;
+      if (end != 0 && suffix >= end) suffix = 0;
+    } while (suffix != 0 && Clock::now() - start < kSlice);
+    return suffix;
   }
 
   template <class Visit>
@@ -288,9 +289,9 @@ class Store::Sweep {
                   Visit&& visit) {
     if (!report_.is_complete) return Status::ok();
     SR_RETURN_IF_ERROR(impl_.tiering->visit_slot(
-        *table_, slot * impl_.slots.stripe_count() + stripe, [&](std::uint64_t path, const RowImage& image) {
-          if (in_memory.contains(path)) return;
-          visit(stripe, Seen{path, image.version, image.update_count, image.data});
+        *table_, slot * impl_.slots.stripe_count() + stripe, [&](std::uint64_t suffix, const RowImage& image) {
+          if (in_memory.contains(suffix)) return;
+          visit(stripe, Seen{suffix, image.version, image.update_count, image.data});
         }));
     settle_ties(stripe);
     return remove_taken();
@@ -304,7 +305,7 @@ class Store::Sweep {
   const std::uint32_t now_seconds_;
   const std::uint32_t now_steps_;
   SweepReport report_;
-  LongestHold longest_hold_;
+  LongestLock longest_lock_;
   std::chrono::nanoseconds owed_{0};  // of sleep
   std::uint64_t seen_ = 0;
   std::vector<float> weights_;

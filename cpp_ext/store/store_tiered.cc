@@ -1,4 +1,4 @@
-// What a store with an SSD does differently: reserve, bring and scan.
+// What a store with an SSD does differently: reserve, fetch_to_memory and scan.
 #include <algorithm>
 #include <numeric>
 #include <unordered_set>
@@ -14,7 +14,7 @@ Status too_many_pins(const Table& table) {
                                         std::to_string(RowMeta::kMostPins) + " prepared commits"};
 }
 
-// Keys of a block that are not in memory; visit_row(stripe, path, id) for the others, under the stripe's shared lock.
+// Keys of a block that are not in memory; visit_row(stripe, suffix, id) for the others, under the stripe's shared lock.
 template <class Stripes, class Misses, class VisitRow, class VisitAbsent>
 void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::span<const std::uint64_t> block,
            Misses& misses, VisitRow&& visit_row, VisitAbsent&& visit_absent) {
@@ -23,12 +23,12 @@ void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::s
     const std::shared_lock lock(stripes[stripe].mutex);
     const bool may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
     walk_stripe<Fetch::kNothing>(table, order, stripe,
-                                 [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+                                 [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
                                    if (id != RowIndex::kNone) {
-                                     visit_row(stripe, path, id);
+                                     visit_row(stripe, suffix, id);
                                    } else if (may_be_on_ssd) {
                                      misses.push_back({.key = block[position],
-                                                       .path = path,
+                                                       .suffix = suffix,
                                                        .position = position,
                                                        .stripe = static_cast<std::uint16_t>(stripe)});
                                    } else {
@@ -69,9 +69,9 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
   Tiering::Counts absent{};
   Status status = table->failure();
   BatchOrder order;
-  const auto pin = [&](std::uint32_t stripe, std::uint64_t path, std::uint32_t id) {
+  const auto pin = [&](std::uint32_t stripe, std::uint64_t suffix, std::uint32_t id) {
     if (table->stripes[stripe]->slab.meta(id).pin()) {
-      reservation.pins_.push_back({path, stripe});
+      reservation.pins_.push_back({suffix, stripe});
     } else {
       status = too_many_pins(*table);
     }
@@ -90,14 +90,14 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
         impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
                                 [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* image) {
                                   if (id != RowIndex::kNone) {
-                                    pin(miss.stripe, miss.path, id);
+                                    pin(miss.stripe, miss.suffix, id);
                                     return;
                                   }
                                   ++absent[miss.stripe];  // of those that found no room: asked for below
                                   has_absent = true;
                                   if (image != nullptr) return;
                                   reservation.absences_.emplace(row_hash(table->schema.id, miss.key),
-                                                                impl_->tiering->token(miss.stripe, miss.path));
+                                                                impl_->tiering->token(miss.stripe, miss.suffix));
                                 });
     if (!looked_up.is_ok()) status = std::move(looked_up);
   }
@@ -111,7 +111,7 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
     status = impl_->promise(*table, bytes);
     if (!status.is_ok()) continue;
     reservation.bytes_ = bytes;
-    impl_->tiering->ask_to_leave(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
+    impl_->tiering->request_background_evict(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
     return reservation;
   }
   return status;
@@ -122,13 +122,13 @@ void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins)
     const std::uint32_t stripe = pins[begin].stripe;
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
     for (; begin < pins.size() && pins[begin].stripe == stripe; ++begin) {
-      const std::uint32_t id = table.find(stripe, pins[begin].path);
+      const std::uint32_t id = table.find(stripe, pins[begin].suffix);
       if (id != RowIndex::kNone) table.stripes[stripe]->slab.meta(id).unpin();
     }
   }
 }
 
-Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys, Bring why) {
+Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint64_t> keys, FetchCause cause) {
   const std::shared_ptr<Table> table = impl_->table(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->tiering == nullptr) return Status::ok();
@@ -136,7 +136,7 @@ Status Store::bring(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   return each_missing<Tiering::Miss>(
       *table, impl_->slots, impl_->stripes, keys, [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
         // Of those that are nowhere the pull tells itself.
-        std::atomic<std::uint64_t>& counted = why == Bring::kForPull ? impl_->tier_misses : impl_->tier_ahead;
+        std::atomic<std::uint64_t>& counted = cause == FetchCause::kPull ? impl_->tier_misses : impl_->tier_ahead;
         return impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
                                        [&counted](const Tiering::Miss&, std::uint32_t id, const RowImage*) {
                                          if (id != RowIndex::kNone) counted.fetch_add(1, std::memory_order_relaxed);
@@ -169,11 +169,11 @@ std::optional<TierStats> Store::tier_stats() const {
   const std::uint64_t keys = impl_->tier_keys;
   return TierStats{.hits = keys - std::min(keys, misses),
                    .misses = misses,
-                   .brought_ahead = impl_->tier_ahead,
+                   .prefetched = impl_->tier_ahead,
                    .rows_evicted = impl_->tiering->rows_evicted(),
-                   .evicted_ahead = impl_->tiering->evicted_ahead(),
+                   .background_evicted = impl_->tiering->background_evicted(),
                    .is_making_room = impl_->tiering->is_making_room(),
-                   .longest_hold = impl_->tiering->longest_hold(),
+                   .longest_lock = impl_->tiering->longest_lock(),
                    .ssd = impl_->tiering->ssd_stats()};
 }
 
@@ -181,7 +181,7 @@ std::optional<TierStats> Store::tier_stats() const {
 // between was seen; one that comes to memory in between is still on the SSD.
 Result<ScanPage> Store::scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const {
   struct Entry {
-    std::uint64_t path;
+    std::uint64_t suffix;
     std::uint64_t version;
     std::uint32_t update_count;
     std::size_t at;  // of its data
@@ -196,24 +196,24 @@ Result<ScanPage> Store::scan_tiered(Table& table, std::uint64_t cursor, std::uin
     for (std::uint32_t in_stripe = slots.slot_in_stripe(first); in_stripe < slots_per_stripe; ++in_stripe) {
       std::vector<Entry> entries;
       std::vector<std::byte> data;
-      const auto add = [&](std::uint64_t path, std::uint64_t version, std::uint32_t count, const std::byte* row) {
-        entries.push_back({path, version, count, data.size()});
+      const auto add = [&](std::uint64_t suffix, std::uint64_t version, std::uint32_t count, const std::byte* row) {
+        entries.push_back({suffix, version, count, data.size()});
         data.insert(data.end(), row, row + table.layout.data_bytes);
       };
       bool may_be_on_ssd = false;
       {
         const std::shared_lock lock(impl_->stripes[stripe].mutex);
         may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-        if (const TableStripe* held = table.stripes[stripe].get(); held != nullptr) {
-          for (std::uint64_t path = slots.first_path(in_stripe);;) {
-            const RowIndex::Range range = held->index.range_at(path);
+        if (const TableStripe* stripe_rows = table.stripes[stripe].get(); stripe_rows != nullptr) {
+          for (std::uint64_t suffix = slots.first_suffix(in_stripe);;) {
+            const RowIndex::Range range = stripe_rows->index.range_at(suffix);
             for (const RowIndex::Entry& entry : range.entries) {
-              if (entry.path < first || slots.slot_in_stripe(entry.path) != in_stripe) continue;
-              const RowRef row = held->slab.at(entry.row);
-              add(entry.path, row.version(), row.update_count(), row.weights());
+              if (entry.suffix < first || slots.slot_in_stripe(entry.suffix) != in_stripe) continue;
+              const RowRef row = stripe_rows->slab.at(entry.row);
+              add(entry.suffix, row.version(), row.update_count(), row.weights());
             }
-            path = range.next;
-            if (path == 0 || slots.slot_in_stripe(path) != in_stripe) break;
+            suffix = range.next;
+            if (suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe) break;
           }
         } else if (!may_be_on_ssd) {
           break;
@@ -221,21 +221,21 @@ Result<ScanPage> Store::scan_tiered(Table& table, std::uint64_t cursor, std::uin
       }
       if (may_be_on_ssd) {
         std::unordered_set<std::uint64_t> in_memory;
-        for (const Entry& entry : entries) in_memory.insert(entry.path);
+        for (const Entry& entry : entries) in_memory.insert(entry.suffix);
         SR_RETURN_IF_ERROR(impl_->tiering->visit_slot(table, in_stripe * slots.stripe_count() + stripe,
-                                                      [&](std::uint64_t path, const RowImage& image) {
-                                                        if (path >= first && !in_memory.contains(path))
-                                                          add(path, image.version, image.update_count, image.data);
+                                                      [&](std::uint64_t suffix, const RowImage& image) {
+                                                        if (suffix >= first && !in_memory.contains(suffix))
+                                                          add(suffix, image.version, image.update_count, image.data);
                                                       }));
       }
       std::sort(entries.begin(), entries.end(),
-                [](const Entry& left, const Entry& right) { return left.path < right.path; });
+                [](const Entry& left, const Entry& right) { return left.suffix < right.suffix; });
       for (const Entry& entry : entries) {
         if (page.keys.size() == max_rows) {
-          page.next_cursor = slots.position(stripe, entry.path);
+          page.next_cursor = slots.position(stripe, entry.suffix);
           return page;
         }
-        page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.path)));
+        page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.suffix)));
         page.versions.push_back(entry.version);
         page.update_counts.push_back(entry.update_count);
         page.rows.resize(page.rows.size() + dim);

@@ -38,12 +38,12 @@ class UpdateGroup {
 }  // namespace
 
 // What a row that changes now is stamped with.
-Stamps Store::stamps_of(Table& table, std::uint64_t job, std::int64_t step) const {
-  Stamps stamps;
+LastPush Store::last_push_of(Table& table, std::uint64_t job, std::int64_t step) const {
+  LastPush last_push;
   const RowPolicy& policy = table.schema.policy;
-  if (policy.stamps_steps()) stamps.values[stamps.count++] = table.tick(job, step);
-  if (policy.stamps_seconds()) stamps.values[stamps.count++] = static_cast<std::uint32_t>(impl_->unix_seconds());
-  return stamps;
+  if (policy.stamps_steps()) last_push.values[last_push.count++] = table.tick(job, step);
+  if (policy.stamps_seconds()) last_push.values[last_push.count++] = static_cast<std::uint32_t>(impl_->unix_seconds());
+  return last_push;
 }
 
 // Looks up which of a block's rows that are not in memory are on the SSD, and brings those. What the reservation saw to
@@ -57,11 +57,13 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
     const bool may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
     walk_stripe<Fetch::kNothing>(
-        table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
+        table, order, stripe, [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
           if (id != RowIndex::kNone) return;
-          const Tiering::Miss miss{
-              .key = block[position], .path = path, .position = position, .stripe = static_cast<std::uint16_t>(stripe)};
-          const std::uint32_t token = impl_->tiering->token(stripe, path);
+          const Tiering::Miss miss{.key = block[position],
+                                   .suffix = suffix,
+                                   .position = position,
+                                   .stripe = static_cast<std::uint16_t>(stripe)};
+          const std::uint32_t token = impl_->tiering->token(stripe, suffix);
           const auto seen = reservation.absences_.find(row_hash(table.schema.id, block[position]));
           if (may_be_on_ssd && (seen == reservation.absences_.end() || seen->second != token)) {
             misses.push_back(miss);
@@ -73,7 +75,7 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
   return impl_->tiering->resolve(table, std::move(misses), /*must_install=*/true,
                                  [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage* image) {
                                    if (id == RowIndex::kNone && image == nullptr) {
-                                     absences.tokens[miss.position] = impl_->tiering->token(miss.stripe, miss.path);
+                                     absences.tokens[miss.position] = impl_->tiering->token(miss.stripe, miss.suffix);
                                    }
                                  });
 }
@@ -105,11 +107,11 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   }
   const std::uint32_t dim = table->schema.dim;
   std::vector<float> scratch(dim);
-  const Writing writing{.stamps = stamps_of(*table, options.job, options.step),
-                        .scratch = scratch.data(),
-                        .sighting = options.sighting || table->admission == nullptr
-                                        ? options.sighting.value_or(0)
-                                        : table->admission->next_sighting()};
+  const WriteOptions write{.last_push = last_push_of(*table, options.job, options.step),
+                           .scratch = scratch.data(),
+                           .observation = options.observation || table->admission == nullptr
+                                              ? options.observation.value_or(0)
+                                              : table->admission->next_observation()};
   BatchOrder order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
@@ -127,7 +129,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options, dim);
       const auto taken =
-          write_stripe(*table, stripe, order, block, writing, tiered, [&](RowRef row, std::uint16_t position) {
+          write_stripe(*table, stripe, order, block, write, tiered, [&](RowRef row, std::uint16_t position) {
             const std::uint32_t count = row.update_count();
             row.set_update_count(count < std::numeric_limits<std::uint32_t>::max() ? count + 1 : count);
             group.add({row.weights(), row.state(table->layout), grads + (begin + position) * dim, block[position],
@@ -137,14 +139,14 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       if (!taken) return out_of_memory(*table);
       if (options.reservation != nullptr) options.reservation->consume(*taken);
     }
-    impl_->pools.tend();
+    impl_->pools.collapse_huge_pages();
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
       ApplyOptions alone = options;
       alone.part = 0;
       alone.parts = 1;
       Reservation nothing(this, 0);  // what it takes was promised to the batch
       alone.reservation = &nothing;
-      alone.sighting = writing.sighting;
+      alone.observation = write.observation;
       SR_RETURN_IF_ERROR(apply(table_id, block.subspan(position, 1), grads + (begin + position) * dim, alone));
     }
   }
@@ -161,27 +163,27 @@ Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::uint64_t hash = row_hash(table_id, keys[i]);
     const std::uint32_t stripe = impl_->slots.stripe(hash);
-    const std::uint64_t path = impl_->slots.path(hash);
+    const std::uint64_t suffix = impl_->slots.suffix(hash);
     const std::unique_lock lock(impl_->stripes[stripe].mutex);
     if (!if_versions.empty()) {
-      const std::uint32_t id = table->find(stripe, path);
+      const std::uint32_t id = table->find(stripe, suffix);
       if (id == RowIndex::kNone || table->row(stripe, id).version() != if_versions[i]) continue;
     }
-    impl_->save_before_erasure(*table, stripe, path);
-    if (!table->remove(stripe, path)) continue;
-    impl_->erased(impl_->stripes[stripe], path, table_id, keys[i]);
+    impl_->save_before_erasure(*table, stripe, suffix);
+    if (!table->remove(stripe, suffix)) continue;
+    impl_->erased(impl_->stripes[stripe], suffix, table_id, keys[i]);
     ++erased;
   }
   return erased;
 }
 
-void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t path) {
+void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t suffix) {
   Snapshot* const told = stripes[stripe].snapshot;
   Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe);
-  const std::uint32_t id = side == nullptr ? RowIndex::kNone : table.find(stripe, path);
+  const std::uint32_t id = side == nullptr ? RowIndex::kNone : table.find(stripe, suffix);
   if (id == RowIndex::kNone) return;
   const RowRef row = table.row(stripe, id);
-  told->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
+  told->save(*side, table, stripe, suffix, row.version(), row.update_count(), row.weights());
 }
 
 }  // namespace sparserow

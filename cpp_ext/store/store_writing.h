@@ -22,32 +22,32 @@ inline Status out_of_memory(const Table& table) {
                                         "memory on this machine or set memory_budget_bytes"};
 }
 
-inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& held) noexcept {
-  return held == nullptr ? 0 : held->slab.bytes() + held->index.bytes();
+inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& stripe_rows) noexcept {
+  return stripe_rows == nullptr ? 0 : stripe_rows->slab.bytes() + stripe_rows->index.bytes();
 }
 
 // Versions that rows have elsewhere: what is here already is passed over.
-struct Newest {
+struct VersionFilter {
   const std::uint64_t* versions = nullptr;
   bool replaces = false;  // any other version is taken, else newer ones
   std::size_t first = 0;  // index of the block's first row
   std::uint64_t passed_over = 0;
 
-  bool takes(std::uint64_t held, std::uint16_t position) noexcept {
+  bool takes(std::uint64_t stored, std::uint16_t position) noexcept {
     const std::uint64_t version = versions[first + position];
-    const bool is_taken = held == 0 || (replaces ? held != version : held < version);
+    const bool is_taken = stored == 0 || (replaces ? stored != version : stored < version);
     passed_over += is_taken ? 0 : 1;
     return is_taken;
   }
 };
 
 // How the rows of a batch are written.
-struct Writing {
-  Stamps stamps;
+struct WriteOptions {
+  LastPush last_push;
   float* scratch = nullptr;  // (dim); null: whoever writes sets the weights of new rows too
   bool admits_all = false;   // also keys that the table's policy would refuse
-  std::uint64_t sighting = 0;
-  Newest* newest = nullptr;  // null: every row is written
+  std::uint64_t observation = 0;
+  VersionFilter* filter = nullptr;  // null: every row is written
 };
 
 // Of one block: which keys are known to be nowhere, and which must be asked for again.
@@ -57,65 +57,65 @@ struct Store::Absences {
   std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
 };
 
-// Rows of a stripe that are to be born, so that its index grows once for all of them.
+// Rows of a stripe that are to be created, so that its index grows once for all of them.
 inline void make_room(Table& table, std::uint32_t stripe, const BatchOrder& order) {
   std::vector<std::uint64_t> absent;
   walk_stripe<Fetch::kNothing>(table, order, stripe,
-                               [&](std::uint16_t /*position*/, std::uint64_t path, std::uint32_t id) {
-                                 if (id == RowIndex::kNone) absent.push_back(path);
+                               [&](std::uint16_t /*position*/, std::uint64_t suffix, std::uint32_t id) {
+                                 if (id == RowIndex::kNone) absent.push_back(suffix);
                                });
   if (!absent.empty()) table.make_room(stripe, absent);
 }
 
 // Whether a batch from elsewhere brings few rows that are not here, most likely: then to look for those first, so that
 // the index grows once, costs more than it saves (live sync: 145 -> 123 ns a row).
-inline bool has_most(const Table& table, std::uint32_t stripe, const BatchOrder& order, const Writing& writing) {
+inline bool has_most(const Table& table, std::uint32_t stripe, const BatchOrder& order, const WriteOptions& write) {
   constexpr std::size_t kMany = 8;  // times as many rows as the batch has
-  const TableStripe* const held = table.stripes[stripe].get();
-  return held != nullptr && writing.newest != nullptr && !writing.newest->replaces &&
-         held->slab.rows() / kMany >= order.positions(stripe).size();
+  const TableStripe* const stripe_rows = table.stripes[stripe].get();
+  return stripe_rows != nullptr && write.filter != nullptr && !write.filter->replaces &&
+         stripe_rows->slab.rows() / kMany >= order.positions(stripe).size();
 }
 
 // Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position), but for those that the
-// policy refuses. With an SSD a row is born only when it is known to be nowhere.
+// policy refuses. With an SSD a row is created only when it is known to be nowhere.
 // Returns the memory that it took, or nothing when the system refused more.
 template <class Visit>
 std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t stripe, const BatchOrder& order,
-                                                 std::span<const std::uint64_t> block, const Writing& writing,
+                                                 std::span<const std::uint64_t> block, const WriteOptions& write,
                                                  Absences* absences, Visit&& visit) {
   Impl::Stripe& locked = impl_->stripes[stripe];
-  TableAdmission* const admission = writing.admits_all ? nullptr : table.admission.get();
+  TableAdmission* const admission = write.admits_all ? nullptr : table.admission.get();
   bool has_memory = true;
   const std::uint64_t bytes_before = bytes_of(table.stripes[stripe]);
-  if (writing.scratch == nullptr && absences == nullptr && !has_most(table, stripe, order, writing)) {
+  if (write.scratch == nullptr && absences == nullptr && !has_most(table, stripe, order, write)) {
     make_room(table, stripe, order);
   }
   Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
-  walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t path, std::uint32_t id) {
-    if (id == RowIndex::kNone) id = table.find(stripe, path);  // born since, by an earlier key of this batch
+  walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
+    if (id == RowIndex::kNone) id = table.find(stripe, suffix);  // created since, by an earlier key of this batch
     if (id == RowIndex::kNone && absences != nullptr) {
       const bool is_known =
-          !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, path);
+          !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, suffix);
       if (!is_known) {
         absences->deferred.push_back(position);
         return;
       }
     }
     if (id == RowIndex::kNone && admission != nullptr &&
-        !admission->admit(impl_->slots, stripe, path, writing.sighting))
+        !admission->admit(impl_->slots, stripe, suffix, write.observation))
       return;
-    if (id == RowIndex::kNone) id = table.add(stripe, path, block[position], writing.scratch);
+    if (id == RowIndex::kNone) id = table.add(stripe, suffix, block[position], write.scratch);
     if (id == RowIndex::kNone) {
       has_memory = false;
       return;
     }
     RowRef row = table.row(stripe, id);
-    if (writing.newest != nullptr && !writing.newest->takes(row.version(), position)) return;
+    if (write.filter != nullptr && !write.filter->takes(row.version(), position)) return;
     if (side != nullptr) {
-      locked.snapshot->save(*side, table, stripe, path, row.version(), row.update_count(), row.weights());
+      locked.snapshot->save(*side, table, stripe, suffix, row.version(), row.update_count(), row.weights());
     }
-    row.set_version(impl_->written(locked, path, table, block[position], row.version()));
-    std::copy_n(writing.stamps.values.begin(), writing.stamps.count, row.stamps(table.layout));
+    row.set_version(impl_->written(locked, suffix, table, block[position], row.version()));
+    std::copy_n(write.last_push.values.begin(), write.last_push.count, row.stamps(table.layout));
     if (absences != nullptr) {
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
       meta.set_changed();

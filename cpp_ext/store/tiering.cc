@@ -16,11 +16,11 @@ Store::Tiering::Tiering(Impl& store, std::unique_ptr<SsdTier> ssd)
     : store_(store),
       ssd_(std::move(ssd)),
       tokens_(std::make_unique<std::atomic<std::uint32_t>[]>(std::size_t{kStripes} * kTokens)),
-      ahead_([this] { leave_ahead(); }) {}
+      ahead_([this] { run_background_evict(); }) {}
 
 Store::Tiering::~Tiering() {
   {
-    const std::lock_guard lock(ahead_mutex_);
+    const std::lock_guard lock(background_mutex_);
     is_ending_ = true;
   }
   ahead_asked_.notify_all();
@@ -60,7 +60,7 @@ Status Store::Tiering::resolve(Table& table, std::vector<Miss> misses, bool must
 Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool must_install, const Visit& visit,
                                std::vector<Miss>& again) {
   if (misses.empty()) return Status::ok();
-  for (Miss& miss : misses) miss.token = token(miss.stripe, miss.path);
+  for (Miss& miss : misses) miss.token = token(miss.stripe, miss.suffix);
   std::vector<SsdKey> keys(misses.size());
   for (std::size_t i = 0; i < misses.size(); ++i) keys[i] = key_of(table, misses[i].key);
   std::vector<std::uint32_t> order(misses.size());
@@ -90,26 +90,26 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
   for (std::size_t begin = 0; begin < order.size();) {
     const std::uint32_t stripe = misses[order[begin]].stripe;
     const std::unique_lock lock(store_.stripes[stripe].mutex);
-    const HoldClock clock;
+    const LockTimer clock;
     for (int row = 0; row < kRowsAtOnce && begin < order.size() && misses[order[begin]].stripe == stripe;
          ++row, ++begin) {
       const Miss& miss = misses[order[begin]];
       const RowImage* image = images[order[begin]].data == nullptr ? nullptr : &images[order[begin]];
-      std::uint32_t id = table.find(stripe, miss.path);
-      if (id == RowIndex::kNone && token(stripe, miss.path) != miss.token) {
+      std::uint32_t id = table.find(stripe, miss.suffix);
+      if (id == RowIndex::kNone && token(stripe, miss.suffix) != miss.token) {
         again.push_back(miss);
         continue;
       }
       if (id == RowIndex::kNone && image != nullptr && (has_room || must_install)) {
-        id = table.install(stripe, miss.path, *image);
+        id = table.install(stripe, miss.suffix, *image);
         if (id != RowIndex::kNone) --table.ssd_rows[stripe];
       }
       visit(miss, id, id == RowIndex::kNone ? image : nullptr);
     }
-    longest_hold_.note(clock.held());
+    longest_lock_.note(clock.elapsed());
   }
-  store_.pools.tend();
-  ask_to_leave(table, rows_found);
+  store_.pools.collapse_huge_pages();
+  request_background_evict(table, rows_found);
   return Status::ok();
 }
 
@@ -117,7 +117,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
 void Store::Tiering::visit_resident(Table& table, std::vector<Miss>& misses, const Visit& visit) {
   std::erase_if(misses, [&](const Miss& miss) {
     const std::unique_lock lock(store_.stripes[miss.stripe].mutex);
-    const std::uint32_t id = table.find(miss.stripe, miss.path);
+    const std::uint32_t id = table.find(miss.stripe, miss.suffix);
     if (id == RowIndex::kNone) return false;
     visit(miss, id, nullptr);
     return true;
@@ -161,7 +161,7 @@ Status Store::Tiering::visit_slot(Table& table, std::uint32_t slot,
       ssd_->visit_slot(slot, table.schema.id, [&](std::uint64_t key, std::span<const std::byte> stored) {
         const auto image = table.codec.decode(key, stored);
         if (!image.is_ok()) return image.status();
-        visit(store_.slots.path(row_hash(table.schema.id, key)), image.value());
+        visit(store_.slots.suffix(row_hash(table.schema.id, key)), image.value());
         return Status::ok();
       });
   return status.is_ok() ? status : lost(table, status);

@@ -6,15 +6,16 @@
 // raises one of its stripe's *tokens*: what was read from the SSD holds, under the stripe's lock, as long as the token
 // has not moved since before the read; else it is read again.
 //
-// Rows leave coldest first, by stripe: a hand goes round each stripe of each table, cools the rows that were used since
-// it last came (row_meta.h), and takes those of the others that have had fewest updates for their age. Where one table
-// grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory moves.
+// Rows leave coldest first, by stripe: a clock hand goes round each stripe of each table, cools the rows that were used
+// since it last came (row_meta.h), and takes those of the others that have had fewest updates for their age. Where one
+// table grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory
+// moves.
 //
 // Rows leave ahead of those that come: after some have come a thread of its own makes as much room again, so that a
 // request finds room and only reads. Where it does not keep up (its priority is low), requests make what they need.
 //
 // Locks: evicting_ (one thread evicts, deletes or drops at a time), then the table map, then one stripe. claims_mutex_
-// and ahead_mutex_ are leaves. Thread-safe.
+// and background_mutex_ are leaves. Thread-safe.
 #pragma once
 
 #include <array>
@@ -39,7 +40,7 @@ class Store::Tiering {
   // A key that is not in memory.
   struct Miss {
     std::uint64_t key = 0;
-    std::uint64_t path = 0;
+    std::uint64_t suffix = 0;
     std::uint32_t position = 0;  // the caller's
     std::uint32_t token = 0;
     std::uint16_t stripe = 0;
@@ -54,8 +55,8 @@ class Store::Tiering {
   Tiering& operator=(const Tiering&) = delete;
   ~Tiering();
 
-  [[nodiscard]] std::uint32_t token(std::uint32_t stripe, std::uint64_t path) const noexcept {
-    return token_at(stripe, path).load(std::memory_order_acquire);
+  [[nodiscard]] std::uint32_t token(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
+    return token_at(stripe, suffix).load(std::memory_order_acquire);
   }
 
   // Looks misses up on the SSD and brings what it has to memory. must_install: even over budget (it was promised).
@@ -66,7 +67,7 @@ class Store::Tiering {
   // or when the SSD is full.
   Status make_room(Table& table, const Counts& rows);
   // After so many rows came: that others leave ahead of the next ones. Returns at once.
-  void ask_to_leave(Table& table, std::uint64_t rows);
+  void request_background_evict(Table& table, std::uint64_t rows);
 
   // As Store::erase.
   Result<std::uint64_t> erase(Table& table, std::span<const std::uint64_t> keys,
@@ -75,15 +76,15 @@ class Store::Tiering {
   Status drop(std::uint32_t table_id);
   // Every row that the SSD does not have is written to it; all stay in memory.
   Status write_back();
-  // Rows of one slot that are on the SSD, with their paths. Also older images of rows that are in memory.
+  // Rows of one slot that are on the SSD, with their suffixes. Also older images of rows that are in memory.
   Status visit_slot(Table& table, std::uint32_t slot,
-                    const std::function<void(std::uint64_t path, const RowImage& image)>& visit);
+                    const std::function<void(std::uint64_t suffix, const RowImage& image)>& visit);
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
   [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
-  [[nodiscard]] std::uint64_t evicted_ahead() const noexcept { return evicted_ahead_; }
+  [[nodiscard]] std::uint64_t background_evicted() const noexcept { return background_evicted_; }
   [[nodiscard]] bool is_making_room() const;
-  [[nodiscard]] HoldTimes longest_hold() const noexcept { return longest_hold_.longest(); }
+  [[nodiscard]] LockTimes longest_lock() const noexcept { return longest_lock_.longest(); }
 
  private:
   static constexpr std::uint32_t kTokens = 8192;  // of each stripe
@@ -92,13 +93,13 @@ class Store::Tiering {
 
   struct Victim {
     std::uint64_t key = 0;
-    std::uint64_t path = 0;
+    std::uint64_t suffix = 0;
     std::uint64_t version = 0;
     std::uint16_t stripe = 0;
     bool is_changed = false;
   };
   struct Cold {  // a row without heat
-    std::uint64_t path = 0;
+    std::uint64_t suffix = 0;
     std::uint32_t row = 0;
     float worth = 0;
   };
@@ -113,8 +114,8 @@ class Store::Tiering {
     double heat = 0;
   };
 
-  [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t path) const noexcept {
-    return tokens_[stripe * kTokens + (path * 0x9e3779b97f4a7c15ull >> 51)];
+  [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
+    return tokens_[stripe * kTokens + (suffix * 0x9e3779b97f4a7c15ull >> 51)];
   }
   [[nodiscard]] SsdKey key_of(const Table& table, std::uint64_t key) const noexcept;
   [[nodiscard]] Status lost(Table& table, const Status& why) const;
@@ -128,8 +129,8 @@ class Store::Tiering {
   Status wait_for(const Table& table, const std::vector<Miss>& misses);
 
   static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);
-  void leave_ahead();
-  Status evict_ahead(std::uint32_t table_id);
+  void run_background_evict();
+  Status background_evict(std::uint32_t table_id);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
   [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;
@@ -140,7 +141,7 @@ class Store::Tiering {
   [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
-  [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t path, RowRef row) const noexcept;
+  [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
   void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
   [[nodiscard]] std::uint64_t next_random() noexcept;
@@ -149,8 +150,8 @@ class Store::Tiering {
   const std::unique_ptr<SsdTier> ssd_;
   const std::unique_ptr<std::atomic<std::uint32_t>[]> tokens_;
   std::atomic<std::uint64_t> rows_evicted_{0};
-  std::atomic<std::uint64_t> evicted_ahead_{0};
-  LongestHold longest_hold_;
+  std::atomic<std::uint64_t> background_evicted_{0};
+  LongestLock longest_lock_;
 
   std::mutex evicting_;
   std::atomic<int> wanting_{0};    // requests that wait for evicting_, to make room
@@ -160,12 +161,12 @@ class Store::Tiering {
   std::condition_variable claims_changed_;
   std::unordered_set<std::uint64_t> claims_;  // row hashes that are being looked up; guarded by claims_mutex_
 
-  mutable std::mutex ahead_mutex_;
+  mutable std::mutex background_mutex_;
   std::condition_variable ahead_asked_;
-  std::set<std::uint32_t> ahead_of_;  // tables that rows came to; guarded by ahead_mutex_
-  bool is_leaving_ahead_ = false;     // guarded by ahead_mutex_
-  bool is_ending_ = false;            // guarded by ahead_mutex_
-  std::thread ahead_;                 // the last: it uses all of the above
+  std::set<std::uint32_t> background_tables_;  // tables that rows came to; guarded by background_mutex_
+  bool is_leaving_ahead_ = false;              // guarded by background_mutex_
+  bool is_ending_ = false;                     // guarded by background_mutex_
+  std::thread ahead_;                          // the last: it uses all of the above
 };
 
 }  // namespace sparserow

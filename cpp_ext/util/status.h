@@ -60,17 +60,17 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::move(value)) {}         // NOLINT: implicit by design
-  Result(Status status) : held_(std::move(status)) {}  // NOLINT: implicit by design
+  Result(T value) : content_(std::move(value)) {}         // NOLINT: implicit by design
+  Result(Status status) : content_(std::move(status)) {}  // NOLINT: implicit by design
 
-  [[nodiscard]] bool is_ok() const noexcept { return std::holds_alternative<T>(held_); }
-  [[nodiscard]] Status status() const { return is_ok() ? Status::ok() : std::get<Status>(held_); }
-  [[nodiscard]] T& value() & { return std::get<T>(held_); }
-  [[nodiscard]] const T& value() const& { return std::get<T>(held_); }
-  [[nodiscard]] T&& value() && { return std::get<T>(std::move(held_)); }
+  [[nodiscard]] bool is_ok() const noexcept { return std::holds_alternative<T>(content_); }
+  [[nodiscard]] Status status() const { return is_ok() ? Status::ok() : std::get<Status>(content_); }
+  [[nodiscard]] T& value() & { return std::get<T>(content_); }
+  [[nodiscard]] const T& value() const& { return std::get<T>(content_); }
+  [[nodiscard]] T&& value() && { return std::get<T>(std::move(content_)); }
 
  private:
-  std::variant<Status, T> held_;
+  std::variant<Status, T> content_;
 };
 
 }  // namespace sparserow

@@ -154,7 +154,7 @@ TEST_CASE("a coin decides as often as it says, and the same for the same pushes"
   const auto store = store_of({.admit_probability = 0.25f});
   std::vector<std::uint64_t> keys{1, 2, 3, 4, 5, 6, 7, 8};
   for (int i = 0; i < 60; ++i) push(*store, keys);
-  CHECK(found(*store, keys) == std::vector<bool>(8, true));  // each sighting has a coin of its own
+  CHECK(found(*store, keys) == std::vector<bool>(8, true));  // each observation has a coin of its own
 }
 
 TEST_CASE("filters are within the budget, and go with their table") {

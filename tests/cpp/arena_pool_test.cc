@@ -67,7 +67,7 @@ TEST_CASE("arenas are made huge while runs come, change and go") {
   ArenaPool pool;
   std::atomic<bool> is_over{false};
   std::thread tender([&] {
-    while (!is_over) pool.tend();
+    while (!is_over) pool.collapse_huge_pages();
   });
   constexpr std::size_t kBytes = 100'000;
   constexpr std::size_t kPage = 4096;
@@ -100,9 +100,9 @@ TEST_CASE("arenas are made huge while runs come, change and go") {
   tender.join();
   CHECK(all_filled);
   for (const Run& run : runs) pool.free(run.at, kBytes);
-  pool.tend();
+  pool.collapse_huge_pages();
   CHECK(pool.used_bytes() == 0);
-  CHECK(pool.held_bytes() == 0);
+  CHECK(pool.resident_bytes() == 0);
 }
 
 TEST_CASE("the largest run fits and freed neighbours coalesce") {

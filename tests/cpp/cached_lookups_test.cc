@@ -95,7 +95,7 @@ TEST_CASE("only what is missing or too old is asked for, and all of it arrives i
   CHECK(served.cache->stats().misses == 50 + 30 + 170);
 }
 
-TEST_CASE("absent rows are kept as well, and seen when they are born") {
+TEST_CASE("absent rows are kept as well, and seen when they are created") {
   Served served(1 << 20);
   CHECK(served.pull(1, 7, 8) == std::vector<float>{0.0f});
   served.assign(1, 7, 8, 3.0f);

@@ -69,8 +69,8 @@ struct Fixture {
   }
 
   // As the coordinator names it from the reports.
-  CutTarget hold(std::uint64_t operation, std::optional<std::chrono::milliseconds> lease = std::nullopt) {
-    const auto reports = log.hold(1, operation, {}, lease);
+  CutTarget freeze(std::uint64_t operation, std::optional<std::chrono::milliseconds> lease = std::nullopt) {
+    const auto reports = log.freeze(1, operation, {}, lease);
     REQUIRE(reports.is_ok());
     CutTarget target{.job_id = 1, .operation = operation, .step = kNoStep, .workers = {}};
     for (const WorkerReport& report : reports.value()) {
@@ -98,7 +98,7 @@ TEST_CASE("staleness 0: the cut takes the step that one worker has begun, and no
   REQUIRE(fixture.commit(1, 1, 0).is_ok());
   REQUIRE(fixture.commit(2, 1, 0).is_ok());
   REQUIRE(fixture.commit(1, 2, 1).is_ok());
-  const CutTarget target = fixture.hold(2);
+  const CutTarget target = fixture.freeze(2);
   CHECK(target.step == 1);
   float seen = -1;
   auto cut = fixture.cut(target, seen);
@@ -120,7 +120,7 @@ TEST_CASE("staleness 0: the cut takes the step that one worker has begun, and no
 TEST_CASE("without a barrier: each worker's last commit, and who is missing is named") {
   Fixture fixture(std::nullopt);
   REQUIRE(fixture.commit(1, 1, 0).is_ok());
-  CutTarget target = fixture.hold(2);
+  CutTarget target = fixture.freeze(2);
   target.workers = {{1, 1, 2}, {2, 1, 0}};  // another shard has the second one of worker 1
   float seen = -1;
   const auto late = fixture.cut(target, seen, std::chrono::milliseconds(30)).get();
@@ -133,10 +133,10 @@ TEST_CASE("without a barrier: each worker's last commit, and who is missing is n
   CHECK(seen == 2.0f);
 }
 
-TEST_CASE("a change of members ends a cut that waits, and another hold does") {
+TEST_CASE("a change of members ends a cut that waits, and another freeze does") {
   for (const bool is_set : {true, false}) {
     Fixture fixture(std::nullopt);
-    CutTarget target = fixture.hold(2);
+    CutTarget target = fixture.freeze(2);
     target.workers = {{1, 1, 5}};
     float seen = -1;
     auto cut = fixture.cut(target, seen);
@@ -144,7 +144,7 @@ TEST_CASE("a change of members ends a cut that waits, and another hold does") {
     if (is_set) {
       fixture.set_members(3);
     } else {
-      static_cast<void>(fixture.hold(3));
+      static_cast<void>(fixture.freeze(3));
     }
     REQUIRE(fixture.commit(1, 1, 0).is_ok() == is_set);
     CHECK(cut.get().status().code() == Code::kUnavailable);
@@ -152,12 +152,12 @@ TEST_CASE("a change of members ends a cut that waits, and another hold does") {
   }
 }
 
-TEST_CASE("a job whose holder is gone goes on when the hold's lease has ended, and no cut of it is taken any more") {
+TEST_CASE("a job whose freezer is gone goes on when the freeze's lease has ended, and no cut of it is taken any more") {
   for (const bool is_waited_for : {true, false}) {
     Fixture fixture(std::nullopt);
-    static_cast<void>(fixture.hold(2, std::chrono::hours(1)));
+    static_cast<void>(fixture.freeze(2, std::chrono::hours(1)));
     CHECK(fixture.commit(1, 1, 0).status().code() == Code::kUnavailable);
-    CutTarget target = fixture.hold(3, std::chrono::milliseconds(50));
+    CutTarget target = fixture.freeze(3, std::chrono::milliseconds(50));
     target.workers = {{2, 1, 5}};  // another shard said that it has these
     float seen = -1;
     std::future<Result<std::vector<JobImage>>> cut;
@@ -166,7 +166,7 @@ TEST_CASE("a job whose holder is gone goes on when the hold's lease has ended, a
     if (!is_waited_for) cut = fixture.cut(target, seen);
     CHECK(cut.get().status().code() == Code::kUnavailable);
     CHECK(seen == -1);
-    fixture.set_members(3);  // the holder was slow: it lets go
+    fixture.set_members(3);  // the freezer was slow: its RESOLVE comes
     CHECK(fixture.commit(2, 1, 0).is_ok());
   }
 }
@@ -177,7 +177,7 @@ TEST_CASE("a log with the windows of a cut answers again what is in it, and take
   REQUIRE(fixture.commit(1, 2, 1).is_ok());
   REQUIRE(fixture.log.abort(1, 1, 1, 3).is_ok());
   float seen = -1;
-  const auto images = fixture.cut(fixture.hold(2), seen).get();
+  const auto images = fixture.cut(fixture.freeze(2), seen).get();
   REQUIRE(images.is_ok());
 
   Fixture fresh(std::nullopt);

@@ -249,11 +249,11 @@ JobSpec resolved(std::optional<std::uint32_t> staleness, std::uint64_t operation
 
 }  // namespace
 
-TEST_CASE("between HOLD and RESOLVE no new commit is taken, what was taken is answered again") {
+TEST_CASE("between FREEZE and RESOLVE no new commit is taken, what was taken is answered again") {
   Fixture f(0u, 2);
   REQUIRE(f.commit(0, 1, 0, {1}, 2.0f).is_ok());
   REQUIRE(f.log.prepare(f.make(1, 7, 0, {1}, 4.0f)).is_ok());
-  const auto reports = f.log.hold(1, 5, {});
+  const auto reports = f.log.freeze(1, 5, {});
   REQUIRE(reports.is_ok());
   REQUIRE(reports.value().size() == 2);
   CHECK(reports.value()[0].committed_sequence == 1);
@@ -264,11 +264,11 @@ TEST_CASE("between HOLD and RESOLVE no new commit is taken, what was taken is an
   CHECK(f.commit(0, 2, 1, {1}, 1.0f).status().code() == Code::kUnavailable);
   CHECK(f.log.commit(f.make(1, 7, 0, {}, 0.0f), true).status().code() == Code::kUnavailable);
   CHECK(f.commit(0, 1, 0, {1}, 2.0f).value().duplicate);
-  CHECK(f.log.hold(1, 4, {}).status().code() == Code::kFailedPrecondition);
+  CHECK(f.log.freeze(1, 4, {}).status().code() == Code::kFailedPrecondition);
   CHECK(f.log.set_job(resolved(0u, 4, {{0, 1, 0}})).code() == Code::kFailedPrecondition);
-  CHECK(f.log.hold(1, 5, {}).is_ok());  // asked again
+  CHECK(f.log.freeze(1, 5, {}).is_ok());  // asked again
   REQUIRE(f.log.set_job(resolved(0u, 5, {{0, 1, 0}, {1, 1, 1}})).is_ok());
-  CHECK(f.log.hold(1, 5, {}).status().code() == Code::kFailedPrecondition);
+  CHECK(f.log.freeze(1, 5, {}).status().code() == Code::kFailedPrecondition);
   REQUIRE(f.log.commit(f.make(1, 7, 0, {}, 0.0f), true).is_ok());
   CHECK(f.row(1) == -3.0f);
   CHECK(f.log.set_job(resolved(0u, 6, {{0, 0, 0}})).code() == Code::kFailedPrecondition);  // an epoch goes down
@@ -282,7 +282,7 @@ TEST_CASE("what a worker that died has in doubt is applied when any shard took i
       REQUIRE(f.log.prepare(f.make(1, 1, 0, {1}, 4.0f)).is_ok());
       CHECK(is_ok(f.pull(1, 0)));
       const auto waits = f.pull(1, 5);
-      REQUIRE(f.log.hold(1, 1, {{1, 1}}).is_ok());
+      REQUIRE(f.log.freeze(1, 1, {{1, 1}}).is_ok());
       CHECK((*waits)->code() == Code::kFenced);
       CHECK(f.log.commit(f.make(1, 1, 0, {}, 0.0f), true).status().code() == Code::kUnavailable);  // not decided yet
       CHECK(f.log.commit(f.make(1, 2, 1, {}, 0.0f), true).status().code() == Code::kFenced);
@@ -317,7 +317,7 @@ TEST_CASE("what a worker that died has in doubt is applied when any shard took i
 TEST_CASE("who left counts up to its last step, who came from its first one") {
   Fixture f(0u, 2);
   REQUIRE(f.commit(1, 1, 0, {1}, 4.0f).is_ok());  // and leaves in order, ahead of the other
-  REQUIRE(f.log.hold(1, 1, {{1, 1}}).is_ok());
+  REQUIRE(f.log.freeze(1, 1, {{1, 1}}).is_ok());
   Member gone{.worker_id = 1, .epoch = 1, .rank = 1, .first_step = 0, .until_step = 0, .final_sequence = 1};
   Member came{.worker_id = 2, .epoch = 1, .rank = 2, .first_step = 2};
   REQUIRE(f.log.set_job(resolved(0u, 1, {{0, 1, 0}, gone, came})).is_ok());
@@ -558,17 +558,17 @@ TEST_CASE("a RESOLVE that is overtaken while it applies what is in doubt lets no
               go_on.get_future().wait();
             }));
   REQUIRE(f.log.prepare(f.make(1, 1, 0, many_keys(), 4.0f)).is_ok());
-  REQUIRE(f.log.hold(1, 1, {{1, 1}}).is_ok());
+  REQUIRE(f.log.freeze(1, 1, {{1, 1}}).is_ok());
   Member gone{.worker_id = 1, .epoch = 1, .rank = 1};
   gone.until_step = 0;
   gone.final_sequence = 1;
   auto first = std::async(std::launch::async, [&] { return f.log.set_job(resolved(2u, 1, {{0, 1, 0}, gone})); });
   applying.get_future().wait();
-  REQUIRE(f.log.hold(1, 2, {}).is_ok());
+  REQUIRE(f.log.freeze(1, 2, {}).is_ok());
   go_on.set_value();
   CHECK(first.get().code() == Code::kFailedPrecondition);
   CHECK(f.commit(0, 1, 0, {1}, 1.0f).status().code() == Code::kUnavailable);  // held by the second still
-  CHECK(f.log.hold(1, 1, {}).status().code() == Code::kFailedPrecondition);
+  CHECK(f.log.freeze(1, 1, {}).status().code() == Code::kFailedPrecondition);
   REQUIRE(f.log.set_job(resolved(2u, 2, {{0, 1, 0}, gone})).is_ok());
   CHECK(f.row(1) == -2.0f);  // once
   REQUIRE(f.commit(0, 1, 0, {1}, 1.0f).is_ok());
@@ -606,7 +606,7 @@ TEST_CASE("a commit that fails after a part of it was applied fails its job, and
   CHECK(f.row(7) == -0.5f);  // the first block, once
   CHECK(f.commit(1, 1, kNoStep, {7}, 1.0f).status().code() == Code::kDataLoss);
   CHECK(f.log.commit(f.make(1, 7, kNoStep, {}, 0.0f), true).status().code() == Code::kDataLoss);
-  CHECK(f.log.hold(1, 1, {}).is_ok());
+  CHECK(f.log.freeze(1, 1, {}).is_ok());
   CHECK(f.log.cut({}, Clock::now() + std::chrono::seconds(5), [] { return Status::ok(); }).is_ok());
 }
 
@@ -669,7 +669,7 @@ TEST_CASE("what a dead worker took along is counted once, however often the shar
   for (std::uint64_t operation = 2; operation < 12; ++operation) {
     spec.members = {{0, 1, 0}, gone};
     spec.operation = operation;
-    REQUIRE(f.log.hold(1, operation, {{1, 1}}).is_ok());
+    REQUIRE(f.log.freeze(1, operation, {{1, 1}}).is_ok());
     REQUIRE(f.log.set_job(spec).is_ok());
     CHECK(f.log.stats().commits_lost == 99);  // 11 to 109: the last one is applied
   }

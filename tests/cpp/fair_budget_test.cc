@@ -21,14 +21,14 @@ constexpr std::uint64_t kMiB = 1u << 20;
 const auto kNever = [] { FAIL("granted twice, or after it was taken"); };
 
 // Takes bytes and waits for them.
-void take_or_wait(FairBudget::Hold& hold, std::uint64_t bytes) {
+void take_or_wait(FairBudget::Charge& charge, std::uint64_t bytes) {
   struct Wait {
     std::mutex mutex;
     std::condition_variable told;
     bool is_granted = false;
   };
   const auto wait = std::make_shared<Wait>();
-  if (hold.take(bytes, [wait] {
+  if (charge.take(bytes, [wait] {
         const std::lock_guard lock(wait->mutex);
         wait->is_granted = true;
         wait->told.notify_all();
@@ -44,31 +44,31 @@ void take_or_wait(FairBudget::Hold& hold, std::uint64_t bytes) {
 TEST_CASE("an account that is alone has nearly everything, and a newcomer still finds room") {
   FairBudget budget(90 * kMiB);
   const auto greedy = budget.account("greedy");
-  std::vector<FairBudget::Hold> holds;
+  std::vector<FairBudget::Charge> charges;
   while (true) {
-    auto hold = budget.hold(greedy, kMiB / 2);
-    if (!hold.take(kMiB / 2, kNever)) {
-      CHECK_FALSE(hold.give_up());
+    auto charge = budget.charge(greedy, kMiB / 2);
+    if (!charge.take(kMiB / 2, kNever)) {
+      CHECK_FALSE(charge.give_up());
       break;
     }
-    holds.push_back(std::move(hold));
+    charges.push_back(std::move(charge));
   }
   CHECK(budget.used() >= 80 * kMiB);
   const auto newcomer = budget.account("newcomer");
-  auto small = budget.hold(newcomer, kMiB);
+  auto small = budget.charge(newcomer, kMiB);
   CHECK(small.take(kMiB, kNever));
   CHECK(budget.used() <= budget.limit());
-  holds.clear();
+  charges.clear();
   small.reset();
   CHECK(budget.used() == 0);
 }
 
-TEST_CASE("a hold as large as the budget is taken when nothing else is") {
+TEST_CASE("a charge as large as the budget is taken when nothing else is") {
   FairBudget budget(4 * kMiB);
   const auto account = budget.account("a");
-  auto all = budget.hold(account, 4 * kMiB);
+  auto all = budget.charge(account, 4 * kMiB);
   CHECK(all.take(4 * kMiB, kNever));
-  auto other = budget.hold(account, 1);
+  auto other = budget.charge(account, 1);
   bool is_granted = false;
   CHECK_FALSE(other.take(1, [&] { is_granted = true; }));
   CHECK(budget.has_waiting());
@@ -82,14 +82,14 @@ TEST_CASE("the account that has least is served first, then the one that came fi
   FairBudget budget(8 * kMiB);
   const auto rich = budget.account("rich");
   const auto poor = budget.account("poor");
-  auto first = budget.hold(rich, 4 * kMiB);
+  auto first = budget.charge(rich, 4 * kMiB);
   REQUIRE(first.take(4 * kMiB, kNever));
-  auto second = budget.hold(rich, kMiB);
+  auto second = budget.charge(rich, kMiB);
   REQUIRE(second.take(kMiB, kNever));
   std::vector<int> order;
-  std::vector<FairBudget::Hold> waiting;
+  std::vector<FairBudget::Charge> waiting;
   for (int i = 0; i < 4; ++i) {
-    waiting.push_back(budget.hold(i < 2 ? rich : poor, 4 * kMiB));
+    waiting.push_back(budget.charge(i < 2 ? rich : poor, 4 * kMiB));
     REQUIRE_FALSE(waiting.back().take(4 * kMiB, [&order, i] { order.push_back(i); }));
   }
   first.reset();
@@ -102,16 +102,16 @@ TEST_CASE("the account that has least is served first, then the one that came fi
   CHECK(order == std::vector<int>{2, 0, 1, 3});
 }
 
-TEST_CASE("a hold that gives up is told nothing, and its room goes to others") {
+TEST_CASE("a charge that gives up is told nothing, and its room goes to others") {
   FairBudget budget(2 * kMiB);
   const auto account = budget.account("a");
-  auto first = budget.hold(account, 2 * kMiB);
+  auto first = budget.charge(account, 2 * kMiB);
   REQUIRE(first.take(2 * kMiB, kNever));
   {
-    auto leaves = budget.hold(account, kMiB);
+    auto leaves = budget.charge(account, kMiB);
     REQUIRE_FALSE(leaves.take(kMiB, kNever));
   }
-  auto gives_up = budget.hold(account, kMiB);
+  auto gives_up = budget.charge(account, kMiB);
   REQUIRE_FALSE(gives_up.take(kMiB, kNever));
   CHECK_FALSE(gives_up.give_up());
   first.reset();
@@ -132,12 +132,12 @@ TEST_CASE("bodies that are received in part never wait for each other in a circl
       const auto account = budget.account("peer " + std::to_string(peer % 5));
       for (int round = 0; round < 40; ++round) {
         const std::uint64_t announced = 1 + random() % (16 * kMiB);
-        auto hold = budget.hold(account, announced);
+        auto charge = budget.charge(account, announced);
         std::uint64_t taken = 0;
         while (taken < announced) {
           const std::uint64_t step =
               announced <= FairBudget::kStepBytes ? announced : std::min<std::uint64_t>(announced - taken, kMiB);
-          take_or_wait(hold, step);
+          take_or_wait(charge, step);
           taken += step;
           const std::uint64_t now = in_use += step;
           std::uint64_t seen = most;
@@ -147,7 +147,7 @@ TEST_CASE("bodies that are received in part never wait for each other in a circl
           if (random() % 64 == 0) break;  // the peer went away
         }
         in_use -= taken;
-        hold.reset();
+        charge.reset();
         ++finished;
       }
     });

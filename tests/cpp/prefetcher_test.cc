@@ -44,8 +44,8 @@ TEST_CASE("a handed over batch serves its lookups without a pull, and the step g
     REQUIRE(prefetcher.pull(*batch.value(), step).is_ok());
     REQUIRE(prefetcher.hand_over(std::move(batch).value()).is_ok());
     const int before = f.shards->pulls;
-    const Lookup held = f.binding()->lookup(ref(ids), true).value();
-    CHECK(held.row(0)[0] == 1.0f - 1.5f * static_cast<float>(step));
+    const Lookup kept = f.binding()->lookup(ref(ids), true).value();
+    CHECK(kept.row(0)[0] == 1.0f - 1.5f * static_cast<float>(step));
     CHECK(f.binding()->lookup(ref(more), true).is_ok());
     CHECK(f.session->remembers("test/t", ref(ids)));
     CHECK(f.shards->pulls == before);
@@ -56,7 +56,7 @@ TEST_CASE("a handed over batch serves its lookups without a pull, and the step g
     REQUIRE(f.session->seal(1.0f).value().rows == 4);
     REQUIRE(f.session->prepare().is_ok());
     REQUIRE(f.session->commit_prepared().is_ok());
-    CHECK(held.row(0)[0] == 1.0f - 1.5f * static_cast<float>(step));  // whoever still reads it sees the old rows
+    CHECK(kept.row(0)[0] == 1.0f - 1.5f * static_cast<float>(step));  // whoever still reads it sees the old rows
   }
 }
 

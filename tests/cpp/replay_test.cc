@@ -112,7 +112,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("what is held is sent again, and what the checkpoint had is not applied twice") {
+TEST_CASE("buffered commits are sent again, and what the checkpoint had is not applied twice") {
   Fixture f(1 << 20);
   f.commit(1, 5);
   f.come_back(2);
@@ -175,7 +175,7 @@ TEST_CASE("a push that never left is known not to be applied") {
   CHECK_FALSE(may_be_applied);
 }
 
-TEST_CASE("what is not held is counted; the newest is held in any case") {
+TEST_CASE("evicted commits are counted; the newest stays in any case") {
   Fixture f(1);
   f.commit(1, 6);
   f.come_back(2);
@@ -203,7 +203,7 @@ TEST_CASE("rows assigned and erased by key are so again, in the order of all wri
   }
 }
 
-TEST_CASE("writes by key that are not held are counted, each once") {
+TEST_CASE("writes by key that were evicted are counted, each once") {
   Fixture f(1);
   f.push(1);
   f.push(2);
@@ -289,23 +289,23 @@ TEST_CASE("commits that are over are forgotten") {
 
 TEST_CASE("the budget drops the oldest, a later try of a sequence replaces the earlier") {
   const auto commit_of = [](std::uint64_t sequence, std::size_t bytes) {
-    HeldCommit commit;
+    BufferedCommit commit;
     commit.header.sequence = sequence;
     commit.body.resize(bytes);
     return commit;
   };
-  HeldCommits held(100);
-  held.add(commit_of(1, 60));
-  held.add(commit_of(1, 40));
-  held.add(commit_of(2, 60));
-  CHECK(held.bytes() == 100);
-  held.add(commit_of(3, 1));
-  REQUIRE(held.from(0) != nullptr);
-  CHECK(held.from(0)->header.sequence == 2);
-  held.add(commit_of(4, 1000));
-  CHECK(held.from(0)->header.sequence == 4);
-  CHECK(held.bytes() == 1000);
-  held.drop(4);
-  CHECK(held.from(0) == nullptr);
-  CHECK(held.bytes() == 0);
+  ReplayBuffer buffer(100);
+  buffer.add(commit_of(1, 60));
+  buffer.add(commit_of(1, 40));
+  buffer.add(commit_of(2, 60));
+  CHECK(buffer.bytes() == 100);
+  buffer.add(commit_of(3, 1));
+  REQUIRE(buffer.from(0) != nullptr);
+  CHECK(buffer.from(0)->header.sequence == 2);
+  buffer.add(commit_of(4, 1000));
+  CHECK(buffer.from(0)->header.sequence == 4);
+  CHECK(buffer.bytes() == 1000);
+  buffer.drop(4);
+  CHECK(buffer.from(0) == nullptr);
+  CHECK(buffer.bytes() == 0);
 }

@@ -61,10 +61,10 @@ TEST_CASE("random insertions and erasures, memory given back") {
     const bool grows = phase % 2 == 0;
     for (int step = 0; step < 40'000; ++step) {
       if (live.empty() || random() % 10 < (grows ? 8u : 2u)) {
-        const std::uint64_t path = random() << 6;
-        if (!model.emplace(path, static_cast<std::uint32_t>(step)).second) continue;
-        REQUIRE(index.insert(path, static_cast<std::uint32_t>(step)));
-        live.push_back(path);
+        const std::uint64_t suffix = random() << 6;
+        if (!model.emplace(suffix, static_cast<std::uint32_t>(step)).second) continue;
+        REQUIRE(index.insert(suffix, static_cast<std::uint32_t>(step)));
+        live.push_back(suffix);
       } else {
         std::swap(live[random() % live.size()], live.back());
         REQUIRE(index.erase(live.back()) == model.at(live.back()));
@@ -73,15 +73,15 @@ TEST_CASE("random insertions and erasures, memory given back") {
         live.pop_back();
       }
     }
-    for (const auto& [path, row] : model) REQUIRE(index.find(path) == row);
+    for (const auto& [suffix, row] : model) REQUIRE(index.find(suffix) == row);
   }
   const std::uint64_t before = index.bytes();
-  for (const std::uint64_t path : live) REQUIRE(index.erase(path) != RowIndex::kNone);
+  for (const std::uint64_t suffix : live) REQUIRE(index.erase(suffix) != RowIndex::kNone);
   CHECK(index.bytes() < before);
   CHECK(pool.used_bytes() <= index.bytes());
 }
 
-TEST_CASE("ranges follow each other in the order of paths and hold every entry once") {
+TEST_CASE("ranges follow each other in the order of suffixes and hold every entry once") {
   ArenaPool pool;
   RowIndex index(pool);
   std::map<std::uint64_t, std::uint32_t> model;
@@ -90,26 +90,26 @@ TEST_CASE("ranges follow each other in the order of paths and hold every entry o
     REQUIRE(index.insert(row_hash(3, row), row));
   }
   auto expected = model.begin();
-  std::uint64_t path = 0;
+  std::uint64_t suffix = 0;
   int ranges = 0;
   do {
-    RowIndex::Range range = index.range_at(path);
+    RowIndex::Range range = index.range_at(suffix);
     std::sort(range.entries.begin(), range.entries.end(),
-              [](auto& left, auto& right) { return left.path < right.path; });
+              [](auto& left, auto& right) { return left.suffix < right.suffix; });
     for (const RowIndex::Entry& entry : range.entries) {
       REQUIRE(expected != model.end());
-      REQUIRE(entry.path == expected->first);
+      REQUIRE(entry.suffix == expected->first);
       REQUIRE(entry.row == expected->second);
       ++expected;
     }
-    path = range.next;
+    suffix = range.next;
     ++ranges;
-  } while (path != 0);
+  } while (suffix != 0);
   CHECK(expected == model.end());
   CHECK(ranges > 20);
 }
 
-TEST_CASE("room made for many paths keeps what is there and the promise, and visits see what ranges hold") {
+TEST_CASE("room made for many suffixes keeps what is there and the promise, and visits see what ranges hold") {
   ArenaPool pool;
   RowIndex index(pool);
   std::map<std::uint64_t, std::uint32_t> model;
@@ -117,36 +117,36 @@ TEST_CASE("room made for many paths keeps what is there and the promise, and vis
   for (const std::uint32_t more : {3u, 500u, 1u, 40'000u, 128u, 128u, 20'000u}) {
     std::map<std::uint64_t, std::uint32_t> added;
     for (std::uint32_t i = 0; i < more; ++i, ++row) added[row_hash(4, row)] = row;
-    std::vector<std::uint64_t> paths;
-    for (const auto& [path, held] : added) paths.push_back(path);
+    std::vector<std::uint64_t> suffixes;
+    for (const auto& [suffix, row] : added) suffixes.push_back(suffix);
     const std::uint64_t allowed = index.bytes() + index.bytes_for(more);
-    index.make_room(paths);
+    index.make_room(suffixes);
     const std::uint64_t roomy = index.bytes();
-    for (const auto& [path, held] : model) REQUIRE(index.find(path) == held);
-    for (const std::uint64_t path : paths) REQUIRE(index.find(path) == RowIndex::kNone);
-    for (const auto& [path, held] : added) REQUIRE(index.insert(path, held));
+    for (const auto& [suffix, row] : model) REQUIRE(index.find(suffix) == row);
+    for (const std::uint64_t suffix : suffixes) REQUIRE(index.find(suffix) == RowIndex::kNone);
+    for (const auto& [suffix, row] : added) REQUIRE(index.insert(suffix, row));
     CHECK(index.bytes() == roomy);  // there was room for all
     CHECK(index.bytes() <= allowed);
     model.merge(added);
   }
   std::map<std::uint64_t, std::uint32_t> seen;
-  std::uint64_t path = 0;
+  std::uint64_t suffix = 0;
   do {
-    const RowIndex::Range range = index.range_at(path);
+    const RowIndex::Range range = index.range_at(suffix);
     std::size_t visited = 0;
-    const std::uint64_t next = index.visit_range(path, [&](std::uint64_t at, std::uint32_t held) {
+    const std::uint64_t next = index.visit_range(suffix, [&](std::uint64_t at, std::uint32_t row) {
       ++visited;
-      REQUIRE(seen.emplace(at, held).second);
+      REQUIRE(seen.emplace(at, row).second);
     });
     REQUIRE(visited == range.entries.size());
     REQUIRE(next == range.next);
-    path = next;
-  } while (path != 0);
+    suffix = next;
+  } while (suffix != 0);
   CHECK(seen == model);
   CHECK(static_cast<double>(index.bytes()) < 16.0 * static_cast<double>(model.size()));
 }
 
-TEST_CASE("paths that agree in every bit but a few are stored until a stated limit, never lost") {
+TEST_CASE("suffixes that agree in every bit but a few are stored until a stated limit, never lost") {
   ArenaPool pool;
   RowIndex index(pool);
   std::uint32_t stored = 0;

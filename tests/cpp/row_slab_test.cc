@@ -28,7 +28,7 @@ bool is_intact(const RowSlab& slab, std::size_t data_bytes, std::uint32_t row, s
          std::memcmp(at.weights() + data_bytes - sizeof mark, &mark, sizeof mark) == 0;
 }
 
-TEST_CASE("random births and deaths leave the living rows as they were") {
+TEST_CASE("random creations and deaths leave the living rows as they were") {
   for (const std::size_t data_bytes : {4, 8, 64, 512, 1024, 196608}) {
     CAPTURE(data_bytes);
     std::mt19937 random(static_cast<unsigned>(data_bytes));

@@ -15,8 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 constexpr milliseconds kLong{3'600'000};
 
-void open(Store& store, const std::vector<std::uint64_t>& versions, const HoldOptions& hold) {
-  REQUIRE(store.changes().open("serving", versions, {}, std::chrono::seconds(0), hold).is_ok());
+void open(Store& store, const std::vector<std::uint64_t>& versions, const ThresholdOptions& threshold) {
+  REQUIRE(store.changes().open("serving", versions, {}, std::chrono::seconds(0), threshold).is_ok());
 }
 
 // push() moves a row by 0.5 * value in each of its kDim weights.
@@ -29,10 +29,10 @@ TEST_CASE("a row goes when it was written often enough") {
   push(*from, 1, range(0, 100));
   push(*from, 1, range(0, 50));
   CHECK(follow(*from, "serving", *to).empty());
-  CHECK(from->changes().stats().held_rows == 100);
+  CHECK(from->changes().stats().waiting_rows == 100);
   push(*from, 1, range(0, 10));
   follow(*from, "serving", *to);
-  CHECK(from->changes().stats().held_rows == 90);
+  CHECK(from->changes().stats().waiting_rows == 90);
   const auto got = rows_of(*to);
   const auto all = rows_of(*from);
   CHECK(got.size() == 10);
@@ -67,15 +67,15 @@ TEST_CASE("a row whose copy has no room goes whenever it changes") {
   const auto from = make_store();
   const auto to = make_store();
   open(*from, from->changes().versions(), {.move = 100.0f, .longest = kLong, .bytes = 2000});
-  std::uint64_t rounds_with_held = 0;
+  std::uint64_t rounds_with_waiting = 0;
   for (int i = 0; i < 100; ++i) {  // copies of one slot make room for those of another now and then
     push(*from, 1, range(0, 200));
     follow(*from, "serving", *to);
-    CHECK(from->changes().stats().held_rows < 30);
-    rounds_with_held += from->changes().stats().held_rows > 0 ? 1 : 0;
+    CHECK(from->changes().stats().waiting_rows < 30);
+    rounds_with_waiting += from->changes().stats().waiting_rows > 0 ? 1 : 0;
   }
   CHECK(rows_of(*to).size() == 200);
-  CHECK(rounds_with_held > 50);
+  CHECK(rounds_with_waiting > 50);
 }
 
 TEST_CASE("no row waits for longer than its limit") {
@@ -89,7 +89,7 @@ TEST_CASE("no row waits for longer than its limit") {
   std::this_thread::sleep_until(began + milliseconds(50));
   follow(*from, "serving", *to);
   CHECK(rows_of(*to) == rows_of(*from));
-  CHECK(from->changes().stats().held_rows == 0);
+  CHECK(from->changes().stats().waiting_rows == 0);
 }
 
 TEST_CASE("a follower whose cursor is lost gets what waited, without whole slots") {
@@ -139,7 +139,7 @@ TEST_CASE("what was not acknowledged is sent again, and is not what a row has mo
   CHECK(rows_of(*to) == rows_of(*from));
 }
 
-TEST_CASE("erasures, births after them and whole slots do not wait") {
+TEST_CASE("erasures, creations after them and whole slots do not wait") {
   const auto from = make_store({.lineage = 3});
   const auto to = make_store();
   open(*from, from->changes().versions(), {.updates = 2, .move = 50.0f, .longest = kLong});
@@ -155,7 +155,7 @@ TEST_CASE("erasures, births after them and whole slots do not wait") {
   follow(*from, "serving", *to);
   CHECK(rows_of(*to).size() == 70);
   for (const auto& [name, row] : rows_of(*to)) CHECK(row.second == rows_of(*from).at(name).second);
-  CHECK(from->changes().stats().held_rows == 0);
+  CHECK(from->changes().stats().waiting_rows == 0);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ TEST_CASE("repeated keys are pulled once, summed, and committed to both shards")
   const auto binding = f.binding();
   const std::vector<std::int64_t> first{1, 2, 1, 50}, second{2, 60, 1};
   REQUIRE(binding->lookup(ref(first), true).is_ok());
-  const Lookup held = binding->lookup(ref(second), true).value();
+  const Lookup kept = binding->lookup(ref(second), true).value();
   CHECK(f.session->stats().rows_pulled == 4);
   stage_ones(*binding, first);
   stage_ones(*binding, second);
@@ -29,7 +29,7 @@ TEST_CASE("repeated keys are pulled once, summed, and committed to both shards")
   CHECK(first_weight(*binding, 1) == 1.0f - 0.5f * 3);
   CHECK(first_weight(*binding, 2) == 1.0f - 0.5f * 2);
   CHECK(first_weight(*binding, 60) == 0.5f);
-  CHECK(held.row(0)[0] == 1.0f);  // what a graph still holds does not change under it
+  CHECK(kept.row(0)[0] == 1.0f);  // what a graph still holds does not change under it
 }
 
 TEST_CASE("a failed pull leaves the step as it was") {

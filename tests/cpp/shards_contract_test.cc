@@ -72,7 +72,7 @@ TEST_CASE("shards: owners are in range") {
            [](Shards& shards) { CHECK(check_slot_owner(shards.slot_owner(), shards.shard_count()).is_ok()); });
 }
 
-TEST_CASE("shards: an absent row reads as its initial row, and is not born by reading") {
+TEST_CASE("shards: an absent row reads as its initial row, and is not created by reading") {
   for_each({kTable}, [](Shards& shards) {
     const Grouped grouped(shards, kTable.id, iota_keys(50));
     std::vector<float> rows(250, -1.0f);

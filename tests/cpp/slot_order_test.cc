@@ -10,7 +10,7 @@
 namespace sparserow {
 namespace {
 
-TEST_CASE("stripe and path are the hash again, and positions visit a stripe slot by slot") {
+TEST_CASE("stripe and suffix are the hash again, and positions visit a stripe slot by slot") {
   constexpr unsigned kSeed = 11;
   MESSAGE("seed " << kSeed);
   std::mt19937_64 random(kSeed);
@@ -21,16 +21,16 @@ TEST_CASE("stripe and path are the hash again, and positions visit a stripe slot
     for (int i = 0; i < 2000; ++i) {
       const std::uint64_t hash = i == 0 ? 0 : i == 1 ? ~std::uint64_t{0} : random();
       const std::uint32_t stripe = order.stripe(hash);
-      const std::uint64_t path = order.path(hash);
+      const std::uint64_t suffix = order.suffix(hash);
       const std::uint32_t slot = slot_of(hash, slot_count);
       REQUIRE(order.slot(hash) == slot);
       REQUIRE(stripe == slot % kStripes);
       REQUIRE(stripe < order.stripe_count());
-      REQUIRE(order.slot_in_stripe(path) == slot / kStripes);
-      REQUIRE(order.hash(stripe, path) == hash);
-      const std::uint64_t position = order.position(stripe, path);
+      REQUIRE(order.slot_in_stripe(suffix) == slot / kStripes);
+      REQUIRE(order.hash(stripe, suffix) == hash);
+      const std::uint64_t position = order.position(stripe, suffix);
       REQUIRE(order.stripe_at(position) == stripe);
-      REQUIRE(order.path_at(position) == path);
+      REQUIRE(order.path_at(position) == suffix);
       visited.emplace_back(position, slot, hash);
     }
     std::sort(visited.begin(), visited.end());

@@ -23,7 +23,7 @@ TEST_CASE("a store in memory needs no SSD tier") {
   REQUIRE(store.pull(1, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.data())).is_ok());
   for (const float weight : rows) REQUIRE(weight == -0.5f);
   CHECK_FALSE(store.tier_stats().has_value());
-  CHECK(store.bring(1, keys).is_ok());
+  CHECK(store.fetch_to_memory(1, keys).is_ok());
   CHECK_FALSE(store.would_block(1, keys));
   CHECK(store.write_back().code() == Code::kFailedPrecondition);
 }

@@ -118,7 +118,7 @@ TEST_CASE("initial rows follow their distributions") {
   CHECK(xavier_normal[1] == doctest::Approx(std::sqrt(2.0 / 1065)).epsilon(0.01));
 }
 
-TEST_CASE("a pull changes nothing; rows are born by apply with their initial row") {
+TEST_CASE("a pull changes nothing; rows are created by apply with their initial row") {
   TableSchema schema = schema_of(1);
   schema.init = {InitKind::kNormal, 0.0f, 1.0f};
   const auto store = store_with(schema);
@@ -200,9 +200,9 @@ TEST_CASE("gradients of another width than the table's are refused whole") {
 TEST_CASE("over budget nothing changes and the message says what to do") {
   const TableSchema schema = schema_of(1, OptimizerKind::kAdagrad, 64);
   const auto store = store_with(schema, {.memory_budget_bytes = 4 << 20});
-  const auto born = range(0, 1000);
-  push_ones(*store, schema, born);
-  const auto rows = pull(*store, schema, born);
+  const auto created = range(0, 1000);
+  push_ones(*store, schema, created);
+  const auto rows = pull(*store, schema, created);
   const std::uint64_t used = store->used_bytes();
   const auto many = range(500, 50'000);
   const std::vector<float> grads(many.size() * 64, 1.0f);
@@ -214,8 +214,8 @@ TEST_CASE("over budget nothing changes and the message says what to do") {
   CHECK(store->assign(1, many, grads.data()).code() == Code::kResourceExhausted);
   CHECK(store->used_bytes() == used);
   CHECK(store->stats()[0].rows == 1000);
-  CHECK(pull(*store, schema, born) == rows);
-  push_ones(*store, schema, born);  // existing rows need no memory
+  CHECK(pull(*store, schema, created) == rows);
+  push_ones(*store, schema, created);  // existing rows need no memory
 }
 
 TEST_CASE("promises are kept: reservations exclude each other, are consumed, and are given back") {
@@ -261,20 +261,20 @@ TEST_CASE("a reservation is an upper bound of what its batch takes") {
   }
 }
 
-TEST_CASE("a scan returns rows that stay exactly once, whatever is born or erased meanwhile") {
+TEST_CASE("a scan returns rows that stay exactly once, whatever is created or erased meanwhile") {
   const TableSchema schema = schema_of(1);
   const auto store = store_with(schema);
   push_ones(*store, schema, range(0, 20'000));
   CHECK(scan_keys(*store, 1, 777).size() == 20'000);
   std::map<std::uint64_t, int> seen;
-  std::uint64_t cursor = 0, born = 100'000, erased = 0;
+  std::uint64_t cursor = 0, created = 100'000, erased = 0;
   do {
     auto page = store->scan(1, cursor, 500, false);
     REQUIRE(page.is_ok());
     for (const std::uint64_t key : page.value().keys) ++seen[key];
     cursor = page.value().next_cursor;
-    push_ones(*store, schema, range(born, born + 300));
-    born += 300;
+    push_ones(*store, schema, range(created, created + 300));
+    created += 300;
     REQUIRE(store->erase(1, range(erased, erased + 20)).value() == 20);
     erased += 20;
   } while (cursor != 0);
@@ -338,7 +338,7 @@ TEST_CASE("options and tables are checked") {
 }
 
 // Each thread's pushes add up whatever the others do; readers see whole rows only (all columns equal).
-TEST_CASE("concurrent pulls, pushes, scans, births, erasures and table creation") {
+TEST_CASE("concurrent pulls, pushes, scans, creations, erasures and table creation") {
   const TableSchema schema = schema_of(1);
   const auto store = store_with(schema, {.memory_budget_bytes = 1ull << 30});
   constexpr int kRounds = 30;

@@ -272,7 +272,7 @@ TEST_CASE("a large stripe is held for a few rows at a time") {
   const SweepReport report = swept.sweep();
   CHECK(report.rows_seen == 200'000);
   CHECK(report.slices >= 16);
-  MESSAGE("longest hold " << report.longest_hold.cpu_nanoseconds / 1000 << " us of CPU in " << report.slices
+  MESSAGE("longest hold " << report.longest_lock.cpu_nanoseconds / 1000 << " us of CPU in " << report.slices
                           << " slices");
 }
 

@@ -167,7 +167,7 @@ TEST_CASE("random operations give the same bits with and without an SSD") {
       const auto some = std::vector(keys.begin(), keys.begin() + 1 + static_cast<std::ptrdiff_t>(keys.size() / 8));
       REQUIRE(store->erase(table, some).value() == plain->erase(table, some).value());
     } else if (act < 99) {
-      REQUIRE(store->bring(table, keys).is_ok());
+      REQUIRE(store->fetch_to_memory(table, keys).is_ok());
     } else if (random() % 3 == 0) {
       for (Store* each : {store.get(), plain.get()}) {
         REQUIRE(each->drop_table(table).is_ok());
@@ -241,7 +241,7 @@ TEST_CASE("rows that many miss at once are read once") {
         std::vector<std::uint64_t> keys(kKeys);
         std::iota(keys.begin(), keys.end(), round * kKeys);  // long since pushed out by those that came after
         begin.arrive_and_wait();
-        if (!store->bring(1, keys).is_ok()) ++failures;
+        if (!store->fetch_to_memory(1, keys).is_ok()) ++failures;
       }
     });
   }
@@ -369,7 +369,7 @@ TEST_CASE("rows leave ahead of those that come, after a request has its answer")
   }
   const TierStats after = *store->tier_stats();
   CHECK(after.rows_evicted - before.rows_evicted > kRequests * kKeys / 2);
-  CHECK(after.evicted_ahead - before.evicted_ahead > (after.rows_evicted - before.rows_evicted) * 9 / 10);
+  CHECK(after.background_evicted - before.background_evicted > (after.rows_evicted - before.rows_evicted) * 9 / 10);
   CHECK(store->used_bytes() <= options.memory_budget_bytes);
 }
 
@@ -380,12 +380,12 @@ TEST_CASE("room is made where rows may leave, also when most places have only ro
   for (std::uint32_t table = 1; table <= kHot; ++table) REQUIRE(store->create_table(schema_of(table)).is_ok());
   std::vector<std::uint64_t> keys(8);
   std::iota(keys.begin(), keys.end(), 0u);
-  std::vector<Store::Reservation> held;
+  std::vector<Store::Reservation> reservations;
   for (std::uint32_t table = 1; table <= kHeld; ++table) {
     fill(*store, table, 0, keys.size());
     auto reserved = store->reserve(table, keys);
     REQUIRE(reserved.is_ok());
-    held.push_back(std::move(reserved).value());
+    reservations.push_back(std::move(reserved).value());
   }
   fill(*store, kHot, 0, 5000);
   std::vector<std::uint64_t> hot(1000);
@@ -395,7 +395,7 @@ TEST_CASE("room is made where rows may leave, also when most places have only ro
   CHECK(store->used_bytes() <= kBudget);
 }
 
-TEST_CASE("room is made also where rows came in the order of their paths, as a checkpoint brings them") {
+TEST_CASE("room is made also where rows came in the order of their hash suffixes, as a checkpoint brings them") {
   constexpr std::uint32_t kTables = 8;  // of which one has rows
   constexpr std::size_t kPageRows = 200;
   const Folder folder;
@@ -528,15 +528,15 @@ TEST_CASE("a key that a pull waits for is one hit or one miss, also where rows w
   std::iota(keys.begin(), keys.end(), 0u);        // of rows that left memory long ago
   for (int i = 0; i < 30; ++i) keys[i] += 50000;  // nowhere
   const TierStats before = *store->tier_stats();
-  for (int turn = 0; turn < 2; ++turn) REQUIRE(store->bring(1, keys, Store::Bring::kForPull).is_ok());
+  for (int turn = 0; turn < 2; ++turn) REQUIRE(store->fetch_to_memory(1, keys, Store::FetchCause::kPull).is_ok());
   static_cast<void>(pull(*store, 1, keys));
   const TierStats after = *store->tier_stats();
-  CHECK(after.brought_ahead == before.brought_ahead);
+  CHECK(after.prefetched == before.prefetched);
   CHECK(after.misses - before.misses + after.hits - before.hits == keys.size());
   CHECK(after.misses - before.misses >= 30);
   CHECK(after.misses - before.misses <= keys.size());
-  REQUIRE(store->bring(1, keys, Store::Bring::kAhead).is_ok());
-  CHECK(store->tier_stats()->brought_ahead == before.brought_ahead);  // absent ones are not brought
+  REQUIRE(store->fetch_to_memory(1, keys, Store::FetchCause::kPrefetch).is_ok());
+  CHECK(store->tier_stats()->prefetched == before.prefetched);  // absent ones are not brought
 }
 
 TEST_CASE("a table that is dropped while rows of it leave memory leaves none on the SSD") {

@@ -82,7 +82,7 @@ class Replay:
         fence = [worker.key for worker in gone]
         reports = []
         for server in self.servers:
-            windows = server.hold_job(JOB, self.operation, fence)
+            windows = server.freeze_job(JOB, self.operation, fence)
             reports.append({(worker, epoch): Window(seq, step) for worker, epoch, seq, step, _ in windows})
         live = [worker for worker in self.live() if worker not in gone]
         if live and self.rng.random() < 0.5:  # a commit of the time between; one that changes nothing if it is late

@@ -149,7 +149,7 @@ def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path):
             gone = {key for key in keys.tolist() if counts[table].pop(key, None) is not None}
             assert tiered.erase(table, keys) == plain.erase(table, keys) == len(gone)
         elif act < 0.985:
-            tiered.bring(table, keys)
+            tiered.fetch_to_memory(table, keys)
         elif act < 0.99:
             tiered.write_back()
         elif act < 0.992:

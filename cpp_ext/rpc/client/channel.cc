@@ -45,7 +45,7 @@ Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats&
       endpoint_(options.shards[index]),
       name_(name_of(index, endpoint_)),
       jitter_(std::random_device{}()),
-      held_(options.replay_bytes),
+      replay_buffer_(options.replay_bytes),
       staging_(kReplyStagingBytes) {}
 
 Channel::Clock::duration Channel::backoff() const noexcept {

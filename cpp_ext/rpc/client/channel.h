@@ -88,7 +88,7 @@ class Channel {
   // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
   void move(Endpoint endpoint);
   // Of commits; with no budget for it nothing is added.
-  [[nodiscard]] HeldCommits& held() noexcept { return held_; }
+  [[nodiscard]] ReplayBuffer& replay_buffer() noexcept { return replay_buffer_; }
 
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
   // left, or the shard must be dialled.
@@ -191,7 +191,7 @@ class Channel {
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
-  HeldCommits held_;
+  ReplayBuffer replay_buffer_;
   std::uint32_t incarnation_ = 0;  // of the shard's process that answered last; 0: none has
   bool must_replay_ = false;       // the process there lacks what is held
   std::uint64_t replay_from_ = 0;  // sequence of the held commit that is being sent

@@ -22,7 +22,7 @@ void Channel::note_incarnation(std::uint32_t incarnation) {
 void Channel::begin_replay() {
   state_ = State::kReplaying;
   replay_from_ = 0;
-  is_telling_lost_ = !held_.let_go().sequences.empty() && (features_ & kFeatureLostWrites) != 0;
+  is_telling_lost_ = !replay_buffer_.evicted().sequences.empty() && (features_ & kFeatureLostWrites) != 0;
   if (is_telling_lost_) {
     tell_lost();
   } else {
@@ -31,7 +31,7 @@ void Channel::begin_replay() {
 }
 
 void Channel::tell_lost() {
-  const auto& [last, sequences] = held_.let_go();
+  const auto& [last, sequences] = replay_buffer_.evicted();
   SectionHeader section{};
   TableDescriptor descriptor{};
   descriptor.dim = 1;  // not looked at
@@ -70,22 +70,22 @@ void Channel::send_replay(FrameHeader header) {
 }
 
 void Channel::next_replay() {
-  const HeldCommit* held = held_.from(replay_from_);
-  if (held == nullptr) {
+  const BufferedCommit* commit = replay_buffer_.from(replay_from_);
+  if (commit == nullptr) {
     must_replay_ = false;
     state_ = State::kReady;
     flush();
     return;
   }
-  FrameHeader header = held->header;
+  FrameHeader header = commit->header;
   const auto type = static_cast<FrameType>(header.type);
   if (type != FrameType::kAssign && type != FrameType::kDelete) {
-    header.type = static_cast<std::uint16_t>(held->decided ? FrameType::kCommit : FrameType::kPrepare);
+    header.type = static_cast<std::uint16_t>(commit->decided ? FrameType::kCommit : FrameType::kPrepare);
   }
   replay_from_ = header.sequence;
-  is_replay_decided_ = held->decided;
-  replay_.resize(sizeof header + held->body.size());
-  if (!held->body.empty()) std::memcpy(replay_.data() + sizeof header, held->body.data(), held->body.size());
+  is_replay_decided_ = commit->decided;
+  replay_.resize(sizeof header + commit->body.size());
+  if (!commit->body.empty()) std::memcpy(replay_.data() + sizeof header, commit->body.data(), commit->body.size());
   send_replay(header);
 }
 

@@ -99,15 +99,15 @@ bool Client::Impl::is_in_time(Call& call) const {
 }
 
 // Keeps a copy of what a call sends to each shard, for a process that takes the shard's place.
-void Client::Impl::hold(const Call& call, bool decided) {
-  std::vector<HeldCommit> copies;
+void Client::Impl::buffer_for_replay(const Call& call, bool decided) {
+  std::vector<BufferedCommit> copies;
   for (const Outgoing& out : call.requests) {
-    HeldCommit& copy = copies.emplace_back(out.request.header, out.request.body);
+    BufferedCommit& copy = copies.emplace_back(out.request.header, out.request.body);
     copy.decided = decided;
   }
   const Lock lock(mutex_);
   auto copy = copies.begin();
-  for (const Outgoing& out : call.requests) channels_[out.request.shard].held().add(std::move(*copy++));
+  for (const Outgoing& out : call.requests) channels_[out.request.shard].replay_buffer().add(std::move(*copy++));
 }
 
 Status Client::Impl::touch(std::chrono::milliseconds deadline) {
@@ -219,11 +219,11 @@ Status Client::prepare(std::span<const TablePush> tables, const CommitOptions& o
   return impl_->push(FrameType::kPrepare, tables, options, 0, true);
 }
 Status Client::commit_prepared(const CommitOptions& options) {
-  impl_->change_held([&options](HeldCommits& held) { held.decide(options.sequence); });
+  impl_->change_replay_buffers([&options](ReplayBuffer& buffer) { buffer.decide(options.sequence); });
   return impl_->signal(FrameType::kCommit, options, kFramePrepared);
 }
 Status Client::abort(const CommitOptions& options) {
-  impl_->change_held([&options](HeldCommits& held) { held.drop(options.sequence); });
+  impl_->change_replay_buffers([&options](ReplayBuffer& buffer) { buffer.drop(options.sequence); });
   return impl_->signal(FrameType::kAbort, options, 0);
 }
 Status Client::commit(std::span<const TablePush> tables, const CommitOptions& options) {
@@ -254,7 +254,7 @@ Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(d
 Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move(shard, std::move(endpoint)); }
 void Client::end(std::string reason) { impl_->end(std::move(reason)); }
 void Client::forget_held() {
-  impl_->change_held([](HeldCommits& held) { held.clear(); });
+  impl_->change_replay_buffers([](ReplayBuffer& buffer) { buffer.clear(); });
 }
 
 }  // namespace sparserow::rpc

@@ -71,9 +71,9 @@ class Client::Impl {
   void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
   template <class Change>
-  void change_held(Change change) {
+  void change_replay_buffers(Change change) {
     const Lock lock(mutex_);
-    for (Channel& channel : channels_) change(channel.held());
+    for (Channel& channel : channels_) change(channel.replay_buffer());
   }
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
 
@@ -94,10 +94,10 @@ class Client::Impl {
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
-  void hold(const Call& call, bool decided);
+  void buffer_for_replay(const Call& call, bool decided);
   void drop_refused(const Call& call);
   void drop_held(std::uint64_t sequence) {
-    change_held([sequence](HeldCommits& held) { held.drop(sequence); });
+    change_replay_buffers([sequence](ReplayBuffer& buffer) { buffer.drop(sequence); });
   }
   [[nodiscard]] bool is_in_time(Call& call) const;
   void lead(Lock& lock, Call& call);

@@ -206,7 +206,7 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   }
   const bool is_by_key = type == FrameType::kAssign && options.sequence != 0;
   const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
-  if (options_.replay_bytes > 0 && (has_content || is_by_key)) hold(call, type != FrameType::kPrepare);
+  if (options_.replay_bytes > 0 && (has_content || is_by_key)) buffer_for_replay(call, type != FrameType::kPrepare);
   Status status = run(call);
   if (options.may_be_applied != nullptr) {
     *options.may_be_applied = false;
@@ -228,7 +228,7 @@ void Client::Impl::drop_refused(const Call& call) {
   for (const Outgoing& out : call.requests) {
     const Request& request = out.request;
     const bool is_refused = (!request.done || !request.status.is_ok()) && !request.may_be_taken;
-    if (is_refused) channels_[request.shard].held().drop(request.header.sequence);
+    if (is_refused) channels_[request.shard].replay_buffer().drop(request.header.sequence);
   }
 }
 
@@ -278,7 +278,7 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
     out.request.header.sequence = options.sequence;
     name_rows(out, table_id, keys.subspan(begin, n));
   }
-  if (options_.replay_bytes > 0 && options.sequence != 0) hold(call, true);
+  if (options_.replay_bytes > 0 && options.sequence != 0) buffer_for_replay(call, true);
   if (Status status = run(call); !status.is_ok()) {
     drop_held(options.sequence);
     return status;

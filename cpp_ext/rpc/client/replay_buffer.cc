@@ -12,7 +12,7 @@ constexpr std::size_t kMostHeld = JobWindow::kSequences / 2;
 
 }  // namespace
 
-HeldCommit::HeldCommit(const FrameHeader& frame, const std::vector<iovec>& pieces) : header(frame) {
+BufferedCommit::BufferedCommit(const FrameHeader& frame, const std::vector<iovec>& pieces) : header(frame) {
   body.reserve(frame.body_bytes);
   for (const iovec& piece : pieces) {
     const auto* bytes = static_cast<const std::byte*>(piece.iov_base);
@@ -20,41 +20,41 @@ HeldCommit::HeldCommit(const FrameHeader& frame, const std::vector<iovec>& piece
   }
 }
 
-void HeldCommits::erase(Commits::iterator commit) {
+void ReplayBuffer::erase(Commits::iterator commit) {
   bytes_ -= commit->second.body.size();
   commits_.erase(commit);
 }
 
-void HeldCommits::add(HeldCommit commit) {
+void ReplayBuffer::add(BufferedCommit commit) {
   drop(commit.header.sequence);
   bytes_ += commit.body.size();
   commits_.emplace(commit.header.sequence, std::move(commit));
   while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostHeld)) {
     const FrameHeader& oldest = commits_.begin()->second.header;
     if (oldest.step == kNoStep) {
-      let_go_.header = oldest;
-      let_go_.sequences.push_back(oldest.sequence);
-      if (let_go_.sequences.size() > kMostLetGo) let_go_.sequences.pop_front();
+      evicted_.header = oldest;
+      evicted_.sequences.push_back(oldest.sequence);
+      if (evicted_.sequences.size() > kMaxEvicted) evicted_.sequences.pop_front();
     }
     erase(commits_.begin());
   }
 }
 
-void HeldCommits::decide(std::uint64_t sequence) {
+void ReplayBuffer::decide(std::uint64_t sequence) {
   if (const auto found = commits_.find(sequence); found != commits_.end()) found->second.decided = true;
 }
 
-void HeldCommits::drop(std::uint64_t sequence) {
+void ReplayBuffer::drop(std::uint64_t sequence) {
   if (const auto found = commits_.find(sequence); found != commits_.end()) erase(found);
 }
 
-void HeldCommits::clear() {
+void ReplayBuffer::clear() {
   commits_.clear();
   bytes_ = 0;
-  let_go_.sequences.clear();
+  evicted_.sequences.clear();
 }
 
-const HeldCommit* HeldCommits::from(std::uint64_t sequence) const {
+const BufferedCommit* ReplayBuffer::from(std::uint64_t sequence) const {
   const auto found = commits_.lower_bound(sequence);
   return found == commits_.end() ? nullptr : &found->second;
 }

@@ -19,47 +19,47 @@
 
 namespace sparserow::rpc {
 
-struct HeldCommit {
+struct BufferedCommit {
   FrameHeader header;  // of PREPARE, of a COMMIT in one phase, ASSIGN or DELETE
   std::vector<std::byte> body;
   bool decided = false;
 
-  HeldCommit() = default;
+  BufferedCommit() = default;
   // Copies the body out of its pieces.
-  HeldCommit(const FrameHeader& frame, const std::vector<iovec>& pieces);
+  BufferedCommit(const FrameHeader& frame, const std::vector<iovec>& pieces);
 };
 
-class HeldCommits {
+class ReplayBuffer {
  public:
-  explicit HeldCommits(std::uint64_t budget_bytes) : budget_bytes_(budget_bytes) {}
+  explicit ReplayBuffer(std::uint64_t budget_bytes) : budget_bytes_(budget_bytes) {}
 
   // Under its header's sequence, in place of what was held under it.
-  void add(HeldCommit commit);
+  void add(BufferedCommit commit);
   void decide(std::uint64_t sequence);
   // It was aborted.
   void drop(std::uint64_t sequence);
   void clear();
   // The first one of this or a later sequence; null when there is none.
-  [[nodiscard]] const HeldCommit* from(std::uint64_t sequence) const;
+  [[nodiscard]] const BufferedCommit* from(std::uint64_t sequence) const;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
-  // Sequences of writes by key that the budget let go, oldest first, the newest kMostLetGo. They stay when a shard was
+  // Sequences of writes by key that the budget let go, oldest first, the newest kMaxEvicted. They stay when a shard was
   // told: its process may end before anybody else knows, and the next one counts them from its own checkpoint.
-  struct LetGo {
+  struct Evicted {
     FrameHeader header;  // of the last
     std::deque<std::uint64_t> sequences;
   };
-  [[nodiscard]] const LetGo& let_go() const noexcept { return let_go_; }
+  [[nodiscard]] const Evicted& evicted() const noexcept { return evicted_; }
 
  private:
-  static constexpr std::size_t kMostLetGo = std::size_t{1} << 16;
-  using Commits = std::map<std::uint64_t, HeldCommit>;
+  static constexpr std::size_t kMaxEvicted = std::size_t{1} << 16;
+  using Commits = std::map<std::uint64_t, BufferedCommit>;
   void erase(Commits::iterator commit);
 
   const std::uint64_t budget_bytes_;
   Commits commits_;  // by sequence
   std::uint64_t bytes_ = 0;
-  LetGo let_go_;
+  Evicted evicted_;
 };
 
 }  // namespace sparserow::rpc

@@ -43,10 +43,10 @@ struct PullRequest {
   std::uint64_t reply_bytes = 0;     // of the reply's body
   std::uint64_t reply_sequence = 0;  // writes of others, when asked; of a lookup the version that answers
   Buffer body;                       // owns the keys of a pull that is parked
-  FairBudget::Hold parked;
+  FairBudget::Charge parked;
   std::vector<ChangedKeys> changed;  // by part: the keys of a conditional pull's reply
-  FairBudget::Hold changed_charge;
-  FairBudget::Hold charge;  // of the reply
+  FairBudget::Charge changed_charge;
+  FairBudget::Charge charge;  // of the reply
   Arrival arrival;
   std::chrono::steady_clock::time_point deadline;
 };
@@ -71,16 +71,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Outcome {
     Status status;
     bool grammar_broken = false;
-    std::vector<std::byte> reply;  // when ok; empty: replied already, or will be
-    bool is_parked = false;        // will be, when the clock allows
-    FairBudget::Hold charge = {};  // of the reply
+    std::vector<std::byte> reply;    // when ok; empty: replied already, or will be
+    bool is_parked = false;          // will be, when the clock allows
+    FairBudget::Charge charge = {};  // of the reply
   };
   // A body, in place in the staging buffer or in a buffer of its own.
   struct Body {
     std::span<const std::byte> bytes;
     Buffer buffer;
-    FairBudget::Hold client_charge;
-    FairBudget::Hold charge;
+    FairBudget::Charge client_charge;
+    FairBudget::Charge charge;
     std::size_t staged = 0;  // bytes to consume from staging when served
   };
   template <class T>
@@ -97,11 +97,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<Status> read_body(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline);
   Task<Status> read_charged(const FrameHeader& header, Body& body, std::size_t& left,
                             std::chrono::steady_clock::time_point deadline);
-  // Takes bytes for a hold, and waits for them until the deadline. `whose` budget, for the user.
-  Task<Status> take(FairBudget::Hold& hold, std::uint64_t bytes, std::chrono::steady_clock::time_point deadline,
+  // Takes bytes for a charge, and waits for them until the deadline. `whose` budget, for the user.
+  Task<Status> take(FairBudget::Charge& charge, std::uint64_t bytes, std::chrono::steady_clock::time_point deadline,
                     std::string_view whose);
   // Charges a reply of so many bytes, before it is made. kResourceExhausted.
-  Task<Status> charge_reply(FairBudget::Hold& hold, std::uint64_t bytes,
+  Task<Status> charge_reply(FairBudget::Charge& charge, std::uint64_t bytes,
                             std::chrono::steady_clock::time_point deadline);
   void mark_moved() noexcept;
   void consume(std::size_t bytes) noexcept;

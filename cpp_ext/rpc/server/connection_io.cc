@@ -102,9 +102,9 @@ Connection::Task<Status> Connection::read_charged(const FrameHeader& header, Bod
                                                   Clock::time_point deadline) {
   const std::size_t bytes = header.body_bytes;
   if (peer_->inflight) {
-    body.client_charge = peer_->inflight->hold(peer_->inflight->account(account_), bytes);
+    body.client_charge = peer_->inflight->charge(peer_->inflight->account(account_), bytes);
   }
-  body.charge = core_.inflight.hold(inflight_account_, bytes);
+  body.charge = core_.inflight.charge(inflight_account_, bytes);
   const std::string whose = peer_->address + "'s in-flight";
   std::size_t charged = 0;
   while (left > 0) {
@@ -168,33 +168,33 @@ Connection::Task<Status> Connection::check_before_body(const FrameHeader& header
   co_return schema ? grant_.allows_table(schema->name) : Status::ok();
 }
 
-Connection::Task<Status> Connection::take(FairBudget::Hold& hold, std::uint64_t bytes, Clock::time_point deadline,
+Connection::Task<Status> Connection::take(FairBudget::Charge& charge, std::uint64_t bytes, Clock::time_point deadline,
                                           std::string_view whose) {
   const auto timer = std::make_shared<asio::steady_timer>(strand_, deadline);
   const auto granted = [weak = weak_from_this(), timer] {
     if (const auto self = weak.lock()) asio::post(self->strand_, [self, timer] { timer->cancel(); });
   };
-  if (hold.take(bytes, granted)) co_return Status::ok();
+  if (charge.take(bytes, granted)) co_return Status::ok();
   asio::error_code error;
   waits_.insert(timer.get());
   co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, error));
   waits_.erase(timer.get());
-  const bool is_taken = hold.give_up();
+  const bool is_taken = charge.give_up();
   if (closed_) co_return Status(Code::kUnavailable, "connection closed");
   if (is_taken) co_return Status::ok();
   co_return Status(Code::kResourceExhausted, std::string(whose) + " budget stayed full until the deadline; " +
                                                  std::to_string(bytes) + " bytes needed");
 }
 
-Connection::Task<Status> Connection::charge_reply(FairBudget::Hold& hold, std::uint64_t bytes,
+Connection::Task<Status> Connection::charge_reply(FairBudget::Charge& charge, std::uint64_t bytes,
                                                   Clock::time_point deadline) {
   if (bytes > core_.replies.limit()) {
     co_return Status(Code::kInvalidArgument,
                      "the reply would take " + std::to_string(bytes) + " bytes of the shard's reply budget of " +
                          std::to_string(core_.replies.limit()) + "; ask for fewer rows at a time");
   }
-  hold = core_.replies.hold(reply_account_, bytes);
-  co_return co_await take(hold, bytes, deadline, "the shard's reply");
+  charge = core_.replies.charge(reply_account_, bytes);
+  co_return co_await take(charge, bytes, deadline, "the shard's reply");
 }
 
 Connection::Task<bool> Connection::write_all(std::span<const std::byte> bytes) {

@@ -4,7 +4,7 @@
 
 namespace sparserow::rpc {
 
-struct FairBudget::Hold::State {
+struct FairBudget::Charge::State {
   std::shared_ptr<Account> account;
   std::uint64_t announced = 0;
   std::uint64_t bytes = 0;   // taken
@@ -15,7 +15,7 @@ struct FairBudget::Hold::State {
   [[nodiscard]] bool is_stepwise() const noexcept { return announced > kStepBytes; }
 };
 
-bool FairBudget::Hold::take(std::uint64_t bytes, std::function<void()> granted) {
+bool FairBudget::Charge::take(std::uint64_t bytes, std::function<void()> granted) {
   Callbacks others;
   bool waits = false;
   {
@@ -35,7 +35,7 @@ bool FairBudget::Hold::take(std::uint64_t bytes, std::function<void()> granted) 
   return !waits;
 }
 
-bool FairBudget::Hold::give_up() {
+bool FairBudget::Charge::give_up() {
   const std::lock_guard lock(budget_->mutex_);
   if (!state_->waits) return true;
   state_->waits = false;
@@ -43,7 +43,7 @@ bool FairBudget::Hold::give_up() {
   return false;
 }
 
-void FairBudget::Hold::reset() noexcept {
+void FairBudget::Charge::reset() noexcept {
   if (budget_ == nullptr) return;
   Callbacks others;
   {
@@ -64,8 +64,8 @@ std::shared_ptr<FairBudget::Account> FairBudget::account(const std::string& name
   return account;
 }
 
-FairBudget::Hold FairBudget::hold(std::shared_ptr<Account> account, std::uint64_t announced) {
-  auto state = std::make_shared<Hold::State>();
+FairBudget::Charge FairBudget::charge(std::shared_ptr<Account> account, std::uint64_t announced) {
+  auto state = std::make_shared<Charge::State>();
   state->account = std::move(account);
   state->announced = announced;
   return {this, std::move(state)};
@@ -81,8 +81,8 @@ bool FairBudget::has_waiting() const {
   return !waiting_.empty();
 }
 
-// Room stays for the hold that has the right of way, and for the largest one that may get it.
-bool FairBudget::fits(const Hold::State& state) const {
+// Room stays for the charge that has the right of way, and for the largest one that may get it.
+bool FairBudget::fits(const Charge::State& state) const {
   std::uint64_t kept = announced_.empty() ? 0 : *announced_.rbegin();
   if (state.is_stepwise()) kept = std::max(kept, state.announced);
   std::uint64_t others = used_;
@@ -95,25 +95,25 @@ bool FairBudget::fits(const Hold::State& state) const {
   return (state.account->bytes + state.wanted + kShare - 1) / kShare <= free;
 }
 
-bool FairBudget::fits_first(const Hold::State& state) const {
+bool FairBudget::fits_first(const Charge::State& state) const {
   return first_ == nullptr && used_ - state.bytes + state.announced <= limit_;
 }
 
-void FairBudget::take(Hold::State& state) {
+void FairBudget::take(Charge::State& state) {
   if (state.is_stepwise() && state.bytes == 0) announced_.insert(state.announced);
   state.bytes += state.wanted;
   state.account->bytes += state.wanted;
   used_ += state.wanted;
 }
 
-FairBudget::Callbacks FairBudget::grant_waiting(const Hold::State* caller) {
+FairBudget::Callbacks FairBudget::grant_waiting(const Charge::State* caller) {
   Callbacks callbacks;
   if (waiting_.empty()) return callbacks;
-  std::vector<Hold::State*> order(waiting_.begin(), waiting_.end());
-  std::stable_sort(order.begin(), order.end(), [](const Hold::State* left, const Hold::State* right) {
+  std::vector<Charge::State*> order(waiting_.begin(), waiting_.end());
+  std::stable_sort(order.begin(), order.end(), [](const Charge::State* left, const Charge::State* right) {
     return left->account->bytes < right->account->bytes;
   });
-  for (Hold::State* state : order) {
+  for (Charge::State* state : order) {
     if (state != first_ && !fits(*state)) {
       if (!fits_first(*state)) continue;
       first_ = state;
@@ -126,7 +126,7 @@ FairBudget::Callbacks FairBudget::grant_waiting(const Hold::State* caller) {
   return callbacks;
 }
 
-FairBudget::Callbacks FairBudget::end(Hold::State& state) {
+FairBudget::Callbacks FairBudget::end(Charge::State& state) {
   if (state.waits) waiting_.remove(&state);
   state.waits = false;
   if (state.is_stepwise() && state.bytes > 0) announced_.erase(announced_.find(state.announced));

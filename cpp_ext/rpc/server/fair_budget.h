@@ -1,17 +1,17 @@
 // A budget of bytes that peers share fairly: request bodies that come in, replies that go out.
 //
-// An account is one peer: a token at an address. A hold is one thing of an account that takes bytes, at once or in
+// An account is one peer: a token at an address. A charge is one thing of an account that takes bytes, at once or in
 // steps as they arrive.
 //
-// 1. All holds together never exceed the limit.
+// 1. All charges together never exceed the limit.
 // 2. An account takes a step only while it has at most kShare times the bytes that stay free. A newcomer therefore
 //    finds room at once, and an account that is alone has nearly everything.
-// 3. One hold at a time has the right of way: it takes all that it announced, whatever the others have. Room for it
-//    is kept free, so holds that are filled in part never wait for each other in a circle.
-// 4. Waiting holds are served in the order of what their accounts have, the least first, and then of their arrival.
+// 3. One charge at a time has the right of way: it takes all that it announced, whatever the others have. Room for it
+//    is kept free, so charges that are filled in part never wait for each other in a circle.
+// 4. Waiting charges are served in the order of what their accounts have, the least first, and then of their arrival.
 //
 // Thread-safe. A granted wait is told on the thread that gave the bytes back, outside of the mutex. A budget must
-// outlive its holds.
+// outlive its charges.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class FairBudget {
  public:
   // An account has at most this many times the bytes that stay free.
   static constexpr std::uint64_t kShare = 8;
-  // A larger hold may be filled in steps; a smaller one is taken whole.
+  // A larger charge may be filled in steps; a smaller one is taken whole.
   static constexpr std::uint64_t kStepBytes = 1u << 20;
 
   struct Account {
@@ -41,11 +41,11 @@ class FairBudget {
   };
 
   // Bytes of one account. It gives them back, and stops waiting, when it is destroyed. Not thread-safe.
-  class Hold {
+  class Charge {
    public:
-    Hold() = default;
-    Hold(Hold&& other) noexcept : budget_(std::exchange(other.budget_, nullptr)), state_(std::move(other.state_)) {}
-    Hold& operator=(Hold&& other) noexcept {
+    Charge() = default;
+    Charge(Charge&& other) noexcept : budget_(std::exchange(other.budget_, nullptr)), state_(std::move(other.state_)) {}
+    Charge& operator=(Charge&& other) noexcept {
       if (this != &other) {
         reset();
         budget_ = std::exchange(other.budget_, nullptr);
@@ -53,9 +53,9 @@ class FairBudget {
       }
       return *this;
     }
-    ~Hold() { reset(); }
+    ~Charge() { reset(); }
 
-    // Takes `bytes` more, in all at most what was announced. True when they are taken. Else the hold waits, and
+    // Takes `bytes` more, in all at most what was announced. True when they are taken. Else the charge waits, and
     // `granted` is called once when they are, unless give_up() or reset() comes first.
     [[nodiscard]] bool take(std::uint64_t bytes, std::function<void()> granted);
     // Stops waiting. True when the bytes of the last take() had been granted before.
@@ -65,7 +65,7 @@ class FairBudget {
    private:
     friend class FairBudget;
     struct State;
-    Hold(FairBudget* budget, std::shared_ptr<State> state) : budget_(budget), state_(std::move(state)) {}
+    Charge(FairBudget* budget, std::shared_ptr<State> state) : budget_(budget), state_(std::move(state)) {}
     FairBudget* budget_ = nullptr;
     std::shared_ptr<State> state_;
   };
@@ -74,27 +74,27 @@ class FairBudget {
 
   // Callers of one name share one account for as long as one of them has it.
   [[nodiscard]] std::shared_ptr<Account> account(const std::string& name);
-  // A hold that will take `announced` bytes in all, at most limit(). It has none yet.
-  [[nodiscard]] Hold hold(std::shared_ptr<Account> account, std::uint64_t announced);
+  // A charge that will take `announced` bytes in all, at most limit(). It has none yet.
+  [[nodiscard]] Charge charge(std::shared_ptr<Account> account, std::uint64_t announced);
   [[nodiscard]] std::uint64_t used() const;
   [[nodiscard]] bool has_waiting() const;
   [[nodiscard]] std::uint64_t limit() const noexcept { return limit_; }
 
  private:
   using Callbacks = std::vector<std::function<void()>>;
-  [[nodiscard]] bool fits(const Hold::State& state) const;
-  [[nodiscard]] bool fits_first(const Hold::State& state) const;
-  void take(Hold::State& state);
+  [[nodiscard]] bool fits(const Charge::State& state) const;
+  [[nodiscard]] bool fits_first(const Charge::State& state) const;
+  void take(Charge::State& state);
   // Grants what fits now, and gives the callbacks of all but `caller`.
-  Callbacks grant_waiting(const Hold::State* caller);
-  Callbacks end(Hold::State& state);
+  Callbacks grant_waiting(const Charge::State* caller);
+  Callbacks end(Charge::State& state);
 
   const std::uint64_t limit_;
   mutable std::mutex mutex_;                // guards what follows
-  std::uint64_t used_ = 0;                  // by all holds
-  std::multiset<std::uint64_t> announced_;  // by holds that are filled in steps and have bytes
-  const Hold::State* first_ = nullptr;      // has the right of way
-  std::list<Hold::State*> waiting_;         // in the order of arrival
+  std::uint64_t used_ = 0;                  // by all charges
+  std::multiset<std::uint64_t> announced_;  // by charges that are filled in steps and have bytes
+  const Charge::State* first_ = nullptr;    // has the right of way
+  std::list<Charge::State*> waiting_;       // in the order of arrival
   std::unordered_map<std::string, std::weak_ptr<Account>> accounts_;
 };
 

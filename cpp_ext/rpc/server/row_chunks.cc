@@ -105,7 +105,7 @@ struct RowChunks::Shared {
 
   // Gathers one more chunk, when one may be gathered; the mutex is free meanwhile.
   bool gather_next(std::unique_lock<std::mutex>& lock) {
-    const std::size_t limit = std::min(chunks.size(), written + kAhead);
+    const std::size_t limit = std::min(chunks.size(), written + kChunkBuffers);
     if (ended || !status.is_ok() || next_to_gather >= limit) return false;
     const std::size_t index = next_to_gather++;
     ++gathering;
@@ -113,14 +113,14 @@ struct RowChunks::Shared {
     Status outcome = gather(index);
     lock.lock();
     --gathering;
-    ready[index % kAhead] = index + 1;
+    ready[index % kChunkBuffers] = index + 1;
     if (!outcome.is_ok() && status.is_ok()) status = std::move(outcome);
     changed.notify_all();
     return true;
   }
 
   Status gather(std::size_t index) {
-    std::byte* at = buffers[index % kAhead].data();
+    std::byte* at = buffers[index % kChunkBuffers].data();
     const auto put = [&at](const auto& value) {
       std::memcpy(at, &value, sizeof value);
       at += sizeof value;
@@ -171,11 +171,11 @@ struct RowChunks::Shared {
   const std::vector<Chunk> chunks;
   std::vector<std::vector<std::uint64_t>> versions;  // by part; each gathered chunk fills its own range
   std::vector<std::vector<std::uint8_t>> found;
-  std::array<Buffer, kAhead> buffers;  // chunk i lies in buffer i % kAhead
+  std::array<Buffer, kChunkBuffers> buffers;  // chunk i lies in buffer i % kChunkBuffers
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
-  std::array<std::size_t, kAhead> ready{};  // 1 + index of the chunk that is complete in each buffer
+  std::array<std::size_t, kChunkBuffers> ready{};  // 1 + index of the chunk that is complete in each buffer
   std::size_t next_to_gather = 0;
   std::size_t written = 0;  // chunks whose buffers may be used again
   std::size_t gathering = 0;
@@ -192,7 +192,7 @@ RowChunks::RowChunks(ServerCore& core, const Store& store, const FrameHeader& he
     : shared_(std::make_shared<Shared>(core, store, header, parts)) {}
 
 std::uint64_t RowChunks::memory_bytes(std::span<const PullPart> parts) noexcept {
-  std::uint64_t bytes = kAhead * kChunkBytes;
+  std::uint64_t bytes = kChunkBuffers * kChunkBytes;
   for (const PullPart& part : parts) {
     if (wants(part, kTableVersions)) bytes += part.keys.size() * sizeof(std::uint64_t);
     if (wants(part, kTableFound)) bytes += part.keys.size();
@@ -216,7 +216,7 @@ Result<std::span<const std::byte>> RowChunks::next() {
   shared.written = shared.given;
   const std::size_t index = shared.given;
   if (index == shared.chunks.size()) return std::span<const std::byte>();
-  const bool more = std::max(shared.next_to_gather, index + 1) < std::min(shared.chunks.size(), index + kAhead);
+  const bool more = std::max(shared.next_to_gather, index + 1) < std::min(shared.chunks.size(), index + kChunkBuffers);
   if (more && !shared.helped && shared.core.options.io_threads > 1) {
     shared.helped = true;
     asio::post(shared.core.io, [state = shared_] {
@@ -226,13 +226,13 @@ Result<std::span<const std::byte>> RowChunks::next() {
       state->helped = false;
     });
   }
-  while (shared.ready[index % kAhead] != index + 1 && shared.status.is_ok()) {
+  while (shared.ready[index % kChunkBuffers] != index + 1 && shared.status.is_ok()) {
     if (!shared.gather_next(lock)) shared.changed.wait(lock);
   }
   if (!shared.status.is_ok()) return shared.status;
   ++shared.given;
   shared.tail = 0;
-  return std::span<const std::byte>(shared.buffers[index % kAhead].data(), shared.chunks[index].bytes);
+  return std::span<const std::byte>(shared.buffers[index % kChunkBuffers].data(), shared.chunks[index].bytes);
 }
 
 }  // namespace sparserow::rpc

@@ -1,8 +1,8 @@
 // The bytes of a large ROWS reply: gathered chunk by chunk, by whichever I/O threads are free, given in order.
 //
 // A chunk is a few hundred KiB, so that its rows are still in a cache when they are copied into the socket.
-// While one chunk is written the next ones are gathered ahead, at most kAhead of them: a lone pull uses two
-// cores, a busy server one per pull. Memory is kAhead chunk buffers, whatever the size of the reply.
+// While one chunk is written the next ones are gathered ahead, at most kChunkBuffers of them: a lone pull uses two
+// cores, a busy server one per pull. Memory is kChunkBuffers chunk buffers, whatever the size of the reply.
 //
 // Used from one thread; the threads that help touch nothing of it after its destructor.
 #pragma once
@@ -34,7 +34,7 @@ struct PullPart {
 class RowChunks {
  public:
   static constexpr std::size_t kChunkBytes = 256u << 10;
-  static constexpr std::size_t kAhead = 4;
+  static constexpr std::size_t kChunkBuffers = 4;
 
   // store, parts and what their keys point to must outlive the object. `header` is the reply's, complete.
   RowChunks(ServerCore& core, const Store& store, const FrameHeader& header, std::span<const PullPart> parts);

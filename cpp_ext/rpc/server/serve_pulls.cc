@@ -168,7 +168,7 @@ Connection::Outcome Connection::park_until_readable(const std::shared_ptr<PullRe
     asio::post(*core_.disk, [&core = core_, request] {
       for (const PullPart& part : request->parts) {
         // The pull itself will tell of an error.
-        static_cast<void>(core.store->bring(part.descriptor.table_id, part.keys, Store::Bring::kForPull));
+        static_cast<void>(core.store->fetch_to_memory(part.descriptor.table_id, part.keys, Store::FetchCause::kPull));
       }
     });
   }
@@ -180,7 +180,7 @@ Status Connection::charge_parked(PullRequest& request, std::uint64_t bytes) {
     return {Code::kResourceExhausted,
             "this connection has " + std::to_string(kMostParked) + " pulls already that wait for the clock"};
   }
-  request.parked = core_.parked.hold(parked_account_, bytes);
+  request.parked = core_.parked.charge(parked_account_, bytes);
   const bool fits = bytes <= core_.parked.limit();
   if (fits && (request.parked.take(bytes, [] {}) || request.parked.give_up())) return Status::ok();
   return {Code::kResourceExhausted,
@@ -232,14 +232,14 @@ Connection::Task<Status> Connection::bring_rows(const PullRequest& request) {
                         return request.store->would_block(part.descriptor.table_id, part.keys);
                       });
   if (!blocks) co_return Status::ok();
-  const auto bring = [&request]() -> Task<Status> {
+  const auto fetch = [&request]() -> Task<Status> {
     for (const PullPart& part : request.parts) {
-      Status status = request.store->bring(part.descriptor.table_id, part.keys, Store::Bring::kForPull);
+      Status status = request.store->fetch_to_memory(part.descriptor.table_id, part.keys, Store::FetchCause::kPull);
       if (!status.is_ok()) co_return status;
     }
     co_return Status::ok();
   };
-  co_return co_await asio::co_spawn(core_.disk->get_executor(), bring, asio::use_awaitable);
+  co_return co_await asio::co_spawn(core_.disk->get_executor(), fetch, asio::use_awaitable);
 }
 
 Connection::Task<bool> Connection::send_rows(PullRequest& request) {

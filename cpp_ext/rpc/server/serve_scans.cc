@@ -18,7 +18,7 @@ Connection::Task<Connection::Outcome> Connection::serve_scan(const FrameHeader& 
                                                              Clock::time_point deadline) {
   ScanPlan plan;
   if (Outcome outcome = plan_scan(header, body, plan); !outcome.status.is_ok()) co_return outcome;
-  FairBudget::Hold charge;
+  FairBudget::Charge charge;
   if (Status status = co_await charge_reply(charge, 3 * plan.page_bytes, deadline); !status.is_ok()) {
     co_return Outcome{std::move(status), false, {}};
   }

@@ -323,10 +323,10 @@ Status Server::refuse_tables(const Status& refusal, std::vector<std::uint32_t> t
 }
 
 Status Server::set_job(const JobSpec& spec) { return impl_->core().commits.set_job(spec); }
-Result<std::vector<WorkerReport>> Server::hold_job(std::uint32_t job_id, std::uint64_t operation,
-                                                   const std::vector<WorkerKey>& fence,
-                                                   std::optional<std::chrono::milliseconds> lease) {
-  return impl_->core().commits.hold(job_id, operation, fence, lease);
+Result<std::vector<WorkerReport>> Server::freeze_job(std::uint32_t job_id, std::uint64_t operation,
+                                                     const std::vector<WorkerKey>& fence,
+                                                     std::optional<std::chrono::milliseconds> lease) {
+  return impl_->core().commits.freeze(job_id, operation, fence, lease);
 }
 Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   return impl_->core().commits.drop_job(job_id, operation);

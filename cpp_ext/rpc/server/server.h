@@ -94,9 +94,9 @@ class Server {
   // `refusal`. kDeadlineExceeded when one goes on for longer than `deadline`; the tables are refused all the same.
   Status refuse_tables(const Status& refusal, std::vector<std::uint32_t> tables, std::chrono::milliseconds deadline);
   Status set_job(const JobSpec& spec);
-  Result<std::vector<WorkerReport>> hold_job(std::uint32_t job_id, std::uint64_t operation,
-                                             const std::vector<WorkerKey>& fence,
-                                             std::optional<std::chrono::milliseconds> lease = std::nullopt);
+  Result<std::vector<WorkerReport>> freeze_job(std::uint32_t job_id, std::uint64_t operation,
+                                               const std::vector<WorkerKey>& fence,
+                                               std::optional<std::chrono::milliseconds> lease = std::nullopt);
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
   // CommitLog::cut, with the rows of that instant.
   struct Cut {

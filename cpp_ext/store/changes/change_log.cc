@@ -51,7 +51,8 @@ std::vector<std::uint64_t> ChangeLog::versions() const {
 }
 
 Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> versions,
-                       std::vector<std::uint32_t> tables, std::chrono::seconds idle_limit, const HoldOptions& hold) {
+                       std::vector<std::uint32_t> tables, std::chrono::seconds idle_limit,
+                       const ThresholdOptions& threshold) {
   const std::uint32_t slot_count = store_->options().slot_count;
   if (versions.size() != slot_count) {
     return {Code::kInvalidArgument, "cursor '" + name + "': " + std::to_string(versions.size()) +
@@ -62,11 +63,11 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   const std::lock_guard lock(cursors_mutex_);
   if (cursors_.empty()) SR_RETURN_IF_ERROR(start_rings());
   Cursor cursor{.versions = {versions.begin(), versions.end()},
-                .is_look = std::vector<std::uint8_t>(slot_count),
+                .is_read_pass = std::vector<std::uint8_t>(slot_count),
                 .tables = std::move(tables),
                 .idle_limit = idle_limit,
                 .used_at = Clock::now(),
-                .hold = hold.is_on() ? std::make_shared<ChangeHold>(hold) : nullptr};
+                .threshold = threshold.is_on() ? std::make_shared<SendThreshold>(threshold) : nullptr};
   const std::uint64_t lineage = store_->lineage();
   for (std::uint64_t& version : cursor.versions) {
     if (version != kNotFollowed && version >> 48 != lineage) version = 0;
@@ -85,11 +86,12 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
       const std::uint32_t in_stripe = slot / stripes;
       if (version == kNotFollowed) continue;
       if (sequence == stripe.sequences[in_stripe]) stripe.log.see(in_stripe, sequence);
-      cursor.is_look[slot] = sequence == stripe.log.seen(in_stripe) ||
-                             (before != nullptr && before->versions[slot] == version && before->is_look[slot] != 0);
+      cursor.is_read_pass[slot] =
+          sequence == stripe.log.seen(in_stripe) ||
+          (before != nullptr && before->versions[slot] == version && before->is_read_pass[slot] != 0);
     }
   }
-  if (hold.updates > 0) store.counts_writes = true;
+  if (threshold.updates > 0) store.counts_writes = true;
   if (before != nullptr) store.unfollow(before->tables);
   cursors_.insert_or_assign(name, std::move(cursor));
   return Status::ok();
@@ -173,8 +175,8 @@ void ChangeLog::pass(std::span<const std::uint32_t> slots) {
       std::uint64_t least = kNotFollowed;
       for (const auto& [name, cursor] : cursors_) {
         const std::uint64_t version = cursor.versions[slot];
-        const bool is_held = cursor.hold != nullptr && version != kNotFollowed;
-        least = std::min(least, is_held ? cursor.hold->safe(slot, version) : version);
+        const bool is_held = cursor.threshold != nullptr && version != kNotFollowed;
+        least = std::min(least, is_held ? cursor.threshold->safe(slot, version) : version);
       }
       passed[slot / stripes] = least == kNotFollowed ? stripe.sequences[slot / stripes] : least & kSequence;
     }
@@ -210,8 +212,8 @@ Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32
   const std::lock_guard lock(cursors_mutex_);
   const Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
-  const auto due = cursor->hold != nullptr ? cursor->hold->due() : std::unordered_set<std::uint32_t>{};
-  Behind behind{.slots = {}, .tables = cursor->tables, .hold = cursor->hold};
+  const auto due = cursor->threshold != nullptr ? cursor->threshold->due() : std::unordered_set<std::uint32_t>{};
+  Behind behind{.slots = {}, .tables = cursor->tables, .threshold = cursor->threshold};
   const std::uint32_t stripes = store_->impl_->slots.stripe_count();
   const auto per_stripe = static_cast<std::uint32_t>(now.size()) / stripes;
   for (std::uint32_t place = begin; place < now.size(); ++place) {
@@ -219,7 +221,7 @@ Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32
     const std::uint64_t version = cursor->versions[slot];
     if (version == kNotFollowed) continue;
     if (version < now[slot] || (!due.empty() && due.contains(slot))) {
-      behind.slots.push_back({slot, version, cursor->is_look[slot] != 0});
+      behind.slots.push_back({slot, version, cursor->is_read_pass[slot] != 0});
     }
   }
   return behind;
@@ -255,7 +257,7 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
       changes.since = 0;
       continue;
     }
-    changes.is_counted = from.is_look && since >= log.floor(in_stripe);
+    changes.is_counted = from.is_read_pass && since >= log.floor(in_stripe);
     if (changes.is_counted) place[in_stripe] = static_cast<std::uint32_t>(out.slots.size() - 1);
     log.erasures(in_stripe).visit_after(since, [&](const Change& change) {
       if (!is_wanted(behind.tables, change.table_id)) return;
@@ -297,27 +299,28 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
     }
   }
   for (const auto& table : all) {
-    const auto add = [&](std::uint64_t path, std::uint64_t version) {
+    const auto add = [&](std::uint64_t suffix, std::uint64_t version) {
       if (version <= since) return;
-      rows.push_back({key_of_hash(table->schema.id, slots.hash(stripe, path)), table->schema.id, 0});
+      rows.push_back({key_of_hash(table->schema.id, slots.hash(stripe, suffix)), table->schema.id, 0});
     };
     bool may_be_on_ssd = false;
     {
       const std::shared_lock lock(store.stripes[stripe].mutex);
       may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-      const TableStripe* held = table->stripes[stripe].get();
-      for (std::uint64_t path = slots.first_path(in_stripe); held != nullptr;) {
-        const RowIndex::Range range = held->index.range_at(path);
+      const TableStripe* stripe_rows = table->stripes[stripe].get();
+      for (std::uint64_t suffix = slots.first_suffix(in_stripe); stripe_rows != nullptr;) {
+        const RowIndex::Range range = stripe_rows->index.range_at(suffix);
         for (const RowIndex::Entry& entry : range.entries) {
-          if (slots.slot_in_stripe(entry.path) == in_stripe) add(entry.path, held->slab.at(entry.row).version());
+          if (slots.slot_in_stripe(entry.suffix) == in_stripe)
+            add(entry.suffix, stripe_rows->slab.at(entry.row).version());
         }
-        path = range.next;
-        if (path == 0 || slots.slot_in_stripe(path) != in_stripe) break;
+        suffix = range.next;
+        if (suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe) break;
       }
     }
     if (!may_be_on_ssd) continue;
     SR_RETURN_IF_ERROR(store.tiering->visit_slot(
-        *table, slot, [&](std::uint64_t path, const RowImage& image) { add(path, image.version); }));
+        *table, slot, [&](std::uint64_t suffix, const RowImage& image) { add(suffix, image.version); }));
   }
   return Status::ok();
 }
@@ -343,14 +346,14 @@ Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> sl
   std::vector<std::uint32_t> moved;
   moved.reserve(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    std::uint64_t& held = cursor->versions[slots[i]];
-    if (held == kNotFollowed || versions[i] > now[slots[i]]) continue;
-    if (cursor->hold != nullptr ? !cursor->hold->commit(slots[i], versions[i]) || versions[i] < held
-                                : versions[i] <= held) {
+    std::uint64_t& sent = cursor->versions[slots[i]];
+    if (sent == kNotFollowed || versions[i] > now[slots[i]]) continue;
+    if (cursor->threshold != nullptr ? !cursor->threshold->commit(slots[i], versions[i]) || versions[i] < sent
+                                     : versions[i] <= sent) {
       continue;
     }
-    held = versions[i];
-    cursor->is_look[slots[i]] = 1;
+    sent = versions[i];
+    cursor->is_read_pass[slots[i]] = 1;
     moved.push_back(slots[i]);
   }
   pass(moved);
@@ -363,10 +366,10 @@ Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> s
   if (cursor == nullptr) return no_cursor(name);
   std::vector<std::uint32_t> moved;
   for (const SlotChanges& changes : slots) {
-    std::uint64_t& held = cursor->versions[changes.slot];
-    if (changes.until <= held) continue;
-    held = changes.until;
-    cursor->is_look[changes.slot] = 1;
+    std::uint64_t& sent = cursor->versions[changes.slot];
+    if (changes.until <= sent) continue;
+    sent = changes.until;
+    cursor->is_read_pass[changes.slot] = 1;
     moved.push_back(changes.slot);
   }
   pass(moved);
@@ -376,14 +379,15 @@ Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> s
 ChangeLogStats ChangeLog::stats() const {
   const ChangeBudget& budget = store_->impl_->change_budget;
   const std::lock_guard lock(cursors_mutex_);
-  std::uint64_t held_rows = 0;
-  for (const auto& [name, cursor] : cursors_) held_rows += cursor.hold != nullptr ? cursor.hold->rows() : 0;
+  std::uint64_t waiting_rows = 0;
+  for (const auto& [name, cursor] : cursors_)
+    waiting_rows += cursor.threshold != nullptr ? cursor.threshold->rows() : 0;
   return {.cursors = cursors_.size(),
           .used_bytes = budget.used_bytes,
           .forgotten = budget.forgotten,
           .scans = scans_,
           .snapshots = snapshots_,
-          .held_rows = held_rows};
+          .waiting_rows = waiting_rows};
 }
 
 }  // namespace sparserow

@@ -7,8 +7,8 @@
 // follows costs one test, and its slot is not looked at. What every cursor has passed is dropped; what does not fit is
 // forgotten, oldest first.
 //
-// read() says what a slot has for a cursor. Newest wins: it names keys, whose rows are read afterwards and may be
-// newer.
+// read() says what a slot has for a cursor. VersionFilter wins: it names keys, whose rows are read afterwards and may
+// be newer.
 //   kDelta     keys from the notes, or, where those cannot tell, from a scan of the slot by version; and tombstones.
 //              They cannot where they have forgotten, nor after a version that is none of a look: one that somebody
 //              wrote down who opened no cursor then.
@@ -45,7 +45,7 @@ struct ChangedRow {
   std::uint32_t table_id = 0;
   std::uint32_t times = 0;  // how often it was, as far as cursors count it (SlotChanges::is_counted)
 };
-// A row that was erased: at this version, so it is older, or was born again.
+// A row that was erased: at this version, so it is older, or was created again.
 struct ErasedRow {
   std::uint64_t key = 0;
   std::uint64_t version = 0;
@@ -92,10 +92,10 @@ struct RowFacts {
 struct ChangeLogStats {
   std::uint64_t cursors = 0;
   std::uint64_t used_bytes = 0;
-  std::uint64_t forgotten = 0;  // changes that had no room
-  std::uint64_t scans = 0;      // reads that had to look at every row of a slot
-  std::uint64_t snapshots = 0;  // reads that gave a whole slot
-  std::uint64_t held_rows = 0;  // that wait, since they have changed little
+  std::uint64_t forgotten = 0;     // changes that had no room
+  std::uint64_t scans = 0;         // reads that had to look at every row of a slot
+  std::uint64_t snapshots = 0;     // reads that gave a whole slot
+  std::uint64_t waiting_rows = 0;  // that wait, since they have changed little
 };
 
 class ChangeLog {
@@ -112,7 +112,7 @@ class ChangeLog {
   // versions: (slot_count). Tables: ids, empty for all. A cursor of this name begins anew. It ends by close(), or when
   // it was not used for idle_limit (zero: never). InvalidArgument; ResourceExhausted when there is no room for rings.
   Status open(const std::string& name, std::span<const std::uint64_t> versions, std::vector<std::uint32_t> tables,
-              std::chrono::seconds idle_limit, const HoldOptions& hold = {});
+              std::chrono::seconds idle_limit, const ThresholdOptions& threshold = {});
   void close(const std::string& name);
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
@@ -122,12 +122,12 @@ class ChangeLog {
   struct Behind {
     struct Slot {
       std::uint32_t slot = 0;
-      std::uint64_t since = 0;  // version up to which the cursor has it
-      bool is_look = false;     // and it is a look's (change_ring.h)
+      std::uint64_t since = 0;    // version up to which the cursor has it
+      bool is_read_pass = false;  // and it is a look's (change_ring.h)
     };
     std::vector<Slot> slots;
-    std::vector<std::uint32_t> tables;  // that it wants, ascending; empty: all
-    std::shared_ptr<ChangeHold> hold;   // what holds rows back; null when nothing does
+    std::vector<std::uint32_t> tables;         // that it wants, ascending; empty: all
+    std::shared_ptr<SendThreshold> threshold;  // what holds rows back; null when nothing does
   };
   Result<Behind> behind(const std::string& name, std::uint32_t begin);
   // Where a slot is in the order of stripes.
@@ -162,12 +162,12 @@ class ChangeLog {
  private:
   using Clock = std::chrono::steady_clock;
   struct Cursor {
-    std::vector<std::uint64_t> versions;  // (slot_count)
-    std::vector<std::uint8_t> is_look;    // (slot_count) whether it is a look's
-    std::vector<std::uint32_t> tables;    // ascending; empty: all
+    std::vector<std::uint64_t> versions;     // (slot_count)
+    std::vector<std::uint8_t> is_read_pass;  // (slot_count) whether it is a look's
+    std::vector<std::uint32_t> tables;       // ascending; empty: all
     std::chrono::seconds idle_limit{0};
     Clock::time_point used_at;
-    std::shared_ptr<ChangeHold> hold;  // null: no row waits
+    std::shared_ptr<SendThreshold> threshold;  // null: no row waits
   };
 
   [[nodiscard]] std::vector<std::uint64_t> touched_versions() const;

@@ -91,12 +91,12 @@ Status check_schema(const Store& store, const PageTable& head) {
 Status erase_older(Store& store, const TableChanges& table, AppliedPage& applied) {
   const std::size_t n = table.erased.size();
   std::vector<std::byte> rows(n * row_bytes(Dtype::kFloat32, table.head.dim));
-  std::vector<std::uint64_t> held(n);
+  std::vector<std::uint64_t> stored(n);
   SR_RETURN_IF_ERROR(
-      store.pull(table.head.table_id, table.erased, Dtype::kFloat32, rows.data(), {.versions = held.data()}));
+      store.pull(table.head.table_id, table.erased, Dtype::kFloat32, rows.data(), {.versions = stored.data()}));
   std::vector<std::uint64_t> gone;
   for (std::size_t i = 0; i < n; ++i) {
-    if (held[i] < table.erased_versions[i]) gone.push_back(table.erased[i]);
+    if (stored[i] < table.erased_versions[i]) gone.push_back(table.erased[i]);
   }
   const auto erased = store.erase(table.head.table_id, gone);
   SR_RETURN_IF_ERROR(erased.status());
@@ -134,9 +134,9 @@ Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) 
   Names gone;
   for (const PageSlot& slot : page.slots) {
     if (slot.kind != static_cast<std::uint8_t>(SlotChanges::Kind::kSnapshot)) continue;
-    const auto held = store.changes().rows_of(slot.slot);
-    SR_RETURN_IF_ERROR(held.status());
-    for (const ChangedRow& row : held.value()) {
+    const auto rows = store.changes().rows_of(slot.slot);
+    SR_RETURN_IF_ERROR(rows.status());
+    for (const ChangedRow& row : rows.value()) {
       const auto stays = kept.find(row.table_id);
       if (stays == kept.end() || !stays->second.contains(row.key)) gone[row.table_id].push_back(row.key);
     }

@@ -29,12 +29,13 @@ void put(std::byte*& to, const T* values, std::size_t count) {
 // Gathers the changes of slots by table, then writes them.
 class PageWriter {
  public:
-  PageWriter(const Store& store, std::shared_ptr<ChangeHold> hold) : store_(store), hold_(std::move(hold)) {}
+  PageWriter(const Store& store, std::shared_ptr<SendThreshold> threshold)
+      : store_(store), threshold_(std::move(threshold)) {}
 
   // Takes slots of a stripe, one after the other, until the page has about max_bytes; returns how many.
   Result<std::size_t> add(ChangeLog& log, const ChangeLog::Behind& behind, StripeChanges stripe,
                           std::uint64_t max_bytes) {
-    if (stripe.may_repeat || hold_ != nullptr) join(stripe);
+    if (stripe.may_repeat || threshold_ != nullptr) join(stripe);
     std::vector<std::uint64_t> bytes_of_slot(stripe.slots.size());
     std::uint32_t last_table = 0;
     TableBatch* table = nullptr;
@@ -50,7 +51,7 @@ class PageWriter {
       add(std::move(changes));
       ++taken;
     }
-    if (hold_ != nullptr) return taken;
+    if (threshold_ != nullptr) return taken;
     table = nullptr;
     for (const StripeChanges::Row& row : stripe.written) {
       if (row.slot >= taken) continue;
@@ -78,10 +79,10 @@ class PageWriter {
                     .since = changes.since,
                     .until = changes.until,
                     .position = changes.until};
-      if (hold_ != nullptr) {
-        const ChangeHold::Look look = hold_->end(changes, is_sent_[i] != 0);
-        slot.until = look.safe;
-        slot.oldest_at_ms = look.oldest_at_ms;
+      if (threshold_ != nullptr) {
+        const SendThreshold::PassEnd pass = threshold_->end(changes, is_sent_[i] != 0);
+        slot.until = pass.safe;
+        slot.oldest_at_ms = pass.oldest_at_ms;
       }
       if (is_sent_[i] == 0) {
         passed.push_back(std::move(changes));
@@ -111,7 +112,7 @@ class PageWriter {
   // Rows that are noted more than once become one. What holds rows back has them slot by slot.
   void join(StripeChanges& stripe) const {
     auto& rows = stripe.written;
-    if (hold_ == nullptr) {
+    if (threshold_ == nullptr) {
       const auto name = [](const StripeChanges::Row& row) { return std::pair(row.table_id, row.key); };
       std::ranges::sort(rows, {}, name);
       const auto repeated = std::ranges::unique(rows, {}, name);
@@ -125,7 +126,7 @@ class PageWriter {
   }
 
   void add(SlotChanges changes) {
-    if (hold_ != nullptr) hold_->begin(changes);
+    if (threshold_ != nullptr) threshold_->begin(changes);
     const auto slot = static_cast<std::uint32_t>(slots_.size());
     const bool replaces = changes.kind == SlotChanges::Kind::kSnapshot;
     std::size_t at = 0;
@@ -136,7 +137,7 @@ class PageWriter {
       TableBatch* table = batch(id, replaces);
       if (table == nullptr) continue;
       for (std::size_t i = begin; i < at; ++i) table->keys.push_back(changes.written[i].key);
-      if (hold_ != nullptr) table->parts.push_back({slot, begin, at});
+      if (threshold_ != nullptr) table->parts.push_back({slot, begin, at});
       bytes_ += (at - begin) * table->bytes_of_row;
     }
     for (const ErasedRow& row : changes.erased) {
@@ -147,7 +148,7 @@ class PageWriter {
       bytes_ += 2 * sizeof(std::uint64_t);
     }
     // Erasures and whole slots are always sent; with a hold, rows may all wait.
-    is_sent_.push_back(hold_ == nullptr || replaces || !changes.erased.empty() ? 1 : 0);
+    is_sent_.push_back(threshold_ == nullptr || replaces || !changes.erased.empty() ? 1 : 0);
     slots_.push_back(std::move(changes));
   }
 
@@ -176,7 +177,7 @@ class PageWriter {
     const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows, {versions.data(), goes.data()});
     if (pulled.code() == Code::kNotFound) table.erased.clear();
     if (pulled.code() != Code::kNotFound) SR_RETURN_IF_ERROR(pulled);
-    if (hold_ != nullptr) choose(table, {rows, n * bytes_of_row}, goes);
+    if (threshold_ != nullptr) choose(table, {rows, n * bytes_of_row}, goes);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < n; ++i) {
       if (goes[i] == 0) continue;
@@ -227,8 +228,8 @@ class PageWriter {
                          schema.dim);
       }
       const SlotChanges& changes = slots_[part.slot];
-      const auto chosen = hold_->choose(changes, std::span(changes.written).subspan(part.begin, n), schema.dim, floats,
-                                        std::span(goes).subspan(at, n));
+      const auto chosen = threshold_->choose(changes, std::span(changes.written).subspan(part.begin, n), schema.dim,
+                                             floats, std::span(goes).subspan(at, n));
       for (std::size_t i = 0; i < n; ++i) {
         goes[at + i] = chosen[i];
         is_sent_[part.slot] |= chosen[i];
@@ -238,7 +239,7 @@ class PageWriter {
   }
 
   const Store& store_;
-  const std::shared_ptr<ChangeHold> hold_;
+  const std::shared_ptr<SendThreshold> threshold_;
   std::vector<SlotChanges> slots_;
   std::vector<std::uint8_t> is_sent_;  // of each
   std::map<std::pair<std::uint32_t, bool>, TableBatch> batches_;
@@ -250,7 +251,7 @@ Result<ChangePage> read_page(Store& store, const std::string& cursor, std::uint3
   ChangeLog& log = store.changes();
   const auto behind = log.behind(cursor, begin);
   SR_RETURN_IF_ERROR(behind.status());
-  PageWriter writer(store, behind.value().hold);
+  PageWriter writer(store, behind.value().threshold);
   const std::span<const ChangeLog::Behind::Slot> slots(behind.value().slots);
   const std::uint32_t stripes = SlotOrder(store.options().slot_count).stripe_count();
   std::size_t looked_at = 0;

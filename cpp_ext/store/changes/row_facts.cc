@@ -26,7 +26,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
   if (table == nullptr) return unknown_table(table_id);
   const std::uint64_t hash = row_hash(table_id, key);
   const std::uint32_t stripe = store.slots.stripe(hash);
-  const std::uint64_t path = store.slots.path(hash);
+  const std::uint64_t suffix = store.slots.suffix(hash);
   const std::uint32_t slot = slot_of(hash, store.options.slot_count);
   RowFacts facts;
   std::int64_t logged_age_ms = -1;
@@ -39,7 +39,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
   };
   {
     const std::shared_lock lock(store.stripes[stripe].mutex);
-    if (const std::uint32_t id = table->find(stripe, path); id != RowIndex::kNone) {
+    if (const std::uint32_t id = table->find(stripe, suffix); id != RowIndex::kNone) {
       const RowRef row = table->row(stripe, id);
       take(row.version(), row.update_count(), row.weights());
       facts.is_in_memory = true;
@@ -49,7 +49,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
       // A row is noted at its first change since somebody looked, so its last one may be a little younger: not older
       // than what the slot noted last before it.
       bool is_noted = false;
-      const std::uint32_t in_stripe = store.slots.slot_in_stripe(path);
+      const std::uint32_t in_stripe = store.slots.slot_in_stripe(suffix);
       log.visit_written([&](std::uint32_t noted, const Change& change) {
         if (noted != in_stripe || change.sequence <= log.floor(in_stripe)) return;
         is_noted |= change.key == key && change.table_id == table_id;
@@ -61,7 +61,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
   }
   if (!facts.exists && may_be_on_ssd) {
     SR_RETURN_IF_ERROR(store.tiering->visit_slot(*table, slot, [&](std::uint64_t found, const RowImage& image) {
-      if (found == path) take(image.version, image.update_count, image.data);
+      if (found == suffix) take(image.version, image.update_count, image.data);
     }));
   }
   if (facts.exists && logged_age_ms >= 0) facts.age_ms = logged_age_ms;

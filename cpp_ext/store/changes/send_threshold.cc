@@ -16,19 +16,19 @@ bool is_older(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<st
 
 }  // namespace
 
-void ChangeHold::begin(SlotChanges& changes) {
+void SendThreshold::begin(SlotChanges& changes) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[changes.slot];
-  slot.look.emplace();
-  slot.look->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
-  slot.look->position = changes.until;
-  if (slot.look->is_snapshot) return;  // names every row
-  for (const auto& [name, held] : slot.held) changes.written.push_back({.key = name.second, .table_id = name.first});
+  slot.pass.emplace();
+  slot.pass->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
+  slot.pass->position = changes.until;
+  if (slot.pass->is_snapshot) return;  // names every row
+  for (const auto& [name, row] : slot.waiting) changes.written.push_back({.key = name.second, .table_id = name.first});
   join_rows(changes.written);
-  for (const ErasedRow& row : changes.erased) slot.look->gone.emplace_back(row.table_id, row.key);
+  for (const ErasedRow& row : changes.erased) slot.pass->gone.emplace_back(row.table_id, row.key);
 }
 
-bool ChangeHold::has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const {
+bool SendThreshold::has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const {
   const auto sent = slot.sent.find(name);
   if (sent == slot.sent.end() || sent->second.size() != row.size()) return true;
   double squares = 0.0;
@@ -39,71 +39,72 @@ bool ChangeHold::has_moved(const Slot& slot, const RowName& name, std::span<cons
   return !(squares <= double{options_.move} * double{options_.move});  // a row that is not finite has moved
 }
 
-std::vector<std::uint8_t> ChangeHold::choose(const SlotChanges& changes, std::span<const ChangedRow> names,
-                                             std::uint32_t dim, std::span<const float> rows,
-                                             std::span<const std::uint8_t> found) {
+std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std::span<const ChangedRow> names,
+                                                std::uint32_t dim, std::span<const float> rows,
+                                                std::span<const std::uint8_t> found) {
   const Clock::time_point now = Clock::now();
   std::vector<std::uint8_t> goes(names.size());
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[changes.slot];
-  Pending& look = *slot.look;
-  const std::set<RowName> erased(look.gone.begin(), look.gone.end());
+  Pending& pass = *slot.pass;
+  const std::set<RowName> erased(pass.gone.begin(), pass.gone.end());
   for (std::size_t i = 0; i < goes.size(); ++i) {
     if (found[i] == 0) continue;
     const RowName name{names[i].table_id, names[i].key};
     const std::span<const float> row = rows.subspan(i * dim, dim);
-    const auto before = slot.held.find(name);
-    Held held{.updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
-    if (before != slot.held.end()) held = before->second;
-    held.updates += names[i].times;
-    const bool is_known = !look.is_snapshot && changes.is_counted && !erased.contains(name);
-    const bool is_counted = options_.updates > 0 && held.updates >= options_.updates;
+    const auto before = slot.waiting.find(name);
+    WaitingRow waiting{
+        .updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
+    if (before != slot.waiting.end()) waiting = before->second;
+    waiting.updates += names[i].times;
+    const bool is_known = !pass.is_snapshot && changes.is_counted && !erased.contains(name);
+    const bool is_counted = options_.updates > 0 && waiting.updates >= options_.updates;
     const bool is_far = options_.move > 0.0f && has_moved(slot, name, row);
-    if (is_known && !is_counted && !is_far && now < held.until) {
-      look.held.emplace(name, held);
+    if (is_known && !is_counted && !is_far && now < waiting.until) {
+      pass.waiting.emplace(name, waiting);
       continue;
     }
     goes[i] = 1;
-    if (look.oldest_at_ms == 0 || is_older(held.at_ms, look.oldest_at_ms)) look.oldest_at_ms = held.at_ms;
-    if (options_.move > 0.0f) look.sent.insert_or_assign(name, std::vector<float>(row.begin(), row.end()));
+    if (pass.oldest_at_ms == 0 || is_older(waiting.at_ms, pass.oldest_at_ms)) pass.oldest_at_ms = waiting.at_ms;
+    if (options_.move > 0.0f) pass.sent.insert_or_assign(name, std::vector<float>(row.begin(), row.end()));
   }
   return goes;
 }
 
-ChangeHold::Look ChangeHold::end(const SlotChanges& changes, bool is_sent) {
+SendThreshold::PassEnd SendThreshold::end(const SlotChanges& changes, bool is_sent) {
   const std::lock_guard lock(mutex_);
-  const Pending& look = *slots_[changes.slot].look;
-  Look out{.safe = safe_of(look.held, changes.until), .oldest_at_ms = look.oldest_at_ms};
-  if (!look.gone.empty() || look.is_snapshot) out.oldest_at_ms = changes.oldest_at_ms;
+  const Pending& pass = *slots_[changes.slot].pass;
+  PassEnd out{.safe = safe_of(pass.waiting, changes.until), .oldest_at_ms = pass.oldest_at_ms};
+  if (!pass.gone.empty() || pass.is_snapshot) out.oldest_at_ms = changes.oldest_at_ms;
   if (!is_sent) commit_locked(changes.slot, changes.until);
   return out;
 }
 
-bool ChangeHold::commit(std::uint32_t slot, std::uint64_t position) {
+bool SendThreshold::commit(std::uint32_t slot, std::uint64_t position) {
   const std::lock_guard lock(mutex_);
   return commit_locked(slot, position);
 }
 
-bool ChangeHold::commit_locked(std::uint32_t number, std::uint64_t position) {
+bool SendThreshold::commit_locked(std::uint32_t number, std::uint64_t position) {
   const auto found = slots_.find(number);
-  if (found == slots_.end() || !found->second.look || found->second.look->position != position) return false;
+  if (found == slots_.end() || !found->second.pass || found->second.pass->position != position) return false;
   Slot& slot = found->second;
-  if (slot.look->is_snapshot) {
+  if (slot.pass->is_snapshot) {
     while (!slot.sent.empty()) forget_sent(slot, slot.sent.begin()->first);
   }
-  for (const RowName& name : slot.look->gone) forget_sent(slot, name);
-  slot.held = std::move(slot.look->held);
+  for (const RowName& name : slot.pass->gone) forget_sent(slot, name);
+  slot.waiting = std::move(slot.pass->waiting);
   keep_sent(number, slot);
-  slot.look.reset();
-  if (slot.held.empty() && slot.sent.empty()) slots_.erase(found);
+  slot.pass.reset();
+  if (slot.waiting.empty() && slot.sent.empty()) slots_.erase(found);
   return true;
 }
 
-std::uint64_t ChangeHold::bytes_of(const std::vector<float>& row) noexcept {
+std::uint64_t SendThreshold::bytes_of(const std::vector<float>& row) noexcept {
   return kNodeBytes + row.size() * sizeof(float);
 }
 
-void ChangeHold::forget_sent(Slot& slot, const RowName& name) {
+void SendThreshold::forget_sent(Slot& slot, const RowName& name) {
   const auto found = slot.sent.find(name);
   if (found == slot.sent.end()) return;
   sent_bytes_ -= bytes_of(found->second);
@@ -112,8 +113,8 @@ void ChangeHold::forget_sent(Slot& slot, const RowName& name) {
 
 // Where copies have no room those that are there stay, since rows of a sweep would push each other out before they are
 // of use. After many refusals one slot gives up its own.
-void ChangeHold::keep_sent(std::uint32_t number, Slot& slot) {
-  for (auto& [name, row] : slot.look->sent) {
+void SendThreshold::keep_sent(std::uint32_t number, Slot& slot) {
+  for (auto& [name, row] : slot.pass->sent) {
     forget_sent(slot, name);
     const std::uint64_t bytes = bytes_of(row);
     if (sent_bytes_ + bytes > options_.bytes) {
@@ -128,7 +129,7 @@ void ChangeHold::keep_sent(std::uint32_t number, Slot& slot) {
   }
 }
 
-void ChangeHold::empty_another(std::uint32_t number) {
+void SendThreshold::empty_another(std::uint32_t number) {
   auto other = slots_.upper_bound(emptied_);
   for (std::size_t tries = 0; tries < slots_.size(); ++tries, ++other) {
     if (other == slots_.end()) other = slots_.begin();
@@ -139,33 +140,34 @@ void ChangeHold::empty_another(std::uint32_t number) {
   }
 }
 
-std::uint64_t ChangeHold::safe_of(const std::map<RowName, Held>& held, std::uint64_t position) noexcept {
-  for (const auto& [name, row] : held) position = std::min(position, row.since);
+std::uint64_t SendThreshold::safe_of(const std::map<RowName, WaitingRow>& waiting, std::uint64_t position) noexcept {
+  for (const auto& [name, row] : waiting) position = std::min(position, row.since);
   return position;
 }
 
-std::uint64_t ChangeHold::safe(std::uint32_t slot, std::uint64_t position) const {
+std::uint64_t SendThreshold::safe(std::uint32_t slot, std::uint64_t position) const {
   const std::lock_guard lock(mutex_);
   const auto found = slots_.find(slot);
-  return found == slots_.end() ? position : safe_of(found->second.held, position);
+  return found == slots_.end() ? position : safe_of(found->second.waiting, position);
 }
 
-std::unordered_set<std::uint32_t> ChangeHold::due() const {
+std::unordered_set<std::uint32_t> SendThreshold::due() const {
   const Clock::time_point now = Clock::now();
   std::unordered_set<std::uint32_t> out;
   const std::lock_guard lock(mutex_);
   for (const auto& [number, slot] : slots_) {
-    if (std::any_of(slot.held.begin(), slot.held.end(), [now](const auto& held) { return held.second.until <= now; })) {
+    if (std::any_of(slot.waiting.begin(), slot.waiting.end(),
+                    [now](const auto& each) { return each.second.until <= now; })) {
       out.insert(number);
     }
   }
   return out;
 }
 
-std::uint64_t ChangeHold::rows() const {
+std::uint64_t SendThreshold::rows() const {
   std::uint64_t rows = 0;
   const std::lock_guard lock(mutex_);
-  for (const auto& [number, slot] : slots_) rows += slot.held.size();
+  for (const auto& [number, slot] : slots_) rows += slot.waiting.size();
   return rows;
 }
 

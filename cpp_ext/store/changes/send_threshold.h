@@ -1,18 +1,18 @@
 // What a follower does not want at once: rows that have changed little since they were last sent to it.
 //
-// With HoldOptions a changed row goes to the follower when one of these holds, and waits until then:
+// With ThresholdOptions a changed row goes to the follower when one of these holds, and waits until then:
 //   - it was written `updates` times since it was last sent (0: they are not counted);
 //   - its weights are further than `move` (L2) from those that were last sent (0: not measured), or it is not known
 //     what was sent: the row is new, or its copy had no room within `bytes`;
 //   - it has waited for `longest`.
-// Erasures, rows that were erased and born again, and whole slots do not wait. So a follower lacks nothing for longer
-// than `longest`, and at the end of all writes has everything that much later.
+// Erasures, rows that were erased and created again, and whole slots do not wait. So a follower lacks nothing for
+// longer than `longest`, and at the end of all writes has everything that much later.
 //
-// A *look* at a slot is what one read() of it found: begin(), choose() for each table, end(). It counts from commit()
-// on, when the follower has acknowledged it; one that is never acknowledged is forgotten by the next look. The version
-// that a follower may record is safe(): everything up to it was sent, also when this object is gone.
+// A *read pass* over a slot is what one read() of it found: begin(), choose() for each table, end(). It counts from
+// commit() on, when the follower has acknowledged it; one that is never acknowledged is forgotten by the next pass. The
+// version that a follower may record is safe(): everything up to it was sent, also when this object is gone.
 //
-// Thread-safe: its mutex is a leaf. Looks of one slot follow each other.
+// Thread-safe: its mutex is a leaf. Passes over one slot follow each other.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ namespace sparserow {
 struct SlotChanges;
 struct ChangedRow;
 
-struct HoldOptions {
+struct ThresholdOptions {
   std::uint32_t updates = 0;
   float move = 0.0f;
   std::chrono::milliseconds longest{0};
@@ -40,9 +40,9 @@ struct HoldOptions {
   [[nodiscard]] bool is_on() const noexcept { return updates > 0 || move > 0.0f; }
 };
 
-class ChangeHold {
+class SendThreshold {
  public:
-  explicit ChangeHold(const HoldOptions& options) noexcept : options_(options) {}
+  explicit SendThreshold(const ThresholdOptions& options) noexcept : options_(options) {}
 
   // Names the rows that wait in `changes` too.
   void begin(SlotChanges& changes);
@@ -50,14 +50,14 @@ class ChangeHold {
   // found: (n), 0 where the row is gone.
   std::vector<std::uint8_t> choose(const SlotChanges& changes, std::span<const ChangedRow> names, std::uint32_t dim,
                                    std::span<const float> rows, std::span<const std::uint8_t> found);
-  // Ends a look. When nothing is sent, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
-  struct Look {
+  // Ends a pass. When nothing is sent, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
+  struct PassEnd {
     std::uint64_t safe = 0;
     std::uint32_t oldest_at_ms = 0;
   };
-  Look end(const SlotChanges& changes, bool is_sent);
+  PassEnd end(const SlotChanges& changes, bool is_sent);
 
-  // The follower has what the look that ended at version `position` sent. False when that is not the last look.
+  // The follower has what the pass that ended at version `position` sent. False when that is not the last pass.
   bool commit(std::uint32_t slot, std::uint64_t position);
   // The slot's version for the follower, which has acknowledged `position`.
   [[nodiscard]] std::uint64_t safe(std::uint32_t slot, std::uint64_t position) const;
@@ -69,7 +69,7 @@ class ChangeHold {
  private:
   using Clock = std::chrono::steady_clock;
   using RowName = std::pair<std::uint32_t, std::uint64_t>;  // table id, key
-  struct Held {
+  struct WaitingRow {
     std::uint32_t updates = 0;
     std::uint32_t at_ms = 0;    // of its first change, or earlier
     std::uint64_t since = 0;    // version that its first change is newer than
@@ -79,14 +79,14 @@ class ChangeHold {
     std::uint64_t position = 0;
     bool is_snapshot = false;
     std::uint32_t oldest_at_ms = 0;
-    std::map<RowName, Held> held;
+    std::map<RowName, WaitingRow> waiting;
     std::map<RowName, std::vector<float>> sent;
     std::vector<RowName> gone;
   };
   struct Slot {
-    std::map<RowName, Held> held;
+    std::map<RowName, WaitingRow> waiting;
     std::map<RowName, std::vector<float>> sent;  // weights that the follower has
-    std::optional<Pending> look;
+    std::optional<Pending> pass;
   };
 
   [[nodiscard]] bool has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const;
@@ -95,9 +95,10 @@ class ChangeHold {
   void keep_sent(std::uint32_t number, Slot& slot);
   void empty_another(std::uint32_t number);
   bool commit_locked(std::uint32_t number, std::uint64_t position);
-  [[nodiscard]] static std::uint64_t safe_of(const std::map<RowName, Held>& held, std::uint64_t position) noexcept;
+  [[nodiscard]] static std::uint64_t safe_of(const std::map<RowName, WaitingRow>& waiting,
+                                             std::uint64_t position) noexcept;
 
-  const HoldOptions options_;
+  const ThresholdOptions options_;
   mutable std::mutex mutex_;
   std::map<std::uint32_t, Slot> slots_;  // guarded by mutex_
   std::uint64_t sent_bytes_ = 0;         // guarded by mutex_

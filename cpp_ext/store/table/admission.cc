@@ -149,11 +149,12 @@ TableAdmission::Filter& TableAdmission::filter(std::uint32_t stripe, std::uint32
   return filters[slot_in_stripe];
 }
 
-bool TableAdmission::admit(const SlotOrder& slots, std::uint32_t stripe, std::uint64_t path, std::uint64_t sighting) {
-  const std::uint64_t hash = slots.hash(stripe, path);
+bool TableAdmission::admit(const SlotOrder& slots, std::uint32_t stripe, std::uint64_t suffix,
+                           std::uint64_t observation) {
+  const std::uint64_t hash = slots.hash(stripe, suffix);
   bool is_admitted = false;
   if (after_ > 1) {
-    Filter& filter = this->filter(stripe, slots.slot_in_stripe(path));
+    Filter& filter = this->filter(stripe, slots.slot_in_stripe(suffix));
     const std::uint64_t bytes = filter.bytes();
     const std::uint32_t entries = filter.entries();
     const auto id = static_cast<std::uint32_t>(mix_bits(hash) >> 40);
@@ -163,7 +164,7 @@ bool TableAdmission::admit(const SlotOrder& slots, std::uint32_t stripe, std::ui
     add_bytes(bytes, filter.bytes());
     entries_ += std::uint64_t{filter.entries()} - entries;
   } else {
-    is_admitted = random_bits(seed_ ^ hash, sighting) >> 11 < threshold_;
+    is_admitted = random_bits(seed_ ^ hash, observation) >> 11 < threshold_;
   }
   if (!is_admitted) ++refused_;
   return is_admitted;
@@ -174,9 +175,9 @@ std::uint64_t TableAdmission::bytes_for(std::uint32_t stripe, std::uint64_t push
   const std::uint64_t fixed = filters_[stripe].empty() ? slots_per_stripe_ * sizeof(Filter) : 0;
   // A filter that must grow does so by half, and has room for a key in at most 16 / 7 of its 4 bytes.
   const std::uint64_t touched = std::min<std::uint64_t>(pushes, slots_per_stripe_);
-  std::uint64_t held = 0;
-  for (const Filter& filter : filters_[stripe]) held += filter.bytes();
-  return fixed + held / 2 + touched * kSmallest * sizeof(std::uint32_t) + pushes * 10;
+  std::uint64_t filter_bytes = 0;
+  for (const Filter& filter : filters_[stripe]) filter_bytes += filter.bytes();
+  return fixed + filter_bytes / 2 + touched * kSmallest * sizeof(std::uint32_t) + pushes * 10;
 }
 
 std::vector<std::uint64_t> TableAdmission::image(std::uint32_t stripe, std::uint32_t slot_in_stripe) const {

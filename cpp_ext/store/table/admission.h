@@ -2,7 +2,7 @@
 //
 // With admit_after = n each slot has a filter of the keys that it saw less than n times, so that it can go with its
 // slot's rows; a key that gets its row leaves it. With admit_probability nothing is kept: the coin is a pure function
-// of (seed, table, key, sighting), where the sighting is the step of the push, or what else numbers it.
+// of (seed, table, key, observation), where the observation is the step of the push, or what else numbers it.
 //
 // The filter keeps 24 bits of a key's hash and 8 of its count in cells that grow with the keys (at most 7 of 8 are
 // full). A new key is taken for another one with probability entries / 2^24. When it is full (admit_capacity / slots
@@ -30,7 +30,7 @@ class CountingFilter {
  public:
   static constexpr std::uint32_t kMostCount = 255;
 
-  // One more sighting of an id; returns how many there were, this one with them, at most kMostCount.
+  // One more observation of an id; returns how many there were, this one with them, at most kMostCount.
   std::uint32_t raise(std::uint32_t id, std::uint32_t most);
   [[nodiscard]] std::uint32_t count(std::uint32_t id) const noexcept;
   void erase(std::uint32_t id) noexcept;
@@ -77,9 +77,10 @@ class TableAdmission {
   ~TableAdmission();
 
   // One push of a key without a row: whether it gets one.
-  [[nodiscard]] bool admit(const SlotOrder& slots, std::uint32_t stripe, std::uint64_t path, std::uint64_t sighting);
+  [[nodiscard]] bool admit(const SlotOrder& slots, std::uint32_t stripe, std::uint64_t suffix,
+                           std::uint64_t observation);
   // Numbers a batch that has no number of its own.
-  [[nodiscard]] std::uint64_t next_sighting() noexcept { return sightings_++; }
+  [[nodiscard]] std::uint64_t next_observation() noexcept { return observations_++; }
   // Upper bound of the memory that `pushes` more take in a stripe.
   [[nodiscard]] std::uint64_t bytes_for(std::uint32_t stripe, std::uint64_t pushes) const noexcept;
 
@@ -104,7 +105,7 @@ class TableAdmission {
   const std::uint32_t most_;  // entries of a slot
   std::atomic<std::uint64_t>& memory_;
   std::array<std::vector<Filter>, kStripes> filters_;  // by slot in stripe; empty until the stripe's first push
-  std::atomic<std::uint64_t> bytes_{0}, refused_{0}, entries_{0}, used_slots_{0}, sightings_{0};
+  std::atomic<std::uint64_t> bytes_{0}, refused_{0}, entries_{0}, used_slots_{0}, observations_{0};
 };
 
 }  // namespace sparserow

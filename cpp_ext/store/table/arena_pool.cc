@@ -102,17 +102,17 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
 // An arena without runs, that is in no bin.
 void ArenaPool::give_back(Arena* arena) {
   ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
-  if (can_collapse_ && held_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
+  if (can_collapse_ && resident_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
     ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
     arena->is_huge = false;
   }
   unopened_.push_back(arena);
-  held_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  resident_arenas_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // That an arena is huge is a hint: without it all works, slower. Pages that are there already are copied into a huge
 // one, during which their rows are read and written as ever.
-void ArenaPool::tend() {
+void ArenaPool::collapse_huge_pages() {
   while (has_full_.load(std::memory_order_relaxed)) {
     Arena* arena = nullptr;
     {
@@ -163,7 +163,7 @@ ArenaPool::Arena* ArenaPool::open_arena() {
   if (unopened_.empty() && !add_region()) return nullptr;
   Arena* arena = unopened_.back();
   if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-  const bool is_small_pool = held_arenas_.load(std::memory_order_relaxed) < kSmallPool;
+  const bool is_small_pool = resident_arenas_.load(std::memory_order_relaxed) < kSmallPool;
   const bool fills_soon = expected_bytes_ >= kArenaBytes;
   if (fills_soon) expected_bytes_ -= kArenaBytes;
   if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
@@ -171,7 +171,7 @@ ArenaPool::Arena* ArenaPool::open_arena() {
     ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
   }
   unopened_.pop_back();
-  held_arenas_.fetch_add(1, std::memory_order_relaxed);
+  resident_arenas_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);
   return arena;
 }

@@ -50,13 +50,13 @@ class ArenaPool {
 
   // Makes those arenas huge that have become nearly full. It copies 2 MiB for each (5 to 10 ms of a busy CPU,
   // measured), so no lock that others wait for is to be held. Cheap when there are none.
-  void tend();
+  void collapse_huge_pages();
 
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
 
-  // Of arenas that have pages, used or not.
-  [[nodiscard]] std::uint64_t held_bytes() const noexcept {
-    return held_arenas_.load(std::memory_order_relaxed) * kArenaBytes;
+  // The bytes of arenas that have pages, used or not.
+  [[nodiscard]] std::uint64_t resident_bytes() const noexcept {
+    return resident_arenas_.load(std::memory_order_relaxed) * kArenaBytes;
   }
 
   [[nodiscard]] static constexpr std::size_t round_up(std::size_t bytes) noexcept {
@@ -99,7 +99,7 @@ class ArenaPool {
   static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
 
   std::atomic<std::uint64_t> used_bytes_{0};
-  std::atomic<std::uint64_t> held_arenas_{0};
+  std::atomic<std::uint64_t> resident_arenas_{0};
   std::atomic<bool> has_full_{false};  // full_ is not empty
   std::mutex mutex_;
   // Guarded by mutex_:

@@ -25,22 +25,22 @@ class BatchOrder {
       const std::uint64_t hash = row_hash(table_id, keys[i]);
       const std::uint16_t at = next[slots.stripe(hash)]++;
       positions_[at] = static_cast<std::uint16_t>(i);
-      paths_[at] = slots.path(hash);
+      suffixes_[at] = slots.suffix(hash);
     }
   }
 
-  // Of one stripe's keys, in their order: their positions in the block, and their paths.
+  // Of one stripe's keys, in their order: their positions in the block, and their suffixes.
   [[nodiscard]] std::span<const std::uint16_t> positions(std::uint32_t stripe) const noexcept {
     return {positions_.data() + begin_[stripe], positions_.data() + begin_[stripe + 1]};
   }
-  [[nodiscard]] std::span<const std::uint64_t> paths(std::uint32_t stripe) const noexcept {
-    return {paths_.data() + begin_[stripe], paths_.data() + begin_[stripe + 1]};
+  [[nodiscard]] std::span<const std::uint64_t> suffixes(std::uint32_t stripe) const noexcept {
+    return {suffixes_.data() + begin_[stripe], suffixes_.data() + begin_[stripe + 1]};
   }
 
  private:
   std::array<std::uint16_t, kStripes + 1> begin_;
   std::array<std::uint16_t, kBlock> positions_;
-  std::array<std::uint64_t, kBlock> paths_;
+  std::array<std::uint64_t, kBlock> suffixes_;
 };
 
 }  // namespace sparserow

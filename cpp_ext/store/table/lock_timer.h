@@ -9,15 +9,15 @@
 
 namespace sparserow {
 
-struct HoldTimes {
+struct LockTimes {
   std::uint64_t wall_nanoseconds = 0;
   std::uint64_t cpu_nanoseconds = 0;
 };
 
 // Starts when it is made.
-class HoldClock {
+class LockTimer {
  public:
-  [[nodiscard]] HoldTimes held() const noexcept {
+  [[nodiscard]] LockTimes elapsed() const noexcept {
     const auto wall = std::chrono::steady_clock::now() - wall_start_;
     return {static_cast<std::uint64_t>(std::chrono::nanoseconds(wall).count()), thread_nanoseconds() - cpu_start_};
   }
@@ -34,20 +34,20 @@ class HoldClock {
 };
 
 // The longest of many, each of the two by itself. Thread-safe.
-class LongestHold {
+class LongestLock {
  public:
-  void note(HoldTimes held) noexcept {
-    raise(wall_, held.wall_nanoseconds);
-    raise(cpu_, held.cpu_nanoseconds);
+  void note(LockTimes times) noexcept {
+    raise(wall_, times.wall_nanoseconds);
+    raise(cpu_, times.cpu_nanoseconds);
   }
-  [[nodiscard]] HoldTimes longest() const noexcept {
+  [[nodiscard]] LockTimes longest() const noexcept {
     return {wall_.load(std::memory_order_relaxed), cpu_.load(std::memory_order_relaxed)};
   }
 
  private:
   static void raise(std::atomic<std::uint64_t>& longest, std::uint64_t nanoseconds) noexcept {
-    std::uint64_t held = longest.load(std::memory_order_relaxed);
-    while (held < nanoseconds && !longest.compare_exchange_weak(held, nanoseconds, std::memory_order_relaxed)) {
+    std::uint64_t known = longest.load(std::memory_order_relaxed);
+    while (known < nanoseconds && !longest.compare_exchange_weak(known, nanoseconds, std::memory_order_relaxed)) {
     }
   }
   std::atomic<std::uint64_t> wall_{0}, cpu_{0};

@@ -20,11 +20,11 @@ constexpr std::uint32_t round_to_step(std::uint64_t buckets) noexcept {
       std::clamp<std::uint64_t>((buckets + kStep - 1) / kStep * kStep, kStep, kHardLimit));
 }
 
-// The bit of a path below its first `depth` ones.
+// The bit of a suffix below its first `depth` ones.
 constexpr std::uint64_t bit_below(std::uint32_t depth) noexcept { return std::uint64_t{1} << (63 - depth); }
 
-constexpr std::uint64_t prefix_of(std::uint64_t path, std::uint32_t depth) noexcept {
-  return depth == 0 ? 0 : path >> (64 - depth);
+constexpr std::uint64_t prefix_of(std::uint64_t suffix, std::uint32_t depth) noexcept {
+  return depth == 0 ? 0 : suffix >> (64 - depth);
 }
 
 }  // namespace
@@ -67,22 +67,22 @@ void RowIndex::free_segment(Segment segment) {
   segment_bytes_ -= bytes;
 }
 
-bool RowIndex::insert(std::uint64_t path, std::uint32_t row) {
+bool RowIndex::insert(std::uint64_t suffix, std::uint32_t row) {
   if (directory_.empty() && !start()) return false;
-  while (is_full(directory_[directory_at(path)])) {
-    if (!grow(path)) return false;
+  while (is_full(directory_[directory_at(suffix)])) {
+    if (!grow(suffix)) return false;
   }
-  put(directory_[directory_at(path)], path, row);
+  put(directory_[directory_at(suffix)], suffix, row);
   return true;
 }
 
-void RowIndex::put(Segment segment, std::uint64_t path, std::uint32_t row) noexcept {
-  std::uint32_t at = segment.home(path);
+void RowIndex::put(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept {
+  std::uint32_t at = segment.home(suffix);
   for (;;) {
     Bucket& bucket = segment.buckets()[at];
     const auto entry = static_cast<std::uint32_t>(std::find(bucket.rows, bucket.rows + kEntries, kNone) - bucket.rows);
     if (entry < kEntries) {
-      bucket.paths[entry] = path;
+      bucket.suffixes[entry] = suffix;
       bucket.rows[entry] = row;
       break;
     }
@@ -92,14 +92,14 @@ void RowIndex::put(Segment segment, std::uint64_t path, std::uint32_t row) noexc
   segment.set_entries(segment.entries() + 1);
 }
 
-std::uint32_t RowIndex::erase(std::uint64_t path) {
+std::uint32_t RowIndex::erase(std::uint64_t suffix) {
   if (directory_.empty()) return kNone;
-  const Found found = search(path);
+  const Found found = search(suffix);
   if (found.bucket == nullptr) return kNone;
   const std::uint32_t row = found.bucket->rows[found.entry];
   found.bucket->rows[found.entry] = kNone;
-  const Segment segment = directory_[directory_at(path)];
-  std::uint32_t at = segment.home(path);
+  const Segment segment = directory_[directory_at(suffix)];
+  std::uint32_t at = segment.home(suffix);
   for (std::uint32_t passed = 0; passed < found.distance; ++passed) {
     Bucket& bucket = segment.buckets()[at];
     if (bucket.passed_over != kSticky) --bucket.passed_over;
@@ -107,14 +107,14 @@ std::uint32_t RowIndex::erase(std::uint64_t path) {
   }
   segment.set_entries(segment.entries() - 1);
   if (is_sparse(segment))
-    (void)resize(path, entries_of(segment), count_for(segment.entries()));  // or it stays as it is
+    (void)resize(suffix, entries_of(segment), count_for(segment.entries()));  // or it stays as it is
   return row;
 }
 
-RowIndex::Range RowIndex::range_at(std::uint64_t path) const {
+RowIndex::Range RowIndex::range_at(std::uint64_t suffix) const {
   if (directory_.empty()) return {};
-  const Segment segment = directory_[directory_at(path)];
-  return {entries_of(segment), after(path, segment.depth())};
+  const Segment segment = directory_[directory_at(suffix)];
+  return {entries_of(segment), after(suffix, segment.depth())};
 }
 
 bool RowIndex::is_full(Segment segment) noexcept {
@@ -126,10 +126,10 @@ bool RowIndex::is_sparse(Segment segment) noexcept {
 }
 
 // Of a segment that is not split. Segments differ in it by up to a third, as a function of what they hold.
-std::uint32_t RowIndex::largest_count(Segment segment, std::uint64_t path) noexcept {
+std::uint32_t RowIndex::largest_count(Segment segment, std::uint64_t suffix) noexcept {
   const std::uint32_t depth = segment.depth();
   if (depth >= kMaxDepth) return kHardLimit;
-  return kLargest - static_cast<std::uint32_t>(mix_bits(prefix_of(path, depth) + depth) % 13) * kStep;
+  return kLargest - static_cast<std::uint32_t>(mix_bits(prefix_of(suffix, depth) + depth) % 13) * kStep;
 }
 
 std::uint32_t RowIndex::grown_count(Segment segment) noexcept {
@@ -146,65 +146,65 @@ std::vector<RowIndex::Entry> RowIndex::entries_of(Segment segment) {
   for (std::uint32_t at = 0; at < segment.count(); ++at) {
     const Bucket& bucket = segment.buckets()[at];
     for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-      if (bucket.rows[entry] != kNone) entries.push_back({bucket.paths[entry], bucket.rows[entry]});
+      if (bucket.rows[entry] != kNone) entries.push_back({bucket.suffixes[entry], bucket.rows[entry]});
     }
   }
   return entries;
 }
 
-bool RowIndex::grow(std::uint64_t path) {
-  const Segment segment = directory_[directory_at(path)];
+bool RowIndex::grow(std::uint64_t suffix) {
+  const Segment segment = directory_[directory_at(suffix)];
   const std::vector<Entry> entries = entries_of(segment);
   const std::uint32_t count = grown_count(segment);
-  return count > largest_count(segment, path) ? split(path, entries) : resize(path, entries, count);
+  return count > largest_count(segment, suffix) ? split(suffix, entries) : resize(suffix, entries, count);
 }
 
-// Makes the segment of `path` as large as so many entries need, or splits it; true when it was split.
-bool RowIndex::grow_for(std::uint64_t path, std::size_t entries) {
-  const Segment segment = directory_[directory_at(path)];
+// Makes the segment of `suffix` as large as so many entries need, or splits it; true when it was split.
+bool RowIndex::grow_for(std::uint64_t suffix, std::size_t entries) {
+  const Segment segment = directory_[directory_at(suffix)];
   const std::uint32_t count = count_for(entries);
   if (count <= segment.count()) return false;
-  const bool is_split = count > largest_count(segment, path);
-  const std::vector<Entry> held = entries_of(segment);
-  return is_split ? split(path, held) : (resize(path, held, count), false);
+  const bool is_split = count > largest_count(segment, suffix);
+  const std::vector<Entry> present = entries_of(segment);
+  return is_split ? split(suffix, present) : (resize(suffix, present, count), false);
 }
 
-void RowIndex::make_room(std::span<const std::uint64_t> paths) {
-  if (paths.empty() || (directory_.empty() && !start())) return;
-  for (std::size_t begin = 0; begin < paths.size();) {
-    const Segment segment = directory_[directory_at(paths[begin])];
-    const std::uint64_t prefix = prefix_of(paths[begin], segment.depth());
+void RowIndex::make_room(std::span<const std::uint64_t> suffixes) {
+  if (suffixes.empty() || (directory_.empty() && !start())) return;
+  for (std::size_t begin = 0; begin < suffixes.size();) {
+    const Segment segment = directory_[directory_at(suffixes[begin])];
+    const std::uint64_t prefix = prefix_of(suffixes[begin], segment.depth());
     std::size_t end = begin + 1;
-    while (end < paths.size() && prefix_of(paths[end], segment.depth()) == prefix) ++end;
+    while (end < suffixes.size() && prefix_of(suffixes[end], segment.depth()) == prefix) ++end;
     // Of a segment that was split, each half is looked at again.
-    if (!grow_for(paths[begin], segment.entries() + (end - begin))) begin = end;
+    if (!grow_for(suffixes[begin], segment.entries() + (end - begin))) begin = end;
   }
 }
 
-// Every directory entry whose first `depth` bits are the path's.
-void RowIndex::point_at(Segment segment, std::uint64_t path, std::uint32_t depth) {
+// Every directory entry whose first `depth` bits are the suffix's.
+void RowIndex::point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth) {
   const std::size_t count = std::size_t{1} << (depth_ - depth);
-  const std::size_t first = prefix_of(path, depth) * count;
+  const std::size_t first = prefix_of(suffix, depth) * count;
   std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first), count, segment);
 }
 
-bool RowIndex::resize(std::uint64_t path, const std::vector<Entry>& entries, std::uint32_t count) {
-  const Segment old = directory_[directory_at(path)];
+bool RowIndex::resize(std::uint64_t suffix, const std::vector<Entry>& entries, std::uint32_t count) {
+  const Segment old = directory_[directory_at(suffix)];
   if (count == old.count()) return false;
   const Segment segment = make_segment(count, old.depth());
   if (segment.buckets() == nullptr) return false;
-  for (const Entry& entry : entries) put(segment, entry.path, entry.row);
-  point_at(segment, path, old.depth());
+  for (const Entry& entry : entries) put(segment, entry.suffix, entry.row);
+  point_at(segment, suffix, old.depth());
   free_segment(old);
   return true;
 }
 
-bool RowIndex::split(std::uint64_t path, const std::vector<Entry>& entries) {
-  const Segment old = directory_[directory_at(path)];
+bool RowIndex::split(std::uint64_t suffix, const std::vector<Entry>& entries) {
+  const Segment old = directory_[directory_at(suffix)];
   const std::uint32_t depth = old.depth();
   const std::uint64_t bit = bit_below(depth);
   const auto upper_entries = static_cast<std::size_t>(
-      std::count_if(entries.begin(), entries.end(), [bit](const Entry& entry) { return (entry.path & bit) != 0; }));
+      std::count_if(entries.begin(), entries.end(), [bit](const Entry& entry) { return (entry.suffix & bit) != 0; }));
   const Segment lower = make_segment(count_for(entries.size() - upper_entries), depth + 1);
   if (lower.buckets() == nullptr) return false;
   const Segment upper = make_segment(count_for(upper_entries), depth + 1);
@@ -212,7 +212,7 @@ bool RowIndex::split(std::uint64_t path, const std::vector<Entry>& entries) {
     free_segment(lower);
     return false;
   }
-  for (const Entry& entry : entries) put((entry.path & bit) != 0 ? upper : lower, entry.path, entry.row);
+  for (const Entry& entry : entries) put((entry.suffix & bit) != 0 ? upper : lower, entry.suffix, entry.row);
   if (depth == depth_) {
     std::vector<Segment> doubled;
     doubled.reserve(2 * directory_.size());
@@ -220,8 +220,8 @@ bool RowIndex::split(std::uint64_t path, const std::vector<Entry>& entries) {
     directory_ = std::move(doubled);
     ++depth_;
   }
-  point_at(lower, path & ~bit, depth + 1);
-  point_at(upper, path | bit, depth + 1);
+  point_at(lower, suffix & ~bit, depth + 1);
+  point_at(upper, suffix | bit, depth + 1);
   free_segment(old);
   return true;
 }

@@ -1,16 +1,16 @@
-// The index of one (table, stripe): path of a hash (slot_order.h) -> row id, in small segments that grow and split one
-// at a time.
+// The index of one (table, stripe): suffix of a hash (slot_order.h) -> row id, in small segments that grow and split
+// one at a time.
 //
-// A directory, addressed by a path's high bits, points at segments; a segment is an array of 64-byte buckets of five
-// paths and five row ids. A path's home bucket follows from its low bits; when it is full the entry goes to the next
-// bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that nobody
+// A directory, addressed by a suffix's high bits, points at segments; a segment is an array of 64-byte buckets of five
+// suffixes and five row ids. A suffix's home bucket follows from its low bits; when it is full the entry goes to the
+// next bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that nobody
 // passed over, and an erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its
 // largest size (it differs between segments, so that they do not all grow at once) it is split in two.
 //
 // Invariants:
 //  1. Load stays within about 0.84 and 0.92 once a segment is larger than the smallest.
 //  2. No operation but the doubling of the directory (8 bytes per 300 rows or more) touches more than one segment.
-//  3. A segment holds all paths of a range, and segments follow each other in the order of paths.
+//  3. A segment holds all suffixes of a range, and segments follow each other in the order of suffixes.
 //
 // A search touches no row. Not thread-safe. Owns its segments.
 #pragma once
@@ -30,13 +30,13 @@ class RowIndex {
   static constexpr std::uint32_t kEntries = 5;  // of a bucket
 
   struct Entry {
-    std::uint64_t path;
+    std::uint64_t suffix;
     std::uint32_t row;
   };
-  // The entries of a range of paths, in unspecified order.
+  // The entries of a range of suffixes, in unspecified order.
   struct Range {
     std::vector<Entry> entries;
-    std::uint64_t next = 0;  // the first path after it; 0 = it is the last
+    std::uint64_t next = 0;  // the first suffix after it; 0 = it is the last
   };
 
   explicit RowIndex(ArenaPool& pool) noexcept : pool_(&pool) {}
@@ -45,48 +45,48 @@ class RowIndex {
   ~RowIndex();
 
   // Always inlined: the compiler deems a function that only prefetches to be without effect, and drops its calls.
-  [[gnu::always_inline]] void prefetch(std::uint64_t path) const noexcept {
+  [[gnu::always_inline]] void prefetch(std::uint64_t suffix) const noexcept {
     if (directory_.empty()) return;
-    const Segment segment = directory_[directory_at(path)];
-    __builtin_prefetch(segment.buckets() + segment.home(path));
+    const Segment segment = directory_[directory_at(suffix)];
+    __builtin_prefetch(segment.buckets() + segment.home(suffix));
   }
 
-  // The row of `path`; kNone when there is none.
-  [[nodiscard]] std::uint32_t find(std::uint64_t path) const noexcept {
+  // The row of `suffix`; kNone when there is none.
+  [[nodiscard]] std::uint32_t find(std::uint64_t suffix) const noexcept {
     if (directory_.empty()) return kNone;
-    const Found found = search(path);
+    const Found found = search(suffix);
     return found.bucket == nullptr ? kNone : found.bucket->rows[found.entry];
   }
 
-  // Before many paths are added: their segments grow once, and not by each few of them. Paths that follow each other
+  // Before many suffixes are added: their segments grow once, and not by each few of them. Paths that follow each other
   // should be in one segment, as sorted ones are; none of them is there. What has no memory is left to insert().
-  void make_room(std::span<const std::uint64_t> paths);
-  // Adds a path that is not there. False when the system has no memory; then nothing has changed.
-  [[nodiscard]] bool insert(std::uint64_t path, std::uint32_t row);
-  // Names another row for a path that is there.
-  void replace(std::uint64_t path, std::uint32_t row) noexcept {
-    const Found found = search(path);
+  void make_room(std::span<const std::uint64_t> suffixes);
+  // Adds a suffix that is not there. False when the system has no memory; then nothing has changed.
+  [[nodiscard]] bool insert(std::uint64_t suffix, std::uint32_t row);
+  // Names another row for a suffix that is there.
+  void replace(std::uint64_t suffix, std::uint32_t row) noexcept {
+    const Found found = search(suffix);
     found.bucket->rows[found.entry] = row;
   }
-  // Removes the entry of `path` and returns its row; kNone when there is none. A segment that is mostly empty is
+  // Removes the entry of `suffix` and returns its row; kNone when there is none. A segment that is mostly empty is
   // rebuilt smaller.
-  std::uint32_t erase(std::uint64_t path);
+  std::uint32_t erase(std::uint64_t suffix);
 
-  // The segment that holds `path`, whole.
-  [[nodiscard]] Range range_at(std::uint64_t path) const;
-  // The same without a copy: visit(path, row) for each entry. Returns the first path after the segment; 0 = it is the
-  // last.
+  // The segment that holds `suffix`, whole.
+  [[nodiscard]] Range range_at(std::uint64_t suffix) const;
+  // The same without a copy: visit(suffix, row) for each entry. Returns the first suffix after the segment; 0 = it is
+  // the last.
   template <class Visit>
-  std::uint64_t visit_range(std::uint64_t path, Visit&& visit) const {
+  std::uint64_t visit_range(std::uint64_t suffix, Visit&& visit) const {
     if (directory_.empty()) return 0;
-    const Segment segment = directory_[directory_at(path)];
+    const Segment segment = directory_[directory_at(suffix)];
     for (std::uint32_t at = 0; at < segment.count(); ++at) {
       const Bucket& bucket = segment.buckets()[at];
       for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-        if (bucket.rows[entry] != kNone) visit(bucket.paths[entry], bucket.rows[entry]);
+        if (bucket.rows[entry] != kNone) visit(bucket.suffixes[entry], bucket.rows[entry]);
       }
     }
-    return after(path, segment.depth());
+    return after(suffix, segment.depth());
   }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -102,7 +102,7 @@ class RowIndex {
 
  private:
   struct alignas(64) Bucket {
-    std::uint64_t paths[kEntries];
+    std::uint64_t suffixes[kEntries];
     std::uint32_t rows[kEntries];  // kNone = empty
     std::uint16_t passed_over;     // entries that wanted this bucket or an earlier one and sit further on
     std::uint16_t note;            // bucket 0 and 1: entries of the segment; 2: depth
@@ -125,10 +125,11 @@ class RowIndex {
       buckets()[0].note = static_cast<std::uint16_t>(entries);
       buckets()[1].note = static_cast<std::uint16_t>(entries >> 16);
     }
-    [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[2].note; }  // bits that its paths share
+    [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[2].note; }  // bits that its suffixes share
     void set_depth(std::uint32_t depth) const noexcept { buckets()[2].note = static_cast<std::uint16_t>(depth); }
-    [[nodiscard]] std::uint32_t home(std::uint64_t path) const noexcept {
-      return static_cast<std::uint32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(path)) * count()) >> 32);
+    [[nodiscard]] std::uint32_t home(std::uint64_t suffix) const noexcept {
+      return static_cast<std::uint32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(suffix)) * count()) >>
+                                        32);
     }
 
    private:
@@ -141,21 +142,21 @@ class RowIndex {
     std::uint32_t distance = 0;  // buckets passed over
   };
 
-  // The first path after those that have the first `depth` bits of `path`; 0 = there is none.
-  static std::uint64_t after(std::uint64_t path, std::uint32_t depth) noexcept {
-    return depth == 0 ? 0 : ((path >> (64 - depth)) + 1) << (64 - depth);
+  // The first suffix after those that have the first `depth` bits of `suffix`; 0 = there is none.
+  static std::uint64_t after(std::uint64_t suffix, std::uint32_t depth) noexcept {
+    return depth == 0 ? 0 : ((suffix >> (64 - depth)) + 1) << (64 - depth);
   }
-  [[nodiscard]] std::size_t directory_at(std::uint64_t path) const noexcept {
-    return depth_ == 0 ? 0 : path >> (64 - depth_);
+  [[nodiscard]] std::size_t directory_at(std::uint64_t suffix) const noexcept {
+    return depth_ == 0 ? 0 : suffix >> (64 - depth_);
   }
 
-  [[nodiscard]] Found search(std::uint64_t path) const noexcept {
-    const Segment segment = directory_[directory_at(path)];
-    std::uint32_t at = segment.home(path);
+  [[nodiscard]] Found search(std::uint64_t suffix) const noexcept {
+    const Segment segment = directory_[directory_at(suffix)];
+    std::uint32_t at = segment.home(suffix);
     for (std::uint32_t distance = 0; distance < segment.count(); ++distance) {
       Bucket& bucket = segment.buckets()[at];
       for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-        if (bucket.paths[entry] == path && bucket.rows[entry] != kNone) return {&bucket, entry, distance};
+        if (bucket.suffixes[entry] == suffix && bucket.rows[entry] != kNone) return {&bucket, entry, distance};
       }
       if (bucket.passed_over == 0) break;
       if (++at == segment.count()) at = 0;
@@ -164,19 +165,19 @@ class RowIndex {
   }
 
   bool start();
-  bool grow(std::uint64_t path);
-  bool grow_for(std::uint64_t path, std::size_t entries);
-  bool split(std::uint64_t path, const std::vector<Entry>& entries);
-  bool resize(std::uint64_t path, const std::vector<Entry>& entries, std::uint32_t count);
+  bool grow(std::uint64_t suffix);
+  bool grow_for(std::uint64_t suffix, std::size_t entries);
+  bool split(std::uint64_t suffix, const std::vector<Entry>& entries);
+  bool resize(std::uint64_t suffix, const std::vector<Entry>& entries, std::uint32_t count);
   [[nodiscard]] Segment make_segment(std::uint32_t count, std::uint32_t depth);
   void free_segment(Segment segment);
-  void point_at(Segment segment, std::uint64_t path, std::uint32_t depth);
+  void point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth);
 
   static std::vector<Entry> entries_of(Segment segment);
-  static void put(Segment segment, std::uint64_t path, std::uint32_t row) noexcept;
+  static void put(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept;
   static bool is_full(Segment segment) noexcept;
   static bool is_sparse(Segment segment) noexcept;
-  static std::uint32_t largest_count(Segment segment, std::uint64_t path) noexcept;
+  static std::uint32_t largest_count(Segment segment, std::uint64_t suffix) noexcept;
   static std::uint32_t grown_count(Segment segment) noexcept;
   static std::uint32_t count_for(std::size_t entries) noexcept;
 

@@ -53,7 +53,7 @@ class RowMeta {
     } while (!bits_.compare_exchange_weak(bits, static_cast<std::uint16_t>(bits + kPin), std::memory_order_relaxed));
     return true;
   }
-  // Nothing to do for a row that was deleted and born again since.
+  // Nothing to do for a row that was deleted and created again since.
   void unpin() noexcept {
     change([](std::uint16_t bits) { return static_cast<std::uint16_t>(bits < kPin ? bits : bits - kPin); });
   }

@@ -1,8 +1,8 @@
-// Where a hash lies: its stripe, and its path within the stripe.
+// Where a hash lies: its stripe, and its suffix within the stripe.
 //
-// A slot is the top bits of a hash; stripes deal slots out by their low bits. The path is what is left of the
-// hash when the stripe's bits are taken out, left-aligned: so (stripe, path) is the hash again, and the order of
-// paths visits a stripe slot by slot.
+// A slot is the top bits of a hash; stripes deal slots out by their low bits. The suffix is what is left of the
+// hash when the stripe's bits are taken out, left-aligned: so (stripe, suffix) is the hash again, and the order of
+// suffixes visits a stripe slot by slot.
 #pragma once
 
 #include <algorithm>
@@ -27,29 +27,29 @@ class SlotOrder {
   }
   [[nodiscard]] constexpr std::uint32_t stripe(std::uint64_t hash) const noexcept { return slot(hash) % kStripes; }
   // Its low log2(stripes) bits are 0.
-  [[nodiscard]] constexpr std::uint64_t path(std::uint64_t hash) const noexcept {
+  [[nodiscard]] constexpr std::uint64_t suffix(std::uint64_t hash) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     return (hash & high_mask()) | ((hash << slot_bits_) >> high_bits);
   }
   // Of the slots of a stripe, which one: slot / stripe_count().
-  [[nodiscard]] constexpr std::uint32_t slot_in_stripe(std::uint64_t path) const noexcept {
+  [[nodiscard]] constexpr std::uint32_t slot_in_stripe(std::uint64_t suffix) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
-    return high_bits == 0 ? 0 : static_cast<std::uint32_t>(path >> (64 - high_bits));
+    return high_bits == 0 ? 0 : static_cast<std::uint32_t>(suffix >> (64 - high_bits));
   }
-  // The first path of a slot of a stripe.
-  [[nodiscard]] constexpr std::uint64_t first_path(std::uint32_t slot_in_stripe) const noexcept {
+  // The first suffix of a slot of a stripe.
+  [[nodiscard]] constexpr std::uint64_t first_suffix(std::uint32_t slot_in_stripe) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     return high_bits == 0 ? 0 : static_cast<std::uint64_t>(slot_in_stripe) << (64 - high_bits);
   }
-  [[nodiscard]] constexpr std::uint64_t hash(std::uint32_t stripe, std::uint64_t path) const noexcept {
+  [[nodiscard]] constexpr std::uint64_t hash(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
-    const std::uint64_t low = (path << high_bits) >> slot_bits_;
-    return (path & high_mask()) | static_cast<std::uint64_t>(stripe) << (64 - slot_bits_) | low;
+    const std::uint64_t low = (suffix << high_bits) >> slot_bits_;
+    return (suffix & high_mask()) | static_cast<std::uint64_t>(stripe) << (64 - slot_bits_) | low;
   }
 
-  // (stripe, path) as one number that grows along stripes and paths.
-  [[nodiscard]] constexpr std::uint64_t position(std::uint32_t stripe, std::uint64_t path) const noexcept {
-    return static_cast<std::uint64_t>(stripe) << (64 - stripe_bits_) | path >> stripe_bits_;
+  // (stripe, suffix) as one number that grows along stripes and suffixes.
+  [[nodiscard]] constexpr std::uint64_t position(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
+    return static_cast<std::uint64_t>(stripe) << (64 - stripe_bits_) | suffix >> stripe_bits_;
   }
   [[nodiscard]] constexpr std::uint32_t stripe_at(std::uint64_t position) const noexcept {
     return static_cast<std::uint32_t>(position >> (64 - stripe_bits_));

@@ -27,7 +27,7 @@ struct SweepReport {
   std::uint64_t rows_seen = 0;
   std::array<Freed, kSweepRules> freed{};  // by rule; in a dry run: what would be
   std::uint64_t slices = 0;                // how often a stripe was held
-  HoldTimes longest_hold;                  // of them
+  LockTimes longest_lock;                  // of them
   bool is_complete = true;                 // false: it was stopped
 };
 

@@ -23,29 +23,29 @@ void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
 }
 
 TableStripe& Table::stripe_at(std::uint32_t stripe) {
-  std::unique_ptr<TableStripe>& held = stripes[stripe];
-  if (held == nullptr) held = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered);
-  return *held;
+  std::unique_ptr<TableStripe>& stripe_rows = stripes[stripe];
+  if (stripe_rows == nullptr) stripe_rows = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered);
+  return *stripe_rows;
 }
 
-void Table::make_room(std::uint32_t stripe, std::span<const std::uint64_t> paths) {
-  stripe_at(stripe).index.make_room(paths);
+void Table::make_room(std::uint32_t stripe, std::span<const std::uint64_t> suffixes) {
+  stripe_at(stripe).index.make_room(suffixes);
 }
 
 // A place for the row, and its entry in the index.
-std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t path) {
-  TableStripe& held = stripe_at(stripe);
-  const std::uint32_t id = held.slab.allocate();
+std::uint32_t Table::add_place(std::uint32_t stripe, std::uint64_t suffix) {
+  TableStripe& stripe_rows = stripe_at(stripe);
+  const std::uint32_t id = stripe_rows.slab.allocate();
   if (id == RowSlab::kNone) return RowIndex::kNone;
-  if (!held.index.insert(path, id)) {
-    held.slab.free(id);
+  if (!stripe_rows.index.insert(suffix, id)) {
+    stripe_rows.slab.free(id);
     return RowIndex::kNone;
   }
   return id;
 }
 
-std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch) {
-  const std::uint32_t id = add_place(stripe, path);
+std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t key, float* scratch) {
+  const std::uint32_t id = add_place(stripe, suffix);
   if (id == RowIndex::kNone) return id;
   RowRef row = stripes[stripe]->slab.at(id);
   row.set_version(0);
@@ -60,8 +60,8 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t path, std::uint64_t
   return id;
 }
 
-std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t path, const RowImage& image) {
-  const std::uint32_t id = add_place(stripe, path);
+std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image) {
+  const std::uint32_t id = add_place(stripe, suffix);
   if (id == RowIndex::kNone) return id;
   RowRef row = stripes[stripe]->slab.at(id);
   std::memcpy(row.weights(), image.data, layout.data_bytes);
@@ -71,33 +71,34 @@ std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t path, const Row
   return id;
 }
 
-bool Table::remove(std::uint32_t stripe, std::uint64_t path) {
-  std::unique_ptr<TableStripe>& held = stripes[stripe];
-  if (held == nullptr) return false;
-  const std::uint32_t id = held->index.erase(path);
+bool Table::remove(std::uint32_t stripe, std::uint64_t suffix) {
+  std::unique_ptr<TableStripe>& stripe_rows = stripes[stripe];
+  if (stripe_rows == nullptr) return false;
+  const std::uint32_t id = stripe_rows->index.erase(suffix);
   if (id == RowIndex::kNone) return false;
-  held->slab.free(id);
-  if (held->slab.rows() == 0) held.reset();
+  stripe_rows->slab.free(id);
+  if (stripe_rows->slab.rows() == 0) stripe_rows.reset();
   return true;
 }
 
 bool Table::begin_compaction(std::uint32_t stripe, std::uint64_t spare_rows) {
-  TableStripe* held = stripes[stripe].get();
-  return held != nullptr && held->slab.close_chunks(spare_rows);
+  TableStripe* stripe_rows = stripes[stripe].get();
+  return stripe_rows != nullptr && stripe_rows->slab.close_chunks(spare_rows);
 }
 
-std::uint64_t Table::compact(std::uint32_t stripe, std::uint64_t path) {
-  TableStripe* held = stripes[stripe].get();
-  if (held == nullptr) return 0;  // its last row went meanwhile
-  const RowIndex::Range range = held->index.range_at(path);
+std::uint64_t Table::compact(std::uint32_t stripe, std::uint64_t suffix) {
+  TableStripe* stripe_rows = stripes[stripe].get();
+  if (stripe_rows == nullptr) return 0;  // its last row went meanwhile
+  const RowIndex::Range range = stripe_rows->index.range_at(suffix);
   for (const RowIndex::Entry& entry : range.entries) {
-    if (!held->slab.is_closed(entry.row)) continue;
-    const std::uint32_t id = held->slab.allocate();
+    if (!stripe_rows->slab.is_closed(entry.row)) continue;
+    const std::uint32_t id = stripe_rows->slab.allocate();
     if (id == RowSlab::kNone) return 0;  // its chunk stays closed, with the rows that are left
-    std::memcpy(held->slab.data(id), held->slab.data(entry.row), layout.data_bytes + RowLayout::kHeadBytes);
-    held->slab.meta(id).reset(held->slab.meta(entry.row).load());
-    held->index.replace(entry.path, id);
-    held->slab.free(entry.row);
+    std::memcpy(stripe_rows->slab.data(id), stripe_rows->slab.data(entry.row),
+                layout.data_bytes + RowLayout::kHeadBytes);
+    stripe_rows->slab.meta(id).reset(stripe_rows->slab.meta(entry.row).load());
+    stripe_rows->index.replace(entry.suffix, id);
+    stripe_rows->slab.free(entry.row);
   }
   return range.next;
 }

@@ -33,9 +33,9 @@ struct StorePools {
     return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed);
   }
   // After rows have come, when no stripe is held (arena_pool.h).
-  void tend() {
-    rows.tend();
-    indexes.tend();
+  void collapse_huge_pages() {
+    rows.collapse_huge_pages();
+    indexes.collapse_huge_pages();
   }
 
   ArenaPool rows;
@@ -53,7 +53,7 @@ struct TableStripe {
 };
 
 // What a row is stamped with when it changes, in the order of the row; the policy says which there are.
-struct Stamps {
+struct LastPush {
   std::array<std::uint32_t, 2> values{};
   std::uint32_t count = 0;
 };
@@ -62,7 +62,7 @@ struct Stamps {
 struct SweepTotals {
   std::array<std::atomic<std::uint64_t>, kSweepRules> rows{};
   std::atomic<std::uint64_t> sweeps{0};
-  LongestHold longest_hold;
+  LongestLock longest_lock;
 };
 
 class Table {
@@ -79,28 +79,28 @@ class Table {
                                              : std::make_unique<TableAdmission>(schema, slot_count, pools.filters)),
         pools_(&pools) {}
 
-  // The id of the row whose hash has this path, or RowIndex::kNone.
-  [[nodiscard]] std::uint32_t find(std::uint32_t stripe, std::uint64_t path) const noexcept {
-    const TableStripe* held = stripes[stripe].get();
-    return held == nullptr ? RowIndex::kNone : held->index.find(path);
+  // The id of the row whose hash has this suffix, or RowIndex::kNone.
+  [[nodiscard]] std::uint32_t find(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
+    const TableStripe* stripe_rows = stripes[stripe].get();
+    return stripe_rows == nullptr ? RowIndex::kNone : stripe_rows->index.find(suffix);
   }
   [[nodiscard]] RowRef row(std::uint32_t stripe, std::uint32_t id) const noexcept {
     return stripes[stripe]->slab.at(id);
   }
 
   // Before many absent rows are added (row_index.h).
-  void make_room(std::uint32_t stripe, std::span<const std::uint64_t> paths);
+  void make_room(std::uint32_t stripe, std::span<const std::uint64_t> suffixes);
   // Adds an absent row with its initial weights and state, update count 0 and version 0 (the caller sets it).
   // RowIndex::kNone when the system has no memory. scratch: (dim); null: the caller sets the weights.
-  [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t path, std::uint64_t key, float* scratch);
+  [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t key, float* scratch);
   // Adds an absent row as the SSD has it. RowIndex::kNone when the system has no memory.
-  [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t path, const RowImage& image);
+  [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image);
   // True when the row existed.
-  bool remove(std::uint32_t stripe, std::uint64_t path);
+  bool remove(std::uint32_t stripe, std::uint64_t suffix);
   // Moves rows together, a part of the stripe's at a time, so that chunks beyond `spare_rows` free places give their
-  // memory back: what begin_compaction() says has to go on with compact() from path 0 until that gives 0.
+  // memory back: what begin_compaction() says has to go on with compact() from suffix 0 until that gives 0.
   [[nodiscard]] bool begin_compaction(std::uint32_t stripe, std::uint64_t spare_rows);
-  [[nodiscard]] std::uint64_t compact(std::uint32_t stripe, std::uint64_t path);
+  [[nodiscard]] std::uint64_t compact(std::uint32_t stripe, std::uint64_t suffix);
 
   // The table's clock: steps of the jobs that push to it, each counted once. step < 0 names none.
   std::uint32_t tick(std::uint64_t job, std::int64_t step);
@@ -132,13 +132,14 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
-  std::atomic<std::uint64_t> came{0};  // rows, since others were last asked to leave ahead of the next ones
+  std::atomic<std::uint64_t> rows_since_wakeup{
+      0};  // rows, since others were last asked to leave ahead of the next ones
   // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).
-  std::array<std::uint64_t, kStripes> hands{};
+  std::array<std::uint64_t, kStripes> clock_hands{};
 
  private:
   TableStripe& stripe_at(std::uint32_t stripe);
-  [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t path);
+  [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t suffix);
 
   StorePools* pools_;
   std::atomic<std::uint32_t> steps_{0};
@@ -163,32 +164,33 @@ inline constexpr std::size_t kMaxFetched = 1024;
 enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
 
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
-// and fetch the rows; then `visit(position, path, row id or RowIndex::kNone)` finds both in cache. Passes beat a
+// and fetch the rows; then `visit(position, suffix, row id or RowIndex::kNone)` finds both in cache. Passes beat a
 // pipeline of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
 template <Fetch kFetch, class Visit>
 void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit) {
   constexpr std::size_t kGroup = 128;
-  const TableStripe* held = table.stripes[stripe].get();
+  const TableStripe* stripe_rows = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
-  const auto paths = order.paths(stripe);
+  const auto suffixes = order.suffixes(stripe);
   const std::size_t used =
       kFetch == Fetch::kRow ? table.layout.data_bytes + RowLayout::kHeadBytes : table.layout.state_offset;
   const std::size_t fetched = std::min(used, kMaxFetched);
   std::array<std::uint32_t, kGroup> ids;
   for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
     const std::size_t count = std::min(kGroup, positions.size() - begin);
-    if (held == nullptr) {
+    if (stripe_rows == nullptr) {
       std::fill_n(ids.begin(), count, RowIndex::kNone);
     } else {
-      for (std::size_t i = 0; i < count; ++i) held->index.prefetch(paths[begin + i]);
+      for (std::size_t i = 0; i < count; ++i) stripe_rows->index.prefetch(suffixes[begin + i]);
       for (std::size_t i = 0; i < count; ++i) {
-        ids[i] = held->index.find(paths[begin + i]);
+        ids[i] = stripe_rows->index.find(suffixes[begin + i]);
         if (kFetch == Fetch::kNothing || ids[i] == RowIndex::kNone) continue;
-        fetch_lines(held->slab.data(ids[i]), fetched);
-        if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(held->slab.data(ids[i]) + table.layout.data_bytes);
+        fetch_lines(stripe_rows->slab.data(ids[i]), fetched);
+        if (kFetch == Fetch::kWeightsAndHead)
+          __builtin_prefetch(stripe_rows->slab.data(ids[i]) + table.layout.data_bytes);
       }
     }
-    for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], paths[begin + i], ids[i]);
+    for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], suffixes[begin + i], ids[i]);
   }
 }
 
