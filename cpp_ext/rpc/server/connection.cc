@@ -11,6 +11,7 @@ namespace sparserow::rpc {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Phase = FrameIo::Phase;
 
 // Holds a whole frame of a few hundred keys, so that a small request costs one read.
 constexpr std::size_t kStagingBytes = 64u << 10;
@@ -34,14 +35,14 @@ Status check_frame(const FrameHeader& header, std::uint32_t max_frame_bytes) {
 
 Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::shared_ptr<Peer> peer)
     : core_(core),
-      stream_(std::move(stream)),
       strand_(asio::make_strand(core.io)),
-      readiness_(strand_, stream_->fd()),
       peer_(std::move(peer)),
-      sampler_(core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
-      staging_(kGreetingBytes),
+      io_(core.counters, strand_, std::move(stream), kGreetingBytes),
+      accounts_(core, strand_, io_),
+      bodies_(core, *peer_, io_, accounts_),
+      pulls_(core, strand_, *peer_, io_, accounts_,
+             core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
       opened_at_(Clock::now()) {
-  mark_moved();
   ++core_.counters.connections_greeting;
   ++peer_->connections;
   ++core_.counters.connections_open;
@@ -49,8 +50,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
 }
 
 Connection::~Connection() {
-  readiness_.release();  // the fd is the stream's
-  if (phase_ == Phase::kHello) --core_.counters.connections_greeting;
+  if (io_.phase() == Phase::kHello) --core_.counters.connections_greeting;
   --core_.counters.connections_open;
   --peer_->connections;
 }
@@ -60,12 +60,9 @@ void Connection::start() {
 }
 
 void Connection::close() {
-  closed_ = true;
-  stream_->reset();  // whoever waits for the fd wakes and sees the end
+  io_.close();
   asio::post(strand_, [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (!self) return;
-    for (asio::steady_timer* wait : self->waits_) wait->cancel();
+    if (const auto self = weak.lock()) self->accounts_.cancel_waits();
   });
 }
 
@@ -82,23 +79,23 @@ Clock::duration Connection::Pace::slow_for(Clock::time_point now, bool is_active
 
 void Connection::check_stall(Clock::time_point now) {
   const ServerOptions& options = core_.options;
-  const Phase phase = phase_;
+  const Phase phase = io_.phase();
   if (phase == Phase::kHello) {
     if (now - opened_at_ > std::chrono::milliseconds(options.hello_timeout_ms)) close();
     return;
   }
   if (phase == Phase::kEnding) {
     const auto now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
-    if (now_ms - moved_at_ms_ > 1000) close();
+    if (now_ms - io_.moved_at_ms() > 1000) close();
     return;
   }
   const std::uint64_t least = options.least_bytes_per_s;
   const bool body_waits = core_.inflight.has_waiting();
-  const auto slow_body = incoming_.slow_for(now, phase == Phase::kReceiving, received_, frames_,
+  const auto slow_body = incoming_.slow_for(now, phase == Phase::kReceiving, io_.received(), frames_,
                                             body_waits ? std::max(least, kContendedBytesPerS) : least);
   const bool reply_waits = core_.replies.has_waiting();
-  const auto slow_reply =
-      outgoing_.slow_for(now, sending_, sent_, 0, reply_waits ? std::max(least, kContendedBytesPerS) : least);
+  const auto slow_reply = outgoing_.slow_for(now, io_.is_sending(), io_.sent(), 0,
+                                             reply_waits ? std::max(least, kContendedBytesPerS) : least);
   const std::chrono::milliseconds stall(options.stall_timeout_ms);
   const auto body_limit = std::min(stall, std::chrono::milliseconds(options.slow_timeout_ms));
   if (slow_body <= (body_waits ? std::min(body_limit, kContendedBody) : body_limit) &&
@@ -109,22 +106,22 @@ void Connection::check_stall(Clock::time_point now) {
   close();
 }
 
-Connection::Task<void> Connection::run() {
+Task<void> Connection::run() {
   const auto self = shared_from_this();
   if (co_await greet()) {
     while (co_await serve_one()) {
     }
   }
-  if (has_parked_) core_.commits.forget(this);
-  co_await end_politely();
+  pulls_.forget_parked();
+  co_await io_.drain(kLingerBytes);
   close();
 }
 
 // The first frame must be HELLO; it is answered, or refused and the connection closed.
-Connection::Task<bool> Connection::greet() {
-  if (!co_await fill(sizeof(FrameHeader))) co_return false;
+Task<bool> Connection::greet() {
+  if (!co_await io_.fill(sizeof(FrameHeader))) co_return false;
   FrameHeader header;
-  std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
+  std::memcpy(&header, io_.staged().data(), sizeof header);
   ++core_.counters.frames_received;
   Status status = check_header(header, kStagingBytes - sizeof header);
   std::vector<std::byte> reply;
@@ -132,23 +129,27 @@ Connection::Task<bool> Connection::greet() {
     status = Status(Code::kInvalidArgument, "the first frame must be HELLO");
   }
   if (status.is_ok()) {
-    if (sizeof header + header.body_bytes > staging_.size()) staging_.resize(kStagingBytes);
-    if (!co_await fill(sizeof header + header.body_bytes)) co_return false;
-    const auto body = std::span(staging_).subspan(staged_begin_ + sizeof header, header.body_bytes);
+    if (sizeof header + header.body_bytes > io_.capacity()) io_.set_capacity(kStagingBytes);
+    if (!co_await io_.fill(sizeof header + header.body_bytes)) co_return false;
+    const auto body = io_.staged().subspan(sizeof header, header.body_bytes);
     status = check_crc(header, body);
     if (status.is_ok()) status = check_hello(header, body, reply);
-    consume(sizeof header + header.body_bytes);
+    io_.consume(sizeof header + header.body_bytes);
   }
-  phase_ = Phase::kIdle;
+  io_.set_phase(Phase::kIdle);
   --core_.counters.connections_greeting;
   if (status.is_ok()) {
-    staging_.resize(kStagingBytes);
-    co_return co_await write_reply(reply);
+    io_.set_capacity(kStagingBytes);
+    co_return co_await io_.write_reply(reply);
   }
+  co_await refuse(header, status);
+  co_return false;
+}
+
+Task<bool> Connection::refuse(const FrameHeader& header, const Status& status) {
   ++core_.counters.frames_refused;
   const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
-  co_await write_reply(refusal);
-  co_return false;
+  co_return co_await io_.write_reply(refusal);
 }
 
 Status Connection::check_hello(const FrameHeader& header, std::span<const std::byte> body,
@@ -192,7 +193,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
                                                  ", this shard to " + std::to_string(core_.options.cluster_id));
   }
   SR_RETURN_IF_ERROR(take_seat());
-  reads_checksum_last_ = (hello->features & kFeatureChecksumLast) != 0;
+  pulls_.open(weak_from_this(), [this] { close(); }, (hello->features & kFeatureChecksumLast) != 0);
   HelloPayload mine;
   mine.shard_index = core_.options.shard_index;
   mine.cluster_id = core_.options.cluster_id;
@@ -207,19 +208,28 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
 }
 
 Status Connection::take_seat() {
-  account_.assign(reinterpret_cast<const char*>(grant_.digest.data()), grant_.digest.size());
-  account_ += peer_->address;
-  inflight_account_ = core_.inflight.account(account_);
-  parked_account_ = core_.parked.account(account_);
-  reply_account_ = core_.replies.account(account_);
-  auto seat = core_.seats.take(account_, {.idle_since_ms = [this]() -> std::optional<std::int64_t> {
-                                            if (phase_ != Phase::kIdle || parked_ != 0) return std::nullopt;
-                                            return moved_at_ms_;
-                                          },
-                                          .close = [this] { close(); }});
+  std::string name(reinterpret_cast<const char*>(grant_.digest.data()), grant_.digest.size());
+  name += peer_->address;
+  auto seat = core_.seats.take(name, {.idle_since_ms = [this]() -> std::optional<std::int64_t> {
+                                        if (io_.phase() != Phase::kIdle || pulls_.parked_pulls() != 0) {
+                                          return std::nullopt;
+                                        }
+                                        return io_.moved_at_ms();
+                                      },
+                                      .close = [this] { close(); }});
   if (!seat.is_ok()) return seat.status();
   seat_ = std::move(seat).value();
+  accounts_.open(std::move(name), weak_from_this());
   return Status::ok();
+}
+
+Status Connection::check_before_body(const FrameHeader& header, const TableDescriptor* first) {
+  if (first == nullptr) {
+    SR_RETURN_IF_ERROR(check_access(header));
+    return check_route(core_, header);
+  }
+  const auto schema = core_.store->schema(first->table_id);
+  return schema ? grant_.allows_table(schema->name) : Status::ok();
 }
 
 Status Connection::check_access(const FrameHeader& header) {
@@ -267,71 +277,54 @@ Status Connection::check_worker(const FrameHeader& header) {
   return Status::ok();
 }
 
-// One request: read, served, answered. False ends the connection.
-Connection::Task<bool> Connection::serve_one() {
-  if (staged_end_ - staged_begin_ < sizeof(FrameHeader) && !co_await fill(sizeof(FrameHeader))) co_return false;
+// Reads one request, serves and answers it. False ends the connection.
+Task<bool> Connection::serve_one() {
+  if (io_.staged().size() < sizeof(FrameHeader) && !co_await io_.fill(sizeof(FrameHeader))) co_return false;
   FrameHeader header;
-  std::memcpy(&header, staging_.data() + staged_begin_, sizeof header);
+  std::memcpy(&header, io_.staged().data(), sizeof header);
   ++core_.counters.frames_received;
   ++frames_;
   const CountedRequest active(core_.counters.requests_active);
   if (Status status = check_frame(header, core_.options.max_frame_bytes); !status.is_ok()) {
-    ++core_.counters.frames_refused;
-    const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
-    co_await write_reply(refusal);
+    co_await refuse(header, status);
     co_return false;
   }
-  Arrival arrival{.at = Clock::now(), .trace = {}};
+  const auto now = Clock::now();
   const std::uint32_t asked_ms = header.deadline_ms != 0 ? header.deadline_ms : core_.options.default_deadline_ms;
-  const auto deadline = arrival.at + std::chrono::milliseconds(std::min(asked_ms, core_.options.max_deadline_ms));
-  Body body;
-  Outcome outcome;
-  outcome.status = co_await read_body(header, body, deadline);
-  if (closed_) co_return false;
-  if (outcome.status.is_ok()) {
-    phase_ = Phase::kWorking;
-    outcome.status = check_crc(header, body.bytes);
-    outcome.grammar_broken = !outcome.status.is_ok();  // a corrupt header may have led astray
+  Request request{.core = core_,
+                  .grant = grant_,
+                  .header = header,
+                  .body = {},
+                  .deadline = now + std::chrono::milliseconds(std::min(asked_ms, core_.options.max_deadline_ms)),
+                  .arrival = {.at = now, .trace = {}}};
+  const BodyReader::Check check = [this](const FrameHeader& frame, const TableDescriptor* first) {
+    return check_before_body(frame, first);
+  };
+  Outcome outcome = Outcome::of(co_await bodies_.read(header, request.body, request.deadline, check));
+  if (io_.is_closed()) co_return false;
+  if (outcome.is_ok()) {
+    io_.set_phase(Phase::kWorking);
+    Status intact = check_crc(header, request.body.bytes);
+    if (!intact.is_ok()) outcome = Outcome::broken_grammar(std::move(intact));  // a corrupt header may have led astray
   }
-  if (outcome.status.is_ok()) {
-    arrival.trace = trace_of(header, body.bytes);
-    outcome = co_await dispatch(header, body, deadline, arrival);
+  if (outcome.is_ok()) {
+    request.arrival.trace = trace_of(header, request.body.bytes);
+    outcome = co_await dispatch(request);
   }
-  consume(body.staged);
-  body = Body{};
-  bool alive = true;
-  if (!outcome.status.is_ok()) {
-    ++core_.counters.frames_refused;
-    outcome.reply = error_frame(reply_to(header, FrameType::kError), outcome.status);
+  io_.consume(request.body.staged);
+  request.body = Body{};
+  bool is_alive = true;
+  if (!outcome.is_ok()) {
+    is_alive = co_await refuse(header, outcome.status);
+  } else if (!outcome.frame.empty()) {
+    is_alive = co_await io_.write_reply(outcome.frame);
   }
-  if (!outcome.reply.empty()) alive = co_await write_reply(outcome.reply);
   if (!outcome.is_parked) {
-    note(RequestTimes::kind_of(static_cast<FrameType>(header.type)), header, outcome.status, arrival);
+    const auto kind = RequestTimes::kind_of(request.type());
+    note_request(core_, *peer_, kind, header, outcome.status, request.arrival);
   }
-  phase_ = Phase::kIdle;
-  co_return alive && !outcome.grammar_broken && !closed_;
-}
-
-void Connection::note(RequestTimes::Kind kind, const FrameHeader& header, const Status& status,
-                      const Arrival& arrival) {
-  if (core_.options.observe) core_.request_times.add(kind, Clock::now() - arrival.at);
-  core_.request_log.note(header, peer_->address, status, arrival.trace, arrival.at);
-}
-
-// Lets the peer read the last ERROR: a socket closed with unread bytes would reset it away.
-Connection::Task<void> Connection::end_politely() {
-  if (closed_) co_return;
-  stream_->shutdown_write();
-  mark_moved();
-  phase_ = Phase::kEnding;
-  std::size_t thrown_away = 0;
-  while (thrown_away < kLingerBytes) {
-    const iovec into{staging_.data(), staging_.size()};
-    const Transfer moved = stream_->try_read(std::span(&into, 1));
-    if (moved.ended()) co_return;
-    thrown_away += moved.bytes;
-    if (moved.bytes == 0 && !co_await wait_for(moved.want)) co_return;
-  }
+  io_.set_phase(Phase::kIdle);
+  co_return is_alive && !outcome.is_grammar_broken && !io_.is_closed();
 }
 
 }  // namespace sparserow::rpc

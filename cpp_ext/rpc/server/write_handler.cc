@@ -1,15 +1,15 @@
-// Commits, their cancellation, and rows assigned or erased by key.
+#include "rpc/server/write_handler.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "rpc/server/connection.h"
 #include "rpc/server/reply_frames.h"
 #include "util/finite.h"
 
 namespace sparserow::rpc {
 
-const float* Connection::floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners) {
+const float* WriteHandler::floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners) {
   if (view.descriptor.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(view.rows.data());
   const std::size_t count = std::size_t{view.descriptor.n} * view.descriptor.dim;
   auto widened = std::make_shared<Buffer>(core_.buffers.acquire(count * sizeof(float)));
@@ -37,39 +37,53 @@ Status check_finite(const TableView& view, const float* values) {
 
 }  // namespace
 
-Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& body) {
-  const bool prepared = (header.flags & kFramePrepared) != 0;
+Outcome WriteHandler::serve() {
+  switch (request_.type()) {
+    case FrameType::kAbort:
+      return abort();
+    case FrameType::kAssign:
+      return assign();
+    case FrameType::kDelete:
+      return erase();
+    default:
+      return commit();
+  }
+}
+
+Outcome WriteHandler::commit() {
+  Body& body = request_.body;
+  const bool prepared = (header_.flags & kFramePrepared) != 0;
   if (body.buffer.data() == nullptr) {  // what may be kept must not point into the staging buffer
     body.buffer = core_.buffers.acquire(std::max<std::size_t>(1, body.bytes.size()));
     if (!body.bytes.empty()) std::memcpy(body.buffer.data(), body.bytes.data(), body.bytes.size());
     body.bytes = {body.buffer.data(), body.bytes.size()};
   }
   std::vector<TableView> views;
-  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+  if (Outcome outcome = request_.parse_tables(SectionKind::kTableGrads, views); !outcome.is_ok()) {
     return outcome;
   }
-  const bool commits = static_cast<FrameType>(header.type) == FrameType::kCommit;
+  const bool commits = request_.type() == FrameType::kCommit;
   if (prepared && (!commits || !views.empty())) {
-    return {Status(Code::kInvalidArgument, "header.flags: PREPARED is for a COMMIT without tables"), true, {}};
+    return Outcome::broken_grammar({Code::kInvalidArgument, "header.flags: PREPARED is for a COMMIT without tables"});
   }
   std::vector<std::shared_ptr<void>> owners;
-  Commit commit{.job_id = header.job_id,
-                .worker_id = header.worker_id,
-                .worker_epoch = header.worker_epoch,
-                .sequence = header.sequence,
-                .step = header.step,
-                .grad_sum = (header.flags & kFrameGradSum) != 0,
+  Commit commit{.job_id = header_.job_id,
+                .worker_id = header_.worker_id,
+                .worker_epoch = header_.worker_epoch,
+                .sequence = header_.sequence,
+                .step = header_.step,
+                .grad_sum = (header_.flags & kFrameGradSum) != 0,
                 .blocks = {},
                 .owner = nullptr};
   for (const TableView& view : views) {
-    Status status = check_table(*core_.store, view.descriptor);
-    if (status.is_ok()) status = check_owner(view.descriptor.table_id, view.keys);
+    Status status = request_.check_table(*core_.store, view.descriptor);
+    if (status.is_ok()) status = check_owner(core_, view.descriptor.table_id, view.keys);
     if (status.is_ok() && !std::isfinite(view.descriptor.lr)) {
       status = Status(Code::kInvalidArgument, "table.lr: NaN and infinity are not allowed; allowed: a finite number");
     }
     const float* grads = status.is_ok() ? floats_of(view, owners) : nullptr;
-    if (status.is_ok() && header.step == kNoStep) status = check_finite(view, grads);
-    if (!status.is_ok()) return {std::move(status), false, {}};
+    if (status.is_ok() && header_.step == kNoStep) status = check_finite(view, grads);
+    if (!status.is_ok()) return Outcome::refused(std::move(status));
     commit.blocks.push_back({.table_id = view.descriptor.table_id,
                              .dim = view.descriptor.dim,
                              .lr = view.descriptor.lr,
@@ -80,63 +94,64 @@ Connection::Outcome Connection::serve_commit(const FrameHeader& header, Body& bo
   commit.owner = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(owners));
   if (!commits) {
     Status status = core_.commits.prepare(std::move(commit));
-    if (!status.is_ok()) return {std::move(status), false, {}};
-    return {Status::ok(), false, ack_frame(header, 0, false)};
+    if (!status.is_ok()) return Outcome::refused(std::move(status));
+    return acknowledged(0, false);
   }
   auto result = core_.commits.commit(std::move(commit), prepared);
-  if (!result.is_ok()) return {result.status(), false, {}};
+  if (!result.is_ok()) return Outcome::refused(result.status());
   if (!result.value().duplicate) core_.counters.rows_written += result.value().applied_rows;
-  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+  return acknowledged(result.value().applied_rows, result.value().duplicate);
 }
 
-Connection::Outcome Connection::serve_abort(const FrameHeader& header, const Body& body) {
-  const bool tells_lost = (header.flags & kFrameLost) != 0;
+Outcome WriteHandler::abort() {
+  const bool tells_lost = (header_.flags & kFrameLost) != 0;
   std::vector<TableView> views;
-  if (Outcome outcome =
-          parse_tables(header, body.bytes, tells_lost ? SectionKind::kTableKeys : SectionKind::kTableGrads, views);
-      !outcome.status.is_ok()) {
+  if (Outcome outcome = request_.parse_tables(tells_lost ? SectionKind::kTableKeys : SectionKind::kTableGrads, views);
+      !outcome.is_ok()) {
     return outcome;
   }
   if (tells_lost) {
     for (const TableView& view : views) {
-      Status status = core_.commits.note_lost(header.job_id, {header.worker_id, header.worker_epoch}, view.keys);
-      if (!status.is_ok()) return {std::move(status), false, {}};
+      Status status = core_.commits.note_lost(header_.job_id, {header_.worker_id, header_.worker_epoch}, view.keys);
+      if (!status.is_ok()) return Outcome::refused(std::move(status));
     }
-    return {Status::ok(), false, ack_frame(header, 0, false)};
+    return acknowledged(0, false);
   }
-  if (!views.empty()) return {Status(Code::kInvalidArgument, "ABORT: no table is allowed"), true, {}};
-  Status status = core_.commits.abort(header.job_id, header.worker_id, header.worker_epoch, header.sequence);
-  if (!status.is_ok()) return {std::move(status), false, {}};
-  return {Status::ok(), false, ack_frame(header, 0, false)};
+  if (!views.empty()) return Outcome::broken_grammar({Code::kInvalidArgument, "ABORT: no table is allowed"});
+  Status status = core_.commits.abort(header_.job_id, header_.worker_id, header_.worker_epoch, header_.sequence);
+  if (!status.is_ok()) return Outcome::refused(std::move(status));
+  return acknowledged(0, false);
 }
 
-// A write by key that has a sequence is done once; one that has none is nobody's.
-Connection::Outcome Connection::write_rows(const FrameHeader& header,
-                                           const std::function<Result<std::uint64_t>()>& write) {
-  if (header.sequence == 0) {
+Outcome WriteHandler::acknowledged(std::uint64_t rows, bool is_duplicate) const {
+  return Outcome::reply(ack_frame(header_, rows, is_duplicate));
+}
+
+Outcome WriteHandler::write_rows(const std::function<Result<std::uint64_t>()>& write) {
+  if (header_.sequence == 0) {
     const auto rows = core_.commits.write_unnamed(write);
-    if (!rows.is_ok()) return {rows.status(), false, {}};
-    return {Status::ok(), false, ack_frame(header, rows.value(), false)};
+    if (!rows.is_ok()) return Outcome::refused(rows.status());
+    return acknowledged(rows.value(), false);
   }
   const auto result =
-      core_.commits.write_once({header.worker_id, header.worker_epoch}, header.job_id, header.sequence, write);
-  if (!result.is_ok()) return {result.status(), false, {}};
-  return {Status::ok(), false, ack_frame(header, result.value().applied_rows, result.value().duplicate)};
+      core_.commits.write_once({header_.worker_id, header_.worker_epoch}, header_.job_id, header_.sequence, write);
+  if (!result.is_ok()) return Outcome::refused(result.status());
+  return acknowledged(result.value().applied_rows, result.value().duplicate);
 }
 
-Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Body& body) {
+Outcome WriteHandler::assign() {
   std::vector<TableView> views;
-  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableGrads, views); !outcome.status.is_ok()) {
+  if (Outcome outcome = request_.parse_tables(SectionKind::kTableGrads, views); !outcome.is_ok()) {
     return outcome;
   }
-  return write_rows(header, [&]() -> Result<std::uint64_t> {
+  return write_rows([&]() -> Result<std::uint64_t> {
     // All memory is promised before the first row is set: a frame is assigned whole or not at all.
     std::vector<Store::Reservation> reservations;
     std::vector<std::shared_ptr<void>> owners;
     std::vector<const float*> rows_of_view;
     for (const TableView& view : views) {
-      SR_RETURN_IF_ERROR(check_table(*core_.store, view.descriptor));
-      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      SR_RETURN_IF_ERROR(request_.check_table(*core_.store, view.descriptor));
+      SR_RETURN_IF_ERROR(check_owner(core_, view.descriptor.table_id, view.keys));
       rows_of_view.push_back(floats_of(view, owners));
       SR_RETURN_IF_ERROR(check_finite(view, rows_of_view.back()));
       auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
@@ -156,19 +171,19 @@ Connection::Outcome Connection::serve_assign(const FrameHeader& header, const Bo
   });
 }
 
-Connection::Outcome Connection::serve_delete(const FrameHeader& header, const Body& body) {
+Outcome WriteHandler::erase() {
   std::vector<TableView> views;
-  if (Outcome outcome = parse_tables(header, body.bytes, SectionKind::kTableKeys, views); !outcome.status.is_ok()) {
+  if (Outcome outcome = request_.parse_tables(SectionKind::kTableKeys, views); !outcome.is_ok()) {
     return outcome;
   }
-  return write_rows(header, [&]() -> Result<std::uint64_t> {
+  return write_rows([&]() -> Result<std::uint64_t> {
     for (const TableView& view : views) {
-      SR_RETURN_IF_ERROR(check_refusal(view.descriptor.table_id));
-      SR_RETURN_IF_ERROR(check_owner(view.descriptor.table_id, view.keys));
+      SR_RETURN_IF_ERROR(check_refusal(core_, view.descriptor.table_id));
+      SR_RETURN_IF_ERROR(check_owner(core_, view.descriptor.table_id, view.keys));
       if (!view.known.empty()) return Status(Code::kInvalidArgument, "DELETE: takes no known versions");
       const auto schema = core_.store->schema(view.descriptor.table_id);
       if (!schema) return no_table(view.descriptor.table_id);
-      SR_RETURN_IF_ERROR(grant_.allows_table(schema->name));
+      SR_RETURN_IF_ERROR(request_.grant.allows_table(schema->name));
     }
     std::uint64_t rows = 0;
     for (const TableView& view : views) {

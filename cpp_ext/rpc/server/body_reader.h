@@ -1,0 +1,42 @@
+// Reads the bodies of requests: small ones in the staging buffer, large ones into buffers that the budgets allow.
+//
+// A large body is charged step by step before its bytes are read, so an announced length costs the peer as much as it
+// costs the shard. A body that is refused is read past, and the connection goes on.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "rpc/server/frame_io.h"
+#include "rpc/server/peer_accounts.h"
+#include "rpc/server/request.h"
+
+namespace sparserow::rpc {
+
+class BodyReader {
+ public:
+  // `check` judges a large request by its header and its first table, before its body takes memory. It may fail the
+  // request by the table's id; nullptr: the first table is not known.
+  using Check = std::function<Status(const FrameHeader& header, const TableDescriptor* first)>;
+
+  BodyReader(ServerCore& core, Peer& peer, FrameIo& io, PeerAccounts& accounts)
+      : core_(core), peer_(peer), io_(io), accounts_(accounts) {}
+
+  // Reads the body of the frame whose header lies staged. kResourceExhausted, or the check's status: the body was read
+  // past. Any status with a closed FrameIo: the connection is lost.
+  Task<Status> read(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
+                    const Check& check);
+
+ private:
+  Task<Status> check_first_table(const FrameHeader& header, const Check& check);
+  Task<Status> read_charged(const FrameHeader& header, Body& body, std::size_t& left,
+                            std::chrono::steady_clock::time_point deadline);
+  Status lost();
+
+  ServerCore& core_;
+  Peer& peer_;
+  FrameIo& io_;
+  PeerAccounts& accounts_;
+};
+
+}  // namespace sparserow::rpc

@@ -1,0 +1,387 @@
+#include "rpc/server/pull_handler.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "rpc/server/reply_frames.h"
+#include "rpc/wire/crc32c.h"
+
+namespace sparserow::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint32_t kChecksumBytes = sizeof(SectionHeader) + sizeof(ChecksumPayload);
+constexpr std::uint64_t kUncharged = 64u << 10;  // a reply of so many bytes costs no more than its connection
+constexpr std::size_t kChunksATurn = 8;       // of a large reply that are written before other connections are served
+constexpr std::uint32_t kMostParked = 1024;   // pulls of one connection that wait for the clock
+constexpr std::uint64_t kParkedBytes = 1024;  // that a parked pull takes beside its body
+
+// Appends into memory that the caller has sized.
+class Packer {
+ public:
+  explicit Packer(std::byte* out) : begin_(out), at_(out) {}
+  template <class T>
+  void put(const T& value) {
+    std::memcpy(at_, &value, sizeof value);
+    at_ += sizeof value;
+  }
+  // Gives `count` bytes to be written by the caller.
+  std::byte* claim(std::size_t count) { return std::exchange(at_, at_ + count); }
+  void zero(std::size_t count) { std::memset(claim(count), 0, count); }
+  [[nodiscard]] std::size_t used() const noexcept { return static_cast<std::size_t>(at_ - begin_); }
+
+ private:
+  std::byte* begin_;
+  std::byte* at_;
+};
+
+void put_section(Packer& packer, const PullPart& part) {
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
+  section.flags = kSectionRequired;
+  section.payload_bytes = reply_section_bytes(part) - sizeof section;
+  packer.put(section);
+  packer.put(reply_descriptor(part));
+}
+
+}  // namespace
+
+PullHandler::PullHandler(ServerCore& core, const Strand& strand, const Peer& peer, FrameIo& io, PeerAccounts& accounts,
+                         std::uint64_t sampler_seed)
+    : core_(core), strand_(strand), peer_(peer), io_(io), accounts_(accounts), sampler_(sampler_seed) {}
+
+void PullHandler::open(std::weak_ptr<void> connection, std::function<void()> close, bool reads_checksum_last) {
+  connection_ = std::move(connection);
+  close_ = std::move(close);
+  reads_checksum_last_ = reads_checksum_last;
+}
+
+Task<Outcome> PullHandler::serve_pull(Request& request) {
+  const auto pull = std::make_shared<PullRequest>();
+  pull->header = request.header;
+  pull->arrival = request.arrival;
+  pull->deadline = request.deadline;
+  pull->store = core_.store;
+  if (Outcome outcome = plan(request, *pull); !outcome.is_ok()) co_return outcome;
+  if (request.header.step != kNoStep) {
+    Outcome outcome = park_until_readable(pull, request.body);
+    if (outcome.is_parked || !outcome.is_ok()) co_return outcome;
+  }
+  if (!co_await send_rows(*pull)) io_.mark_closed();
+  co_return Outcome::sent();
+}
+
+Task<Outcome> PullHandler::serve_lookup(Request& request) {
+  const ServedVersion served = core_.models.find(request.header.namespace_id, request.header.sequence);
+  if (served.store == nullptr) {
+    co_return Outcome::refused({Code::kNotFound, "model: there is none with handle " +
+                                                     std::to_string(request.header.namespace_id) + " in this process"});
+  }
+  PullRequest pull;
+  pull.header = request.header;
+  pull.header.step = kNoStep;  // a lookup has no clock
+  pull.store = served.store;
+  pull.deadline = request.deadline;
+  pull.reply_sequence = served.number;
+  if (Outcome outcome = plan(request, pull); !outcome.is_ok()) co_return outcome;
+  for (const PullPart& part : pull.parts) {
+    Status status = check_owner(core_, part.descriptor.table_id, part.keys);
+    if (!status.is_ok()) co_return Outcome::refused(std::move(status));
+  }
+  if (!co_await send_rows(pull)) io_.mark_closed();
+  co_return Outcome::sent();
+}
+
+Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
+  std::vector<TableView> views;
+  Outcome outcome = request.parse_tables(SectionKind::kTableKeys, views);
+  if (!outcome.is_ok()) return outcome;
+  for (const TableView& view : views) {
+    Status status = request.check_table(*pull.store, view.descriptor);
+    if (!status.is_ok()) return Outcome::refused(std::move(status));
+    pull.parts.push_back({view.descriptor, view.keys, view.known});
+    pull.reply_bytes += reply_section_bytes(pull.parts.back());
+  }
+  if (pull.reply_bytes > core_.options.max_frame_bytes) {
+    return Outcome::refused({Code::kInvalidArgument, "the reply would have " + std::to_string(pull.reply_bytes) +
+                                                         " bytes, a frame has at most " +
+                                                         std::to_string(core_.options.max_frame_bytes) +
+                                                         "; pull fewer rows at a time"});
+  }
+  return outcome;
+}
+
+// Asks the clock. A pull that must wait takes its keys along and gives its in-flight bytes back.
+Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pull, Body& body) {
+  struct Wait {
+    std::mutex mutex;
+    bool answered = false;
+    bool is_parked = false;
+    Status status;
+  };
+  const auto wait = std::make_shared<Wait>();
+  const FrameHeader& header = pull->header;
+  const Status room = charge_parked(*pull, body.bytes.size() + kParkedBytes + pull->parts.size() * sizeof(PullPart));
+  // Without room a pull that must wait is not kept.
+  const auto until = room.is_ok() ? pull->deadline : Clock::now();
+  core_.commits.when_readable(
+      header.job_id, header.worker_id, header.worker_epoch, header.step, until,
+      [this, wait, pull, weak = connection_](Status status) {
+        const std::lock_guard lock(wait->mutex);
+        wait->answered = true;
+        wait->status = std::move(status);
+        if (!wait->is_parked) return;
+        if (const auto connection = weak.lock()) resume_parked(connection, pull, wait->status);
+      },
+      this);
+  has_parked_ = true;
+  {
+    const std::lock_guard lock(wait->mutex);
+    if (wait->answered) {
+      pull->parked.reset();
+      const bool must_wait = wait->status.code() == Code::kDeadlineExceeded;
+      return Outcome::of(must_wait && !room.is_ok() ? room : wait->status);
+    }
+  }
+  keep_keys(*pull, body);
+  const std::lock_guard lock(wait->mutex);
+  if (wait->answered) return Outcome::of(wait->status);
+  wait->is_parked = true;
+  ++parked_;
+  if (core_.disk != nullptr) {  // its rows come to memory while it waits
+    asio::post(*core_.disk, [&core = core_, pull] {
+      for (const PullPart& part : pull->parts) {
+        // The pull itself will tell of an error.
+        static_cast<void>(core.store->fetch_to_memory(part.descriptor.table_id, part.keys, Store::FetchCause::kPull));
+      }
+    });
+  }
+  return Outcome::parked();
+}
+
+void PullHandler::keep_keys(PullRequest& pull, Body& body) {
+  if (body.buffer.data() != nullptr) {
+    pull.body = std::move(body.buffer);
+    body.release_charges();
+    return;
+  }
+  pull.body = core_.buffers.acquire(body.bytes.size());
+  std::memcpy(pull.body.data(), body.bytes.data(), body.bytes.size());
+  for (PullPart& part : pull.parts) {
+    const auto offset = reinterpret_cast<const std::byte*>(part.keys.data()) - body.bytes.data();
+    part.keys = {reinterpret_cast<const std::uint64_t*>(pull.body.data() + offset), part.keys.size()};
+    if (!part.known.empty()) part.known = {part.keys.data() + part.keys.size(), part.keys.size()};
+  }
+}
+
+Status PullHandler::charge_parked(PullRequest& pull, std::uint64_t bytes) {
+  if (parked_ >= kMostParked) {
+    return {Code::kResourceExhausted,
+            "this connection has " + std::to_string(kMostParked) + " pulls already that wait for the clock"};
+  }
+  return accounts_.charge_parked(pull.parked, bytes);
+}
+
+void PullHandler::forget_parked() {
+  if (has_parked_) core_.commits.forget(this);
+}
+
+// The work is posted: the commit that made the pull readable may be running on this very strand.
+void PullHandler::resume_parked(const std::shared_ptr<void>& connection, const std::shared_ptr<PullRequest>& pull,
+                                const Status& status) {
+  asio::post(strand_, [this, connection, pull, status] {
+    const auto finish = [this, connection, pull, status]() -> Task<void> { co_await finish_parked(pull, status); };
+    asio::co_spawn(strand_, finish, asio::detached);
+  });
+}
+
+Task<void> PullHandler::finish_parked(std::shared_ptr<PullRequest> pull, Status status) {
+  ++core_.counters.requests_active;
+  const CountedRequest counted(core_.counters.requests_dispatched);
+  --parked_;
+  pull->parked.reset();
+  bool is_alive = !io_.is_closed();
+  for (const PullPart& part : pull->parts) {
+    if (status.is_ok()) status = check_refusal(core_, part.descriptor.table_id);
+  }
+  if (is_alive) is_alive = status.is_ok() ? co_await send_rows(*pull) : co_await send_refusal(*pull, status);
+  note_request(core_, peer_, RequestTimes::Kind::kWaitedPull, pull->header, status, pull->arrival);
+  if (!is_alive) close_();
+  --core_.counters.requests_active;
+}
+
+Task<bool> PullHandler::send_refusal(const PullRequest& pull, const Status& status) {
+  ++core_.counters.frames_refused;
+  const auto refusal = error_frame(reply_to(pull.header, FrameType::kError), status);
+  co_return co_await io_.write_reply(refusal);
+}
+
+// The header of a reply with every row that was asked for.
+FrameHeader PullHandler::rows_header(const PullRequest& pull) {
+  FrameHeader header = reply_to(pull.header, FrameType::kRows);
+  header.section_count = static_cast<std::uint32_t>(pull.parts.size());
+  header.body_bytes = static_cast<std::uint32_t>(pull.reply_bytes);
+  header.sequence = pull.reply_sequence;
+  return header;
+}
+
+Task<Status> PullHandler::fetch_rows(const PullRequest& pull) {
+  const bool blocks =
+      core_.disk != nullptr && std::any_of(pull.parts.begin(), pull.parts.end(), [&pull](const PullPart& part) {
+        return pull.store->would_block(part.descriptor.table_id, part.keys);
+      });
+  if (!blocks) co_return Status::ok();
+  const auto fetch = [&pull]() -> Task<Status> {
+    for (const PullPart& part : pull.parts) {
+      Status status = pull.store->fetch_to_memory(part.descriptor.table_id, part.keys, Store::FetchCause::kPull);
+      if (!status.is_ok()) co_return status;
+    }
+    co_return Status::ok();
+  };
+  co_return co_await asio::co_spawn(core_.disk->get_executor(), fetch, asio::use_awaitable);
+}
+
+Task<bool> PullHandler::send_rows(PullRequest& pull) {
+  if (const Status fetched = co_await fetch_rows(pull); !fetched.is_ok()) {
+    co_return co_await send_refusal(pull, fetched);
+  }
+  if (pull.header.step != kNoStep) {
+    const std::uint64_t behind = core_.commits.steps_behind(pull.header.job_id, pull.header.step);
+    for (const PullPart& part : pull.parts) core_.staleness.add(part.descriptor.table_id, behind);
+  }
+  if (core_.options.observe) {
+    for (const PullPart& part : pull.parts) core_.hot_keys.look_at(sampler_, part.descriptor.table_id, part.keys);
+  }
+  count_writes(pull);
+  Status status;
+  if (is_conditional(pull)) status = co_await keep_changed(pull);
+  // A checksum in the header needs the whole frame before the first byte leaves.
+  const bool crc_first =
+      (pull.header.flags & kFrameHasCrc) != 0 && (!reads_checksum_last_ || pull.parts.size() == kMaxSections ||
+                                                  pull.reply_bytes + kChecksumBytes > core_.options.max_frame_bytes);
+  const bool whole = sizeof(FrameHeader) + pull.reply_bytes <= RowChunks::kChunkBytes || crc_first;
+  const std::uint64_t reply_memory =
+      whole ? sizeof(FrameHeader) + pull.reply_bytes : RowChunks::memory_bytes(pull.parts);
+  if (status.is_ok() && reply_memory > kUncharged) {
+    status = co_await accounts_.charge_reply(pull.charge, reply_memory, pull.deadline);
+  }
+  if (!status.is_ok()) co_return co_await send_refusal(pull, status);
+  if (whole) co_return co_await send_rows_whole(pull);
+  co_await io_.take_turn();
+  const bool alive = co_await send_rows_chunked(pull);
+  io_.end_turn();
+  co_return alive;
+}
+
+bool PullHandler::is_conditional(const PullRequest& pull) {
+  return std::any_of(pull.parts.begin(), pull.parts.end(),
+                     [](const PullPart& part) { return (part.descriptor.flags & kTableKnown) != 0; });
+}
+
+// Leaves in each conditional part the keys whose rows differ.
+Task<Status> PullHandler::keep_changed(PullRequest& pull) {
+  std::uint64_t most = 0;
+  for (const PullPart& part : pull.parts) most += part.known.size() * kChangedKeyBytes;
+  if (most > kUncharged) {
+    Status status = co_await accounts_.charge_reply(pull.changed_charge, most, pull.deadline);
+    if (!status.is_ok()) co_return status;
+  }
+  pull.changed.resize(pull.parts.size());
+  pull.reply_bytes = 0;
+  for (std::size_t p = 0; p < pull.parts.size(); ++p) {
+    PullPart& part = pull.parts[p];
+    if ((part.descriptor.flags & kTableKnown) != 0) {
+      auto changed = changed_keys(*pull.store, part);
+      if (!changed.is_ok()) co_return changed.status();
+      core_.counters.rows_pulled += part.keys.size() - changed.value().keys.size();
+      pull.changed[p] = std::move(changed).value();
+      part.keys = pull.changed[p].keys;
+      part.known = {};
+      part.positions = pull.changed[p].positions;
+      part.descriptor.n = static_cast<std::uint32_t>(part.keys.size());
+    }
+    pull.reply_bytes += reply_section_bytes(part);
+  }
+  co_return Status::ok();
+}
+
+void PullHandler::count_writes(PullRequest& pull) {
+  const FrameHeader& header = pull.header;
+  if ((header.flags & kFrameWrites) == 0) return;
+  std::vector<std::uint32_t> tables;
+  for (const PullPart& part : pull.parts) tables.push_back(part.descriptor.table_id);
+  pull.reply_sequence = core_.commits.writes_by_others(tables, header.job_id, {header.worker_id, header.worker_epoch});
+}
+
+Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
+  FrameHeader header = rows_header(pull);
+  Buffer out = core_.buffers.acquire(sizeof header + pull.reply_bytes);
+  Packer packer(out.data());
+  packer.put(header);
+  Status status;
+  for (const PullPart& part : pull.parts) {
+    put_section(packer, part);
+    const auto positions = std::as_bytes(part.positions);
+    if (!positions.empty()) std::memcpy(packer.claim(positions.size()), positions.data(), positions.size());
+    const std::size_t n = part.keys.size();
+    const std::size_t bytes = n * part.descriptor.dim * size_of(part.descriptor.dtype);
+    std::byte* rows = packer.claim(bytes);
+    packer.zero(padded8(bytes) - bytes);
+    PullExtras extras;
+    if ((part.descriptor.flags & kTableVersions) != 0) {
+      extras.versions = reinterpret_cast<std::uint64_t*>(packer.claim(n * 8));
+    }
+    if ((part.descriptor.flags & kTableFound) != 0) {
+      extras.found = reinterpret_cast<std::uint8_t*>(packer.claim(n));
+      packer.zero(padded8(n) - n);
+    }
+    status = pull.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);
+    if (!status.is_ok()) break;
+    core_.counters.rows_pulled += n;
+  }
+  if (!status.is_ok()) co_return co_await send_refusal(pull, status);
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec body{out.data() + sizeof header, pull.reply_bytes};
+    seal_crc(header, std::span(&body, 1));
+    std::memcpy(out.data(), &header, sizeof header);
+  }
+  co_return co_await io_.write_reply({out.data(), packer.used()});
+}
+
+// The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
+// in between cannot be told any more: the connection ends, and the retry learns it.
+Task<bool> PullHandler::send_rows_chunked(PullRequest& pull) {
+  FrameHeader header = rows_header(pull);
+  const bool has_checksum = (header.flags & kFrameHasCrc) != 0;
+  if (has_checksum) {
+    header.flags = static_cast<std::uint8_t>((header.flags & ~kFrameHasCrc) | kFrameCrcLast);
+    header.body_bytes += kChecksumBytes;
+    ++header.section_count;
+  }
+  RowChunks chunks(core_, *pull.store, header, pull.parts);
+  std::uint32_t crc = 0;
+  for (std::size_t written = 1;; ++written) {
+    const auto bytes = chunks.next();
+    if (!bytes.is_ok()) co_return false;
+    if (bytes.value().empty()) break;
+    if (has_checksum) crc = crc32c(crc, bytes.value().data(), bytes.value().size());
+    if (!co_await io_.write_part(bytes.value())) co_return false;
+    // A socket that takes everything must not keep the thread from other connections.
+    if (written % kChunksATurn == 0) co_await asio::post(strand_, asio::use_awaitable);
+  }
+  if (!has_checksum) co_return true;
+  std::array<std::byte, kChecksumBytes> last;
+  Packer packer(last.data());
+  SectionHeader section;
+  section.kind = static_cast<std::uint16_t>(SectionKind::kChecksum);
+  section.flags = kSectionRequired;
+  section.payload_bytes = sizeof(ChecksumPayload);
+  packer.put(section);
+  packer.put(ChecksumPayload{.crc32c = crc});
+  co_return co_await io_.write_part(last);
+}
+
+}  // namespace sparserow::rpc
