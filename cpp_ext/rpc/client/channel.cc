@@ -10,7 +10,6 @@
 namespace sparserow::rpc {
 namespace {
 
-constexpr std::size_t kReplyStagingBytes = 64u << 10;
 constexpr std::size_t kPiecesPerWrite = 128;
 constexpr std::chrono::milliseconds kFirstBackoff{10};
 constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
@@ -45,8 +44,7 @@ Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats&
       endpoint_(options.shards[index]),
       name_(name_of(index, endpoint_)),
       jitter_(std::random_device{}()),
-      replay_buffer_(options.replay_bytes),
-      staging_(kReplyStagingBytes) {}
+      replay_(options.replay_bytes, options.frame_crc) {}
 
 Channel::Clock::duration Channel::backoff() const noexcept {
   return std::min(kLastBackoff, kFirstBackoff * (1u << std::min(attempts_, 8u)));
@@ -99,12 +97,7 @@ void Channel::cancel(Request& request) {
   outstanding_.erase(request.header.request_id);
   if (receiving_ == &request) {
     receiving_ = nullptr;
-    collecting_ = false;
-    scattered_.reset();
-    for (Piece& piece : pieces_) {
-      piece.to = nullptr;
-      piece.packed = nullptr;
-    }
+    reader_.abandon();
   }
   const auto queued = std::find(queue_.begin(), queue_.end(), &request);
   if (queued == queue_.end()) return;
@@ -176,7 +169,8 @@ void Channel::break_off(const std::string& reason) {
   state_ = State::kDown;
   failed_ = false;
   last_error_ = reason;
-  reset_inbox();
+  receiving_ = nullptr;
+  reader_.reset();
   queue_.clear();
   for (auto& [id, request] : outstanding_) {
     if (request->sending || request->sent) ++stats_.retries;
@@ -249,7 +243,7 @@ bool Channel::wants_write() const noexcept {
   if (write_waits_for_read_) return false;
   if (state_ == State::kGreeting) return hello_sent_ < hello_.size();
   if (Clock::now() < paused_until_) return false;
-  return state_ == State::kReplaying ? replay_sent_ < replay_.size() : state_ == State::kReady && !queue_.empty();
+  return state_ == State::kReplaying ? !replay_.unsent().empty() : state_ == State::kReady && !queue_.empty();
 }
 
 pollfd Channel::interest() const noexcept {

@@ -1,7 +1,7 @@
 // One connection of the client to one shard: a state machine that never blocks.
 //
 //   down --dial--> connecting --writable--> greeting --HELLO_ACK--> ready
-//    ^                       another process than before | ^ all held commits are sent again
+//    ^                       another process than before | ^ all buffered commits are sent again
 //    |                                                   '-> replaying
 //    '-------------- broken: outstanding requests are queued again --------'
 //
@@ -24,21 +24,12 @@
 #include <vector>
 
 #include "rpc/client/client.h"
-#include "rpc/client/replay_buffer.h"
+#include "rpc/client/replay.h"
+#include "rpc/client/reply_reader.h"
 #include "rpc/transport/stream.h"
-#include "rpc/wire/crc32c.h"
 #include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
-
-// Where one table of a ROWS reply goes, and what it must look like.
-struct RowsSink {
-  TableDescriptor expected;
-  float* rows = nullptr;              // (n, dim)
-  std::uint64_t* versions = nullptr;  // (n) or null
-  std::uint8_t* found = nullptr;      // (n) or null
-  std::uint8_t* changed = nullptr;    // (n) or null; of a conditional pull
-};
 
 struct Request {
   // Written by the caller before submit().
@@ -66,19 +57,6 @@ struct Request {
   std::size_t offset = 0;
 };
 
-// The rows of a conditional reply on their way to their places among the rows asked for.
-struct ScatteredRows {
-  RowsSink sink;
-  TableDescriptor descriptor;            // of the reply
-  std::vector<std::uint32_t> positions;  // (n)
-  std::vector<std::byte> rows;           // (n, dim) of descriptor.dtype
-  std::vector<std::uint64_t> versions;   // (n)
-  std::vector<std::uint8_t> found;       // (n), empty unless asked
-
-  // DataLoss for positions that do not rise below the number of rows asked for; nothing is written then.
-  Status deliver() const;
-};
-
 class Channel {
  public:
   using Clock = std::chrono::steady_clock;
@@ -88,7 +66,7 @@ class Channel {
   // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
   void move(Endpoint endpoint);
   // Of commits; with no budget for it nothing is added.
-  [[nodiscard]] ReplayBuffer& replay_buffer() noexcept { return replay_buffer_; }
+  [[nodiscard]] ReplayBuffer& replay_buffer() noexcept { return replay_.buffer(); }
 
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
   // left, or the shard must be dialled.
@@ -106,17 +84,6 @@ class Channel {
 
  private:
   enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReplaying, kReady };
-  enum class Stage : std::uint8_t { kHeader, kSection, kDescriptor, kPieces, kChecksum };
-  // A run of reply bytes and where it goes; null drops it.
-  struct Piece {
-    std::byte* to = nullptr;
-    std::size_t left = 0;
-    // When all is there, widen `floats` elements of `dtype` from `packed`; null: nothing to widen.
-    const std::byte* packed = nullptr;
-    float* widened = nullptr;
-    std::size_t floats = 0;
-    Dtype dtype = Dtype::kFloat32;
-  };
 
   void dial(Clock::time_point now);
   void greet();
@@ -137,29 +104,18 @@ class Channel {
   // Takes a transfer of 0 bytes: what the socket must be waited for, or that it ended.
   void stopped(const Transfer& transfer);
 
-  void note_incarnation(std::uint32_t incarnation);
   void begin_replay();
-  void tell_lost();
   void next_replay();
-  void send_replay(FrameHeader header);
   void send_replay();
   Status on_replay_reply();
 
   void receive();
-  Status digest();
+  Status read_replies();
   Status on_header();
-  Status on_section();
-  Status on_descriptor();
-  [[nodiscard]] Status refusal_of(const Request& request) const;  // Ok when this shard can be asked
-  Status on_frame_end();
+  Status on_reply();
+  Status on_error(Request& request);
   Status on_hello_ack();
-  void on_reply_end();
-  bool take(void* into, std::size_t bytes);
-  void consumed(const void* bytes, std::size_t count);
-  void finish_piece(const Piece& piece);
-  void collect_body();
-  void drop_body();
-  void reset_inbox();
+  [[nodiscard]] Status refusal_of(const Request& request) const;  // ok when this shard can be asked
 
   const std::uint32_t index_;
   const ClientOptions& options_;
@@ -191,32 +147,9 @@ class Channel {
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
-  ReplayBuffer replay_buffer_;
-  std::uint32_t incarnation_ = 0;  // of the shard's process that answered last; 0: none has
-  bool must_replay_ = false;       // the process there lacks what is held
-  std::uint64_t replay_from_ = 0;  // sequence of the held commit that is being sent
-  std::vector<std::byte> replay_;  // its frame
-  std::size_t replay_sent_ = 0;
-  bool is_replay_decided_ = false;
-  bool is_telling_lost_ = false;  // it names what was let go
-
-  // The reply being received.
-  std::vector<std::byte> staging_;
-  std::size_t staged_begin_ = 0;
-  std::size_t staged_end_ = 0;
-  Stage stage_ = Stage::kHeader;
-  FrameHeader reply_header_;
-  std::uint64_t body_left_ = 0;
-  std::uint32_t sections_left_ = 0;
-  std::uint64_t section_bytes_ = 0;
-  Request* receiving_ = nullptr;  // null while a frame is dropped
-  std::size_t sink_ = 0;
-  std::deque<Piece> pieces_;
-  std::vector<std::byte> narrow_;             // 16-bit rows before they are widened
-  std::unique_ptr<ScatteredRows> scattered_;  // a conditional reply's rows, until they are all there
-  std::vector<std::byte> collected_;
-  bool collecting_ = false;
-  std::uint32_t crc_ = 0;
+  Replay replay_;
+  ReplyReader reader_;
+  Request* receiving_ = nullptr;  // null while a reply is dropped, or answers no request
 };
 
 }  // namespace sparserow::rpc

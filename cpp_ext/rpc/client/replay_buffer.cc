@@ -8,7 +8,7 @@ namespace sparserow::rpc {
 namespace {
 
 // A shard refuses what it has forgotten, so that more of them would be of no use.
-constexpr std::size_t kMostHeld = JobWindow::kSequences / 2;
+constexpr std::size_t kMostCommits = JobWindow::kSequences / 2;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void ReplayBuffer::add(BufferedCommit commit) {
   drop(commit.header.sequence);
   bytes_ += commit.body.size();
   commits_.emplace(commit.header.sequence, std::move(commit));
-  while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostHeld)) {
+  while (commits_.size() > 1 && (bytes_ > budget_bytes_ || commits_.size() > kMostCommits)) {
     const FrameHeader& oldest = commits_.begin()->second.header;
     if (oldest.step == kNoStep) {
       evicted_.header = oldest;
