@@ -26,13 +26,13 @@ def learn_merge(trace: LookupTrace, roots: Sequence[_BatchTensor]) -> MergePlan:
 def id_of_name(name: str) -> int:
     """32-bit table id of ``namespace/name``; never 0."""
 
-class Shards:
+class RowReader:
     """What holds a session's rows: the seam that ``Client.shards`` and in-process shards share."""
 
     @property
     def shard_count(self) -> int: ...
 
-class ClientShards(Shards):
+class ClientShards(RowReader):
     """The shards behind a :class:`Client`."""
 
 class Scan:
@@ -219,7 +219,7 @@ class Client:
     def stats(self) -> dict[str, int]:
         """Counters: frames_sent, bytes_sent, bytes_received, reconnects, retries."""
 
-class LocalShards(Shards):
+class LocalShards(RowReader):
     """Stores of this process."""
 
 class LocalCluster:
@@ -285,7 +285,7 @@ class NativeSession:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: RowReader,
         *,
         first_step: int,
         first_sequence: int,
@@ -411,10 +411,10 @@ class TableAccess:
     def erase(self, keys: NDArray[np.uint64]) -> int: ...
     def scan(self, shard: int, cursor: int, max_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.float32], int]: ...
 
-class LookupShards(Shards):
+class LookupShards(RowReader):
     """The shards of a served model, for a session that only reads."""
 
-class CachedLookups(Shards):
+class CachedLookups(RowReader):
     """Those shards with a cache of rows in this process (cpp_ext/session/cached_lookups.h).
 
     Args:

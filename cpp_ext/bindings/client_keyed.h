@@ -23,7 +23,7 @@ struct TableRef {
 
 // Scratch of one call; used again by the next.
 struct Workspace {
-  explicit Workspace(const rpc::Shards& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
+  explicit Workspace(const rpc::RowReader& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
   rpc::Partitioner partitioner;
   rpc::Partition partition;
   std::vector<float> rows;

@@ -81,7 +81,7 @@ TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name,
 }  // namespace
 
 void bind_local_shards(py::module_& module) {
-  py::class_<rpc::LocalShards, rpc::Shards, std::shared_ptr<rpc::LocalShards>>(module, "LocalShards");
+  py::class_<rpc::LocalShards, rpc::RowReader, std::shared_ptr<rpc::LocalShards>>(module, "LocalShards");
   py::class_<LocalCluster>(module, "LocalCluster")
       .def(py::init<std::uint32_t, std::uint32_t, std::uint64_t>(), py::kw_only(), py::arg("shards"),
            py::arg("slot_count"), py::arg("memory_budget_bytes"))

@@ -5,7 +5,7 @@
 
 namespace sparserow::bindings {
 
-// After the class Shards is bound.
+// After the class RowReader is bound.
 void bind_local_shards(pybind11::module_& module);
 
 }  // namespace sparserow::bindings

@@ -172,8 +172,8 @@ std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std
 }  // namespace
 
 void bind_lookup(py::module_& module) {
-  py::class_<rpc::LookupShards, rpc::Shards, std::shared_ptr<rpc::LookupShards>>(module, "LookupShards");
-  py::class_<CachedLookups, rpc::Shards, std::shared_ptr<CachedLookups>>(module, "CachedLookups")
+  py::class_<rpc::LookupShards, rpc::RowReader, std::shared_ptr<rpc::LookupShards>>(module, "LookupShards");
+  py::class_<CachedLookups, rpc::RowReader, std::shared_ptr<CachedLookups>>(module, "CachedLookups")
       .def(py::init([](std::shared_ptr<rpc::LookupShards> shards,
                        const std::vector<std::pair<std::uint32_t, std::uint32_t>>& tables, std::uint64_t capacity_bytes,
                        std::int64_t ttl_ms) {

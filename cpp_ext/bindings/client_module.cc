@@ -8,7 +8,7 @@
 
 namespace sparserow::bindings {
 
-void bind_shards(pybind11::module_& module);  // client_shards.cc: Shards, Client
+void bind_shards(pybind11::module_& module);  // client_shards.cc: RowReader, Client
 void bind_lookup(pybind11::module_& module);  // client_lookup.cc: LookupClient
 
 }  // namespace sparserow::bindings

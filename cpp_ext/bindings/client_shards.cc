@@ -288,9 +288,9 @@ void set_trace(const py::bytes& trace_id, const py::bytes& span_id) {
 
 void bind_shards(py::module_& module) {
   module.def("set_trace", &set_trace, py::arg("trace_id") = py::bytes(), py::arg("span_id") = py::bytes());
-  py::class_<rpc::Shards, std::shared_ptr<rpc::Shards>>(module, "Shards")
-      .def_property_readonly("shard_count", &rpc::Shards::shard_count);
-  py::class_<rpc::Client, rpc::Shards, std::shared_ptr<rpc::Client>>(module, "ClientShards");
+  py::class_<rpc::RowReader, std::shared_ptr<rpc::RowReader>>(module, "RowReader")
+      .def_property_readonly("shard_count", &rpc::RowReader::shard_count);
+  py::class_<rpc::Client, rpc::RowReader, std::shared_ptr<rpc::Client>>(module, "ClientShards");
   py::class_<Scan>(module, "Scan").def("__iter__", [](py::object self) { return self; }).def("__next__", &Scan::next);
   constexpr std::int64_t kDeadline = 30'000;
   py::class_<KeyedClient, std::shared_ptr<KeyedClient>>(module, "Client")

@@ -5,7 +5,7 @@
 
 namespace sparserow {
 
-Result<std::shared_ptr<CachedLookups>> CachedLookups::create(std::shared_ptr<rpc::Shards> shards,
+Result<std::shared_ptr<CachedLookups>> CachedLookups::create(std::shared_ptr<rpc::RowReader> shards,
                                                              std::span<const CachedTable> tables,
                                                              const CachedLookupsOptions& options) {
   if (options.ttl.count() < 1) {

@@ -4,7 +4,7 @@
 // served one; two lookups of a key may differ by as much in either order. Absent rows are kept as well. Tables share
 // the bytes so that each has room for as many rows; which row of a full set makes room is RowCache's rule.
 //
-// Reads only, as the shards behind it. Thread-safe; its mutex is a leaf and is not held while they are asked.
+// Thread-safe; its mutex is a leaf, and no thread has it while the shards are asked.
 #pragma once
 
 #include <atomic>
@@ -35,11 +35,11 @@ struct CachedTable {
   std::uint32_t dim = 0;
 };
 
-class CachedLookups final : public rpc::Shards {
+class CachedLookups final : public rpc::RowReader {
  public:
-  // shards: that are read only. InvalidArgument names the least that capacity_bytes must be, or the ttl. Tables that
+  // InvalidArgument names the least that capacity_bytes must be, or the ttl. Tables that
   // are not named are not cached.
-  static Result<std::shared_ptr<CachedLookups>> create(std::shared_ptr<rpc::Shards> shards,
+  static Result<std::shared_ptr<CachedLookups>> create(std::shared_ptr<rpc::RowReader> shards,
                                                        std::span<const CachedTable> tables,
                                                        const CachedLookupsOptions& options);
 
@@ -54,28 +54,9 @@ class CachedLookups final : public rpc::Shards {
   // As the shards behind it.
   [[nodiscard]] std::uint32_t shard_count() const noexcept override { return shards_->shard_count(); }
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override { return shards_->slot_owner(); }
-  Status prepare(std::span<const rpc::TablePush> tables, const rpc::CommitOptions& options) override {
-    return shards_->prepare(tables, options);
-  }
-  Status commit_prepared(const rpc::CommitOptions& options) override { return shards_->commit_prepared(options); }
-  Status abort(const rpc::CommitOptions& options) override { return shards_->abort(options); }
-  Status commit(std::span<const rpc::TablePush> tables, const rpc::CommitOptions& options) override {
-    return shards_->commit(tables, options);
-  }
-  Status assign(std::span<const rpc::TablePush> tables, const rpc::CallOptions& options) override {
-    return shards_->assign(tables, options);
-  }
-  Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
-                              std::span<const std::uint32_t> shard_begin, const rpc::CallOptions& options) override {
-    return shards_->erase(table_id, keys, shard_begin, options);
-  }
-  Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
-                        bool with_state, const rpc::CallOptions& options) override {
-    return shards_->scan(shard, table_id, cursor, max_rows, with_state, options);
-  }
 
  private:
-  CachedLookups(std::shared_ptr<rpc::Shards> shards, const CachedLookupsOptions& options)
+  CachedLookups(std::shared_ptr<rpc::RowReader> shards, const CachedLookupsOptions& options)
       : shards_(std::move(shards)), options_(options) {}
 
   // What of one request is not here: some of its keys, with their places in it.
@@ -91,7 +72,7 @@ class CachedLookups final : public rpc::Shards {
   void probe(const rpc::TablePull& table, std::int64_t oldest, Rest& rest);
   void take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at);
 
-  const std::shared_ptr<rpc::Shards> shards_;
+  const std::shared_ptr<rpc::RowReader> shards_;
   const CachedLookupsOptions options_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::pair<std::uint32_t, RowCache>> tables_;  // by id, with their dim; the caches are guarded

@@ -23,7 +23,8 @@ std::chrono::milliseconds left_until(WriteTurns::Clock::time_point deadline) {
 
 }  // namespace
 
-Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options) {
+Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<rpc::RowReader> shards,
+                                                 const SessionOptions& options) {
   SR_RETURN_IF_ERROR(rpc::check_slot_owner(shards->slot_owner(), shards->shard_count()));
   return std::shared_ptr<Session>(new Session(std::make_shared<SessionState>(std::move(shards), options)));
 }
@@ -160,13 +161,13 @@ Status Session::prepare() {
   }
   prepared_ = std::move(numbered).value();
   state_->phase.store(Phase::kPrepared);  // before the work: a failed prepare has to be aborted on the shards
-  return state_->shards().prepare(pushes_, prepared_.options);
+  return state_->writer().prepare(pushes_, prepared_.options);
 }
 
 Status Session::commit_prepared() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "commit_prepared"));
-  const Status status = state_->shards().commit_prepared(prepared_.options);
+  const Status status = state_->writer().commit_prepared(prepared_.options);
   end_turn();
   return end_commit(status);
 }
@@ -181,7 +182,7 @@ Status Session::begin_commit() {
 Status Session::finish_commit() {
   const std::lock_guard lock(finishing_);
   if (!state_->is_committing()) return Status::ok();
-  Status status = state_->shards().commit_prepared(prepared_.options);
+  Status status = state_->writer().commit_prepared(prepared_.options);
   if (!status.is_ok()) state_->mark_broken(status);
   end_turn();
   state_->end_commit();
@@ -202,7 +203,7 @@ Status Session::commit() {
   if (!numbered.is_ok()) return numbered.status();
   bool may_be_applied = false;
   numbered.value().options.may_be_applied = &may_be_applied;
-  const Status status = state_->shards().commit(pushes_, numbered.value().options);
+  const Status status = state_->writer().commit(pushes_, numbered.value().options);
   if (!status.is_ok() && may_be_applied) state_->mark_broken(status);
   return end_commit(status);
 }
@@ -231,7 +232,7 @@ Status Session::end_commit(const Status& status) {
 Status Session::abort() {
   Status status = Status::ok();
   if (state_->phase.load() == Phase::kPrepared) {
-    status = state_->shards().abort(prepared_.options);
+    status = state_->writer().abort(prepared_.options);
     end_turn();
   }
   ++state_->counters.steps_aborted;
@@ -274,7 +275,7 @@ PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::C
   rpc::CommitOptions& options = numbered.value().options;
   options.deadline = left_until(deadline);
   options.may_be_applied = &outcome.may_be_applied;
-  outcome.status = state_->shards().commit({&push, 1}, options);
+  outcome.status = state_->writer().commit({&push, 1}, options);
   return outcome;
 }
 
@@ -288,17 +289,17 @@ PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::
   }
   rpc::CommitOptions& options = numbered.value().options;
   options.deadline = left_until(deadline);
-  Status status = state_->shards().prepare({&push, 1}, options);
+  Status status = state_->writer().prepare({&push, 1}, options);
   options.deadline = left_until(deadline);
   const bool is_decided = status.is_ok();
   if (is_decided) {
-    status = state_->shards().commit_prepared(options);
+    status = state_->writer().commit_prepared(options);
     if (is_in_doubt(status.code())) {
       in_doubt_ = std::move(numbered).value();
       has_in_doubt_.store(true);
     }
   } else {
-    static_cast<void>(state_->shards().abort(options));
+    static_cast<void>(state_->writer().abort(options));
   }
   turns_.give_back();
   return {std::move(status), is_decided};
@@ -317,7 +318,7 @@ Status Session::finish_in_doubt(WriteTurns::Clock::time_point deadline) {
   if (!in_doubt_) return Status::ok();
   rpc::CommitOptions options = in_doubt_->options;
   options.deadline = left_until(deadline);
-  const Status status = state_->shards().commit_prepared(options);
+  const Status status = state_->writer().commit_prepared(options);
   if (is_in_doubt(status.code())) {
     return {status.code(), "session: an earlier push by key is in doubt still, and nothing of this write was sent; " +
                                status.message()};
@@ -346,7 +347,7 @@ Status Session::skip_to(std::int64_t step) {
                                         " is not allowed; allowed: >= " + std::to_string(state_->step.load())};
   }
   state_->step.store(step);
-  state_->shards().forget_held();
+  state_->writer().forget_buffered();
   return Status::ok();
 }
 

@@ -64,7 +64,7 @@ struct AheadLookup {
 class Session {
  public:
   // InvalidArgument when the shards' slot map is not valid.
-  static Result<std::shared_ptr<Session>> create(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options);
+  static Result<std::shared_ptr<Session>> create(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options);
   ~Session();  // close()
 
   // Makes a table known to the ops. FailedPrecondition when its name is taken in this process.

@@ -23,12 +23,45 @@ std::uint64_t fork_generation() {
   return fork_counter().load(std::memory_order_relaxed);
 }
 
+// The writer of a session whose rows are read only.
+class NoWriter final : public rpc::RowWriter {
+ public:
+  Status prepare(std::span<const rpc::TablePush> /*tables*/, const rpc::CommitOptions& /*options*/) override {
+    return refusal();
+  }
+  Status commit_prepared(const rpc::CommitOptions& /*options*/) override { return refusal(); }
+  Status abort(const rpc::CommitOptions& /*options*/) override { return Status::ok(); }
+  Status commit(std::span<const rpc::TablePush> /*tables*/, const rpc::CommitOptions& /*options*/) override {
+    return refusal();
+  }
+  Status assign(std::span<const rpc::TablePush> /*tables*/, const rpc::CallOptions& /*options*/) override {
+    return refusal();
+  }
+  Result<std::uint64_t> erase(std::uint32_t /*table_id*/, std::span<const std::uint64_t> /*keys*/,
+                              std::span<const std::uint32_t> /*shard_begin*/,
+                              const rpc::CallOptions& /*options*/) override {
+    return refusal();
+  }
+
+ private:
+  static Status refusal() {
+    return {Code::kFailedPrecondition, "a served model is read, not trained: put it into eval mode"};
+  }
+};
+
+rpc::RowWriter* writer_of(rpc::RowReader& shards) {
+  static NoWriter none;
+  rpc::RowWriter* const writer = shards.writer();
+  return writer != nullptr ? writer : &none;
+}
+
 }  // namespace
 
-SessionState::SessionState(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options)
+SessionState::SessionState(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options)
     : step(options.first_step),
       numbers(options.first_sequence),
       shards_(std::move(shards)),
+      writer_(writer_of(*shards_)),
       options_(options),
       cache_(options.cache.bytes == 0 ? nullptr : std::make_unique<SessionCache>(options.cache)),
       fork_generation_(fork_generation()),

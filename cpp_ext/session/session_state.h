@@ -97,7 +97,7 @@ enum class Phase : std::uint8_t { kOpen, kSealed, kPrepared };
 // Thread-safe. Atomics are written by the thread that owns the session's steps, or are plain counters.
 class SessionState {
  public:
-  SessionState(std::shared_ptr<rpc::Shards> shards, const SessionOptions& options);
+  SessionState(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options);
 
   // FailedPrecondition after close(), after fork, or when a commit's outcome is unknown.
   Status check_usable() const;
@@ -105,7 +105,9 @@ class SessionState {
   void close() noexcept { closed_.store(true); }
   [[nodiscard]] bool closed() const noexcept { return closed_.load(); }
 
-  [[nodiscard]] rpc::Shards& shards() const noexcept { return *shards_; }
+  [[nodiscard]] rpc::RowReader& shards() const noexcept { return *shards_; }
+  // Where the session writes. A session that only reads gets kFailedPrecondition from every write.
+  [[nodiscard]] rpc::RowWriter& writer() const noexcept { return *writer_; }
   [[nodiscard]] const SessionOptions& options() const noexcept { return options_; }
   [[nodiscard]] rpc::CallOptions pull_options(bool train) const noexcept;
 
@@ -171,7 +173,8 @@ class SessionState {
  private:
   Status pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
 
-  std::shared_ptr<rpc::Shards> shards_;
+  std::shared_ptr<rpc::RowReader> shards_;
+  rpc::RowWriter* const writer_;
   SessionOptions options_;
   std::unique_ptr<SessionCache> cache_;  // null: none
   std::uint64_t fork_generation_;

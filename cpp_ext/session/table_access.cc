@@ -70,7 +70,7 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
   if (!number.is_ok()) return number.status();
   rpc::CallOptions options = state().pull_options(/*train=*/false);
   options.sequence = number.value().value();
-  const Status status = state().shards().assign({&push, 1}, options);
+  const Status status = state().writer().assign({&push, 1}, options);
   state().forget_cached(table_.id, partition.keys);
   return status;
 }
@@ -84,7 +84,7 @@ Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
   if (!number.is_ok()) return number.status();
   rpc::CallOptions options = state().pull_options(/*train=*/false);
   options.sequence = number.value().value();
-  auto erased = state().shards().erase(table_.id, partition.keys, partition.shard_begin, options);
+  auto erased = state().writer().erase(table_.id, partition.keys, partition.shard_begin, options);
   state().forget_cached(table_.id, partition.keys);
   return erased;
 }

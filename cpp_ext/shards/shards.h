@@ -1,7 +1,7 @@
-// The seam between a worker's session and the shards that hold its rows.
+// The seam between a worker's session and the shards that have its rows.
 //
-// Two implementations: rpc::Client (the data plane, rpc/client/client.h) and rpc::LocalShards (an in-process
-// store: the C++ tests, and `bench train`'s in-process reference). Both obey the same contract tests.
+// rpc::Client (the data plane, rpc/client/client.h) and rpc::LocalShards (stores of this process) read and write; both
+// obey the same contract tests. rpc::LookupShards and CachedLookups read the rows of a served model.
 //
 // Keys in every request are unique per table and grouped by shard: shard s owns
 // keys[shard_begin[s] .. shard_begin[s+1]). Partitioner (util/partition.h) makes such groups.
@@ -28,11 +28,11 @@ struct TablePull {
   std::uint64_t* versions = nullptr;           // (n) or null
   std::uint8_t* found = nullptr;               // (n) or null
 
-  // Conditional: rows holds the rows of these versions already (kNoVersion where it does not), and only rows
-  // whose version differs now are written, with their versions and found; what is equal stays as it is. May
-  // be the same memory as versions, which must not be null then. Servers that cannot: FailedPrecondition.
+  // A conditional pull: `rows` has the rows of these versions already (kNoVersion where it does not). Only rows whose
+  // version differs now are written, with their versions and found. `known` may be the same memory as `versions`,
+  // which must not be null then. kFailedPrecondition from servers that cannot compare versions.
   const std::uint64_t* known = nullptr;  // (n) or null
-  std::uint8_t* changed = nullptr;       // (n) or null; of a conditional pull: 1 where it wrote, else 0
+  std::uint8_t* changed = nullptr;       // (n) or null; a conditional pull sets 1 where it wrote, else 0
 };
 
 struct TablePush {
@@ -49,13 +49,13 @@ struct CallOptions {
   std::chrono::milliseconds deadline{30'000};
   std::int64_t step = kNoStep;  // the job's clock; kNoStep for eval, admin and key-level calls
 
-  // Of assign and erase. A worker's own, taken from the same numbers as its commits': done once however often it is
-  // sent, and refused when its epoch is over. 0, for who is no worker: nobody's; a copy that comes late counts.
+  // `sequence` numbers assign() and erase() within this worker, in the same series as its commits. The shard applies
+  // each number once and refuses it after the worker's epoch has ended. 0 means: not a worker; then nothing protects
+  // against a late duplicate.
   std::uint64_t sequence = 0;
 
-  // Of a pull: (shards) or null. Equal numbers of two pulls that name the same tables: from before the first one read
-  // its rows until the second did, nobody wrote to them but this worker by its steps. Servers that cannot:
-  // FailedPrecondition.
+  // (shards) or null; a pull sets one number per shard. Two pulls of the same tables that give equal numbers show that
+  // only this worker's steps wrote to the tables between them. kFailedPrecondition from servers without such numbers.
   std::uint64_t* writes_of_others = nullptr;
 };
 
@@ -65,26 +65,46 @@ struct CommitOptions {
   std::int64_t step = kNoStep;
   bool grad_sum = false;  // true: no 1/N scaling
 
-  // Of a commit in one phase, or null. Set when it fails: whether a shard may have applied it all the same. False means
-  // that no copy of it was ever taken.
+  // Null, or set when a commit of one phase fails: whether a shard may have applied it all the same. False means that
+  // no shard ever took a copy of it.
   bool* may_be_applied = nullptr;
 };
 
-class Shards {
+class RowWriter;
+
+// Rows that can be read.
+class RowReader {
  public:
-  virtual ~Shards() = default;
+  virtual ~RowReader() = default;
   [[nodiscard]] virtual std::uint32_t shard_count() const noexcept = 0;
   // Owner of a slot: (slot_count) shard indexes. Valid as long as this object.
   [[nodiscard]] virtual std::span<const std::uint16_t> slot_owner() const noexcept = 0;
+  // The same rows, to be written; null: they are read only. Valid as long as this object.
+  [[nodiscard]] virtual RowWriter* writer() noexcept { return nullptr; }
 
   // One frame per shard for all tables. On failure the content of rows is unspecified.
   virtual Status pull(std::span<const TablePull> tables, const CallOptions& options) = 0;
-  // Tells the shards which keys will be pulled; of each pull the table, keys and shard_begin alone count. Answers with
-  // how many of them are being brought to memory, which is what a hint may come to nothing in: an error is 0.
+  // Tells the shards which keys will be pulled; only the table, keys and shard_begin of each pull count. Returns how
+  // many of the keys are being fetched to memory. A hint may come to nothing: an error is 0.
   virtual std::uint64_t hint(std::span<const TablePull> /*tables*/, std::chrono::milliseconds /*deadline*/) {
     return 0;
   }
-  // Two phases. prepare: every shard holds the gradients and has reserved memory, nothing is applied.
+  // One page of one shard's rows; see Store::scan. kFailedPrecondition where rows are only looked up.
+  virtual Result<ScanPage> scan(std::uint32_t /*shard*/, std::uint32_t /*table_id*/, std::uint64_t /*cursor*/,
+                                std::uint32_t /*max_rows*/, bool /*with_state*/, const CallOptions& /*options*/) {
+    return Status(Code::kFailedPrecondition, "rows of a served model are looked up by key; they cannot be scanned");
+  }
+
+  // While a shard is being restored calls wait longer than their deadlines: until this time.
+  [[nodiscard]] virtual std::chrono::steady_clock::time_point grace() const { return {}; }
+};
+
+// Rows that can be changed.
+class RowWriter {
+ public:
+  virtual ~RowWriter() = default;
+
+  // Two phases. prepare: every shard keeps the gradients and has reserved memory, nothing is applied.
   // commit: applies them, exactly once however often it is retried. abort: forgets them.
   virtual Status prepare(std::span<const TablePush> tables, const CommitOptions& options) = 0;
   virtual Status commit_prepared(const CommitOptions& options) = 0;
@@ -93,18 +113,17 @@ class Shards {
   virtual Status commit(std::span<const TablePush> tables, const CommitOptions& options) = 0;
   // TablePush.grads holds rows; lr is ignored.
   virtual Status assign(std::span<const TablePush> tables, const CallOptions& options) = 0;
-  // keys grouped by shard as in TablePush; returns how many rows existed.
+  // keys are grouped by shard as in TablePush. Returns how many rows existed.
   virtual Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                       std::span<const std::uint32_t> shard_begin, const CallOptions& options) = 0;
-  // One page of one shard's rows; see Store::scan.
-  virtual Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
-                                std::uint32_t max_rows, bool with_state, const CallOptions& options) = 0;
+  // The commits so far are over: none is sent again.
+  virtual void forget_buffered() {}
+};
 
-  // While a shard is being restored calls wait longer than their deadlines: until this time.
-  virtual void extend(std::chrono::milliseconds /*grace*/) {}
-  [[nodiscard]] virtual std::chrono::steady_clock::time_point grace() const { return {}; }
-  // Commits so far are over: none is sent again.
-  virtual void forget_held() {}
+// Shards that a job trains on.
+class Shards : public RowReader, public RowWriter {
+ public:
+  [[nodiscard]] RowWriter* writer() noexcept override { return this; }
 };
 
 }  // namespace sparserow::rpc

@@ -279,7 +279,7 @@ TEST_CASE("who waits for a shard that is being restored goes on waiting beyond i
 TEST_CASE("commits that are over are forgotten") {
   Fixture f(1 << 20);
   f.commit(1, 3);
-  f.client->forget_held();
+  f.client->forget_buffered();
   f.come_back(1);
   f.let_in();
   CHECK(f.row() == 1.0f);

@@ -253,7 +253,7 @@ std::chrono::steady_clock::time_point Client::grace() const { return impl_->grac
 Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }
 Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move(shard, std::move(endpoint)); }
 void Client::end(std::string reason) { impl_->end(std::move(reason)); }
-void Client::forget_held() {
+void Client::forget_buffered() {
   impl_->change_replay_buffers([](ReplayBuffer& buffer) { buffer.clear(); });
 }
 

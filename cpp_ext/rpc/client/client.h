@@ -99,7 +99,7 @@ class Client final : public Shards {
   [[nodiscard]] ClientStats stats() const;
 
   // A shard is being restored: whoever waits goes on waiting for so long from now, whatever its deadline.
-  void extend(std::chrono::milliseconds grace) override;
+  void extend(std::chrono::milliseconds grace);
   [[nodiscard]] std::chrono::steady_clock::time_point grace() const override;
   // Asks every shard for a sign of life, so that one that came back gets what is held for it.
   Status touch(std::chrono::milliseconds deadline);
@@ -108,7 +108,7 @@ class Client final : public Shards {
   Status move(std::uint32_t shard, Endpoint endpoint);
   // No call can succeed any more: those that wait, and all later ones, end as Unavailable with this reason.
   void end(std::string reason);
-  void forget_held() override;
+  void forget_buffered() override;
 
  private:
   class Impl;
