@@ -26,7 +26,7 @@ std::uint64_t sum_of(const std::array<std::uint64_t, kStripes>& rows) noexcept {
 // Bytes over budget when `rows` more rows come; 0 when they fit.
 std::uint64_t Store::Tiering::excess(const Table& table, const Counts& rows) const {
   const std::uint64_t more = store_.bytes_for(table, rows);
-  const std::uint64_t need = more + store_.pools.used_bytes() + store_.promised_bytes.load(std::memory_order_relaxed);
+  const std::uint64_t need = more + store_.budget.taken();
   const std::uint64_t budget = store_.options.memory_budget_bytes;
   return std::max(need <= budget ? 0 : need - budget, excess_of_share(table, more));
 }
@@ -47,8 +47,7 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   if (excess(table, rows) == 0) return Status::ok();
   const std::uint64_t least = sum_of(rows) * table.layout.data_bytes;
   if (least > store_.options.memory_budget_bytes) {  // nobody need leave for what never fits
-    return over_budget(table.schema.name, store_.options.memory_budget_bytes,
-                       store_.pools.used_bytes() + store_.promised_bytes.load(), least);
+    return store_.budget.exceeded_by(table.schema.name, least);
   }
   ++wanting_;
   const std::lock_guard lock(evicting_);
@@ -60,8 +59,7 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
     if (progress == 0) break;
   }
   if (excess(table, rows) == 0) return Status::ok();
-  return over_budget(table.schema.name, store_.options.memory_budget_bytes,
-                     store_.pools.used_bytes() + store_.promised_bytes.load(), store_.bytes_for(table, rows));
+  return store_.budget.exceeded_by(table.schema.name, store_.bytes_for(table, rows));
 }
 
 Status Store::Tiering::evict_for(Table& table, const Counts& rows, std::uint64_t& progress) {
@@ -143,7 +141,7 @@ bool Store::Tiering::is_making_room() const {
 Status Store::Tiering::background_evict(std::uint32_t table_id) {
   for (std::uint32_t stripe = 0; stripe < kStripes && wanting_ == 0;) {
     const std::lock_guard lock(evicting_);
-    const std::shared_ptr<Table> table = store_.table(table_id);
+    const std::shared_ptr<Table> table = store_.tables.find(table_id);
     if (table == nullptr) return Status::ok();
     Counts room{};  // that each stripe is to have
     for (std::uint32_t each = 0; each < kStripes; ++each) {
@@ -248,12 +246,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
 
 Status Store::Tiering::write_back() {
   const std::lock_guard lock(evicting_);
-  std::vector<std::shared_ptr<Table>> tables;
-  {
-    const std::shared_lock tables_lock(store_.tables_mutex);
-    for (const auto& [id, table] : store_.tables) tables.push_back(table);
-  }
-  for (const auto& table : tables) {
+  for (const auto& table : store_.tables.all()) {
     for (std::uint32_t stripe = 0; stripe < store_.slots.stripe_count(); ++stripe) {
       std::uint64_t suffix = 0;
       do {
@@ -384,13 +377,10 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
 
 Status Store::Tiering::drop(std::uint32_t table_id) {
   const std::lock_guard lock(evicting_);
-  const std::shared_ptr<Table> dropped = store_.table(table_id);
+  const std::shared_ptr<Table> dropped = store_.tables.find(table_id);
   if (dropped == nullptr) return unknown_table(table_id);
   SR_RETURN_IF_ERROR(ssd_->erase_table(table_id, store_.options.slot_count));
-  {
-    const std::unique_lock tables_lock(store_.tables_mutex);
-    store_.tables.erase(table_id);
-  }
+  static_cast<void>(store_.tables.remove(table_id));
   dropped->is_dropped = true;
   store_.dropped_table();
   return Status::ok();

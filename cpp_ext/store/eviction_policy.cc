@@ -19,14 +19,9 @@ std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_
 // The coldest of some stripes of some tables where rows may leave; of tables that have a part of memory of their own,
 // only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
 Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
-  std::vector<std::shared_ptr<Table>> tables;
-  {
-    const std::shared_lock lock(store_.tables_mutex);
-    for (const auto& [id, table] : store_.tables) {
-      if (!own_only || table.get() == &wanting) tables.push_back(table);
-    }
-  }
+  std::vector<std::shared_ptr<Table>> tables = store_.tables.all();
   std::erase_if(tables, [&](const std::shared_ptr<Table>& table) {
+    if (own_only) return table.get() != &wanting;
     return table->schema.policy.ram_share > 0 && table.get() != &wanting && excess_of_share(*table, 0) == 0;
   });
   Place best;

@@ -26,26 +26,23 @@ Store::Snapshot::Snapshot(Impl& store, SnapshotOptions options)
     options_.side_budget_bytes = std::max(kLeastSideBytes, store_.pools.used_bytes() / 10);
   }
   image_budget_ = options_.side_budget_bytes - options_.side_budget_bytes / 4;
-  {
-    const std::shared_lock lock(store_.tables_mutex);
-    for (const auto& [id, table] : store_.tables) {
-      auto& dump = dumps_[id] = std::make_unique<Dump>();
-      dump->table = table;
-      dump->steps = table->steps();
-      dump->images = std::make_unique<SavedImagePool>(table->layout.data_bytes);
-      for (Side& side : dump->sides) side.pool = dump->images.get();
-      by_table_[table.get()] = dump.get();
-    }
+  for (const auto& table : store_.tables.all()) {
+    auto& dump = dumps_[table->schema.id] = std::make_unique<Dump>();
+    dump->table = table;
+    dump->steps = table->steps();
+    dump->images = std::make_unique<SavedImagePool>(table->layout.data_bytes);
+    for (Side& side : dump->sides) side.pool = dump->images.get();
+    by_table_[table.get()] = dump.get();
   }
-  lineage_ = store_.lineage;
+  lineage_ = store_.versions.lineage();
   const std::uint32_t stripes = store_.slots.stripe_count();
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
     Impl::Stripe& shared = store_.stripes[stripe];
     const std::unique_lock lock(shared.mutex);
     for (std::uint32_t slot = stripe, at = 0; slot < slot_versions_.size(); slot += stripes, ++at) {
-      slot_versions_[slot] = store_.version_of_sequence(shared.sequences[at]);
+      slot_versions_[slot] = store_.versions.of_sequence(shared.sequences[at]);
       if (options_.since.empty()) continue;
-      if (store_.version_of_sequence(shared.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
+      if (store_.versions.of_sequence(shared.erasures[at]) > options_.since[slot]) options_.since[slot] = 0;
     }
     for (const auto& [id, dump] : dumps_) {
       if (dump->table->schema.policy.has_filter()) dump->filters[stripe] = dump->table->admission->copy(stripe);
@@ -352,7 +349,7 @@ Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
   if (table.is_tiered) {
     for (std::size_t i = 0; i < out.rows.size(); ++i) out.by_path.emplace(out.rows[i].suffix, i);
     if (may_be_on_ssd) {
-      if (store_.table(table.schema.id) != dump.table) {
+      if (store_.tables.find(table.schema.id) != dump.table) {
         return {Code::kNotFound, "table " + table.schema.name + " was dropped while it was saved"};
       }
       SR_RETURN_IF_ERROR(store_.tiering->visit_slot(table, slot, [&](std::uint64_t suffix, const RowImage& image) {

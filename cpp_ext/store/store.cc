@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include <bit>
-#include <sstream>
 #include <utility>
 
 #include "store/store_impl.h"
@@ -12,24 +11,12 @@
 namespace sparserow {
 namespace {
 
-constexpr std::uint64_t kMiB = 1u << 20;
-
 Status no_filter(const std::string& table) {
   return {Code::kFailedPrecondition,
           "table " + table + ": its policy counts no keys (admit_after 1), there is no filter"};
 }
 
 }  // namespace
-
-Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t used, std::uint64_t needed) {
-  std::ostringstream text;
-  text.precision(1);
-  text << std::fixed << "table " << table << ": memory budget of " << static_cast<double>(budget) / kMiB
-       << " MiB reached (" << static_cast<double>(used) / kMiB << " MiB used or promised, "
-       << static_cast<double>(needed) / kMiB
-       << " MiB needed); nothing was applied; raise memory_budget_bytes, add shards, or drop tables";
-  return {Code::kResourceExhausted, text.str()};
-}
 
 Status unknown_table(std::uint32_t table_id) {
   return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist on this shard; create it first"};
@@ -43,68 +30,24 @@ std::uint32_t wall_ms() noexcept {
 }
 
 Store::Impl::Impl(const StoreOptions& store_options)
-    : options(store_options), slots(store_options.slot_count), lineage(store_options.lineage) {
+    : options(store_options),
+      slots(store_options.slot_count),
+      versions(store_options.lineage, store_options.change_log_bytes),
+      budget(store_options.memory_budget_bytes, pools) {
   const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
   for (Stripe& stripe : stripes) {
     stripe.sequences.resize(slots_per_stripe);
     stripe.erasures.resize(slots_per_stripe);
   }
-  change_budget.limit_bytes = options.change_log_bytes;
-}
-
-std::shared_ptr<Table> Store::Impl::table(std::uint32_t table_id) const {
-  const std::shared_lock lock(tables_mutex);
-  const auto found = tables.find(table_id);
-  return found == tables.end() ? nullptr : found->second;
 }
 
 Store::Impl::~Impl() = default;
 
-bool Store::Impl::follow(const std::vector<std::uint32_t>& wanted) {
-  const std::unique_lock lock(tables_mutex);
-  bool is_new = wanted.empty() && followed.all == 0;
-  for (const std::uint32_t table_id : wanted) is_new |= !followed.contains(table_id);
-  if (wanted.empty()) ++followed.all;
-  for (const std::uint32_t table_id : wanted) ++followed.by_id[table_id];
-  for (const auto& [id, table] : tables) table->is_followed = followed.contains(id);
-  return is_new;
-}
-
-void Store::Impl::unfollow(const std::vector<std::uint32_t>& wanted) {
-  const std::unique_lock lock(tables_mutex);
-  if (wanted.empty()) --followed.all;
-  for (const std::uint32_t table_id : wanted) {
-    const auto found = followed.by_id.find(table_id);
-    if (--found->second == 0) followed.by_id.erase(found);
-  }
-  for (const auto& [id, table] : tables) table->is_followed = followed.contains(id);
-}
-
 void Store::Impl::dropped_table() noexcept {
   for (Stripe& stripe : stripes) {
     const std::unique_lock lock(stripe.mutex);
-    for (std::size_t slot = 0; slot < stripe.sequences.size(); ++slot) {
-      const std::uint64_t sequence = stripe.erasures[slot] = ++stripe.sequences[slot];
-      if (stripe.log.is_open()) stripe.log.reset(static_cast<std::uint32_t>(slot), sequence, change_budget);
-    }
+    versions.dropped_table(stripe);
   }
-}
-
-// Whether a new table's part of memory is left. The map's lock is table.
-Status Store::Impl::check_share(const TableSchema& schema) const {
-  const float wanted = schema.policy.ram_share;
-  if (wanted == 0) return Status::ok();
-  if (options.ssd.path.empty()) {
-    return {Code::kFailedPrecondition,
-            "table " + schema.name + ": policy.ram_share needs shards with an ssd_path; allowed without: 0"};
-  }
-  float taken = 0;
-  for (const auto& [id, table] : tables) taken += table->schema.policy.ram_share;
-  if (taken + wanted <= 0.9f + 1e-6f) return Status::ok();
-  std::ostringstream text;
-  text << "table " << schema.name << ": policy.ram_share: " << wanted << " is not allowed; other tables have " << taken
-       << "; allowed: together at most 0.9";
-  return {Code::kInvalidArgument, text.str()};
 }
 
 Store::Impl::StripeCounts Store::Impl::count_absent(const Table& table, std::span<const std::uint64_t> keys) const {
@@ -117,7 +60,7 @@ Store::Impl::StripeCounts Store::Impl::count_absent(const Table& table, std::spa
       if (order.positions(stripe).empty()) continue;
       const std::shared_lock lock(stripes[stripe].mutex);
       walk_stripe<Fetch::kNothing>(table, order, stripe,
-                                   [&](std::uint16_t /*position*/, std::uint64_t /*path*/, std::uint32_t id) {
+                                   [&](std::uint16_t /*position*/, std::uint64_t /*suffix*/, std::uint32_t id) {
                                      absent[stripe] += id == RowIndex::kNone ? 1 : 0;
                                    });
     }
@@ -140,16 +83,6 @@ std::uint64_t Store::Impl::bytes_for(const Table& table, const StripeCounts& abs
     if (table.admission != nullptr) bytes += table.admission->bytes_for(stripe, absent[stripe]);
   }
   return bytes + std::min(touched, kGrowingAtOnce) * RowIndex::kTransientBytes;
-}
-
-Status Store::Impl::promise(const Table& table, std::uint64_t bytes) {
-  const std::lock_guard lock(promise_mutex);
-  const std::uint64_t taken = pools.used_bytes() + promised_bytes.load(std::memory_order_relaxed);
-  if (bytes > 0 && taken + bytes > options.memory_budget_bytes) {
-    return over_budget(table.schema.name, options.memory_budget_bytes, taken, bytes);
-  }
-  promised_bytes.fetch_add(bytes, std::memory_order_relaxed);
-  return Status::ok();
 }
 
 Store::Reservation::Reservation(Reservation&& other) noexcept
@@ -176,7 +109,7 @@ Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept 
 Store::Reservation::~Reservation() { release(); }
 
 void Store::Reservation::release() noexcept {
-  if (store_ != nullptr) store_->impl_->give_back(bytes_.exchange(0));
+  if (store_ != nullptr) store_->impl_->budget.give_back(bytes_.exchange(0));
   if (store_ != nullptr && table_ != nullptr) store_->unpin(*table_, pins_);
   pins_.clear();
   table_ = nullptr;
@@ -187,7 +120,7 @@ void Store::Reservation::consume(std::uint64_t bytes) noexcept {
   std::uint64_t promised = bytes_.load();
   while (!bytes_.compare_exchange_weak(promised, promised - std::min(promised, bytes))) {
   }
-  store_->impl_->give_back(std::min(promised, bytes));
+  store_->impl_->budget.give_back(std::min(promised, bytes));
 }
 
 Store::Store(const StoreOptions& options)
@@ -214,54 +147,38 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
 
 Status Store::create_table(const TableSchema& schema) {
   SR_RETURN_IF_ERROR(validate(schema));
-  const std::unique_lock lock(impl_->tables_mutex);
-  const auto found = impl_->tables.find(schema.id);
-  if (found != impl_->tables.end()) return same_schema(found->second->schema, schema);
-  SR_RETURN_IF_ERROR(impl_->check_share(schema));
-  const auto made =
-      std::make_shared<Table>(schema, impl_->pools, !impl_->options.ssd.path.empty(), impl_->options.slot_count);
-  made->is_followed = impl_->followed.contains(schema.id);
-  impl_->tables.emplace(schema.id, made);
-  return Status::ok();
+  return impl_->tables.add(schema, has_ssd(), [&] {
+    return std::make_shared<Table>(schema, impl_->pools, has_ssd(), impl_->options.slot_count);
+  });
 }
 
 Status Store::drop_table(std::uint32_t table_id) {
   if (impl_->tiering != nullptr) return impl_->tiering->drop(table_id);
-  std::shared_ptr<Table> dropped;  // freed outside of the lock, when its last reader is done
-  {
-    const std::unique_lock lock(impl_->tables_mutex);
-    const auto found = impl_->tables.find(table_id);
-    if (found == impl_->tables.end()) return unknown_table(table_id);
-    dropped = std::move(found->second);
-    impl_->tables.erase(found);
-  }
+  // Freed outside of the map's lock, when its last reader is done.
+  const std::shared_ptr<Table> dropped = impl_->tables.remove(table_id);
+  if (dropped == nullptr) return unknown_table(table_id);
   impl_->dropped_table();
   return Status::ok();
 }
 
 std::optional<TableSchema> Store::schema(std::uint32_t table_id) const {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   return table == nullptr ? std::nullopt : std::optional(table->schema);
 }
 
 Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
   if (impl_->tiering != nullptr) return reserve_tiered(table, keys);
   const std::uint64_t bytes = impl_->bytes_for(*table, impl_->count_absent(*table, keys));
-  SR_RETURN_IF_ERROR(impl_->promise(*table, bytes));
+  SR_RETURN_IF_ERROR(impl_->budget.promise(table->schema.name, bytes));
   return Reservation(this, bytes);
 }
 
 std::vector<TableStats> Store::stats() const {
-  std::vector<std::shared_ptr<Table>> tables;
-  {
-    const std::shared_lock lock(impl_->tables_mutex);
-    for (const auto& [id, table] : impl_->tables) tables.push_back(table);
-  }
   std::vector<TableStats> all;
-  for (const auto& table : tables) {
+  for (const auto& table : impl_->tables.all()) {
     TableStats stats;
     stats.table_id = table->schema.id;
     stats.name = table->schema.name;
@@ -285,7 +202,7 @@ std::vector<TableStats> Store::stats() const {
 }
 
 Result<std::vector<std::uint64_t>> Store::filter_image(std::uint32_t table_id, std::uint32_t slot) const {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!table->schema.policy.has_filter()) return no_filter(table->schema.name);
   const std::uint32_t stripe = slot % impl_->slots.stripe_count();
@@ -294,7 +211,7 @@ Result<std::vector<std::uint64_t>> Store::filter_image(std::uint32_t table_id, s
 }
 
 Status Store::load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<const std::uint64_t> image) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!table->schema.policy.has_filter()) return no_filter(table->schema.name);
   if (slot >= impl_->options.slot_count) return {Code::kInvalidArgument, "load_filter: no such slot"};
@@ -306,7 +223,7 @@ Status Store::load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }
 ChangeLog& Store::changes() noexcept { return *changes_; }
 const StoreOptions& Store::options() const noexcept { return impl_->options; }
-std::uint16_t Store::lineage() const noexcept { return impl_->lineage; }
-void Store::set_lineage(std::uint16_t lineage) noexcept { impl_->lineage = lineage; }
+std::uint16_t Store::lineage() const noexcept { return impl_->versions.lineage(); }
+void Store::set_lineage(std::uint16_t lineage) noexcept { impl_->versions.set_lineage(lineage); }
 
 }  // namespace sparserow

@@ -46,7 +46,7 @@ struct StoreOptions {
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 1;                  // to begin with
   std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
-  SsdOptions ssd = {};  // with a suffix: rows beyond the budget, which must not be 0, go to an SSD
+  SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
   std::function<std::uint64_t()> unix_seconds = nullptr;  // null: the system's clock
 };
 

@@ -57,7 +57,7 @@ Status Store::assign_versions(std::uint32_t table_id, std::span<const std::uint6
 
 Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
                        const std::uint64_t* versions) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   const std::uint32_t dim = table->schema.dim;
   return impl_->put_rows(*this, *table, keys, 0, [&](RowRef row, std::size_t at) {
@@ -69,7 +69,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
 Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                                const float* rows, const std::uint64_t* versions, bool replaces) {
   Store::Impl& store = *store_->impl_;
-  const std::shared_ptr<Table> table = store.table(table_id);
+  const std::shared_ptr<Table> table = store.tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   const std::uint32_t dim = table->schema.dim;
   const auto fill = [&](RowRef row, std::size_t at) {
@@ -82,7 +82,7 @@ Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span
 }
 
 Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   const RowPolicy& policy = table->schema.policy;
   const std::size_t count = rows.keys.size();
@@ -126,7 +126,7 @@ void Store::set_sequence(std::uint32_t slot, std::uint64_t sequence) {
   // A follower may have seen the slot half restored, at a higher sequence: it gets the slot whole.
   const std::uint64_t next = std::max(stripe.sequences[in_stripe], sequence) + 1;
   stripe.sequences[in_stripe] = next;
-  stripe.log.reset(in_stripe, next, impl_->change_budget);
+  stripe.log.reset(in_stripe, next, impl_->versions.change_budget);
 }
 
 }  // namespace sparserow

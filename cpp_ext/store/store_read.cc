@@ -123,7 +123,7 @@ bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t strip
 
 Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, Dtype out_dtype, std::byte* out,
                    PullExtras extras) const {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!is_valid(out_dtype)) return {Code::kInvalidArgument, "pull: unknown output dtype; allowed: 0 to 2"};
   SR_RETURN_IF_ERROR(table->failure());
@@ -191,7 +191,7 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
 // A cursor is a position in the order of slots, which growth of the index, creations and erasures do not disturb.
 Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                              bool with_state) const {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (max_rows == 0) return Status(Code::kInvalidArgument, "scan: max_rows: 0 is not allowed; allowed: >= 1");
   if (impl_->tiering != nullptr) return scan_tiered(*table, cursor, max_rows, with_state);

@@ -319,24 +319,17 @@ class Store::Sweep {
 };
 
 Result<SweepReport> Store::sweep(std::uint32_t table_id, const SweepOptions& options) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!(options.share >= 0 && options.share <= 1)) {
     return Status(Code::kInvalidArgument, "sweep: share is not allowed; allowed: [0, 1]");
   }
   if (!table->schema.policy.sweeps()) return SweepReport{};
-  {
-    const std::lock_guard lock(impl_->steps_mutex);
-    table->catch_up(impl_->job_steps);
-  }
+  impl_->job_steps.age(*table);
   return Sweep(*this, table, options).run();
 }
 
-void Store::note_step(std::uint64_t job, std::int64_t step) {
-  const std::lock_guard lock(impl_->steps_mutex);
-  const auto at = impl_->job_steps.try_emplace(job, step).first;
-  at->second = std::max(at->second, step);
-}
+void Store::note_step(std::uint64_t job, std::int64_t step) { impl_->job_steps.note(job, step); }
 
 void Store::stop_sweeps() noexcept { impl_->sweeps_stopped = true; }
 

@@ -108,7 +108,7 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
   for (int attempt = 0; attempt < kTries; ++attempt) {
     SR_RETURN_IF_ERROR(impl_->tiering->make_room(*table, absent));
     const std::uint64_t bytes = impl_->bytes_for(*table, absent);
-    status = impl_->promise(*table, bytes);
+    status = impl_->budget.promise(table->schema.name, bytes);
     if (!status.is_ok()) continue;
     reservation.bytes_ = bytes;
     impl_->tiering->request_background_evict(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
@@ -129,7 +129,7 @@ void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins)
 }
 
 Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint64_t> keys, FetchCause cause) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->tiering == nullptr) return Status::ok();
   SR_RETURN_IF_ERROR(table->failure());
@@ -145,7 +145,7 @@ Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint6
 }
 
 bool Store::would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr || impl_->tiering == nullptr) return false;
   bool any = !table->failure().is_ok();
   if (any) return true;

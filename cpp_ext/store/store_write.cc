@@ -82,7 +82,7 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
 
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                     const ApplyOptions& options) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (options.dim != 0 && options.dim != table->schema.dim) {
     return {Code::kNotFound, "apply: table " + table->schema.name + " was made anew with dim " +
@@ -155,7 +155,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
 
 Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                    std::span<const std::uint64_t> if_versions) {
-  const std::shared_ptr<Table> table = impl_->table(table_id);
+  const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   impl_->wait_for_snapshot();
   if (impl_->tiering != nullptr) return impl_->tiering->erase(*table, keys, if_versions);

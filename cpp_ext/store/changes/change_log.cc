@@ -74,7 +74,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   }
   Store::Impl& store = *store_->impl_;
   const Cursor* const before = find(name);
-  const bool is_wider = store.follow(cursor.tables);
+  const bool is_wider = store.tables.follow(cursor.tables);
   const std::uint32_t stripes = store.slots.stripe_count();
   for (std::uint32_t number = 0; number < stripes; ++number) {
     Store::Impl::Stripe& stripe = store.stripes[number];
@@ -91,8 +91,8 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
           (before != nullptr && before->versions[slot] == version && before->is_read_pass[slot] != 0);
     }
   }
-  if (threshold.updates > 0) store.counts_writes = true;
-  if (before != nullptr) store.unfollow(before->tables);
+  if (threshold.updates > 0) store.versions.counts_writes = true;
+  if (before != nullptr) store.tables.unfollow(before->tables);
   cursors_.insert_or_assign(name, std::move(cursor));
   return Status::ok();
 }
@@ -118,7 +118,7 @@ bool ChangeLog::is_open(const std::string& name) const {
 }
 
 void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
-  store_->impl_->unfollow(cursor->second.tables);
+  store_->impl_->tables.unfollow(cursor->second.tables);
   cursors_.erase(cursor);
   if (cursors_.empty()) {
     end_rings();
@@ -130,9 +130,9 @@ void ChangeLog::drop(std::map<std::string, Cursor>::iterator cursor) {
 Status ChangeLog::start_rings() {
   Store::Impl& store = *store_->impl_;
   ring_bytes_ = StripeLog::bytes_for(store.options.slot_count);
-  if (!store.change_budget.take(ring_bytes_)) {
+  if (!store.versions.change_budget.take(ring_bytes_)) {
     return {Code::kResourceExhausted,
-            "change_log_bytes: " + std::to_string(store.change_budget.limit_bytes) +
+            "change_log_bytes: " + std::to_string(store.versions.change_budget.limit_bytes) +
                 " is not enough to follow changes; allowed: >= " + std::to_string(ring_bytes_)};
   }
   for (std::uint32_t number = 0; number < store.slots.stripe_count(); ++number) {
@@ -147,10 +147,10 @@ void ChangeLog::end_rings() {
   Store::Impl& store = *store_->impl_;
   for (Store::Impl::Stripe& stripe : store.stripes) {
     const std::unique_lock lock(stripe.mutex);
-    stripe.log.close(store.change_budget);
+    stripe.log.close(store.versions.change_budget);
   }
-  store.counts_writes = false;
-  store.change_budget.give_back(ring_bytes_);
+  store.versions.counts_writes = false;
+  store.versions.change_budget.give_back(ring_bytes_);
 }
 
 void ChangeLog::pass_all() {
@@ -180,7 +180,7 @@ void ChangeLog::pass(std::span<const std::uint32_t> slots) {
       }
       passed[slot / stripes] = least == kNotFollowed ? stripe.sequences[slot / stripes] : least & kSequence;
     }
-    stripe.log.pass(passed, store.change_budget);
+    stripe.log.pass(passed, store.versions.change_budget);
   }
 }
 
@@ -201,7 +201,7 @@ std::vector<std::uint64_t> ChangeLog::touched_versions() const {
     const StripeLog& log = store.stripes[stripe].log;
     if (!log.is_open()) continue;  // nobody follows any more
     for (std::uint32_t slot = stripe; slot < out.size(); slot += stripes) {
-      out[slot] = store.version_of_sequence(log.touched(slot / stripes));
+      out[slot] = store.versions.of_sequence(log.touched(slot / stripes));
     }
   }
   return out;
@@ -244,7 +244,7 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
   const std::unique_lock lock(stripe.mutex);
   StripeLog& log = stripe.log;
   if (!log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
-  out.may_repeat = store.counts_writes.load(std::memory_order_relaxed);
+  out.may_repeat = store.versions.counts_writes.load(std::memory_order_relaxed);
   for (const Behind::Slot& from : slots) {
     SlotChanges& changes = out.slots.emplace_back(SlotChanges{.slot = from.slot, .since = from.since});
     const std::uint32_t in_stripe = from.slot / stripes;
@@ -288,17 +288,7 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
   const SlotOrder& slots = store.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
-  std::vector<std::shared_ptr<Table>> all;
-  {
-    const std::shared_lock lock(store.tables_mutex);
-    for (const std::uint32_t id : wanted) {
-      if (const auto found = store.tables.find(id); found != store.tables.end()) all.push_back(found->second);
-    }
-    if (wanted.empty()) {
-      for (const auto& [id, table] : store.tables) all.push_back(table);
-    }
-  }
-  for (const auto& table : all) {
+  for (const auto& table : wanted.empty() ? store.tables.all() : store.tables.named(wanted)) {
     const auto add = [&](std::uint64_t suffix, std::uint64_t version) {
       if (version <= since) return;
       rows.push_back({key_of_hash(table->schema.id, slots.hash(stripe, suffix)), table->schema.id, 0});
@@ -377,7 +367,7 @@ Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> s
 }
 
 ChangeLogStats ChangeLog::stats() const {
-  const ChangeBudget& budget = store_->impl_->change_budget;
+  const ChangeBudget& budget = store_->impl_->versions.change_budget;
   const std::lock_guard lock(cursors_mutex_);
   std::uint64_t waiting_rows = 0;
   for (const auto& [name, cursor] : cursors_)

@@ -22,7 +22,7 @@ std::int64_t stamped_age_ms(const Table& table, const std::byte* data, std::uint
 
 Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) const {
   const Store::Impl& store = *store_->impl_;
-  const std::shared_ptr<Table> table = store.table(table_id);
+  const std::shared_ptr<Table> table = store.tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   const std::uint64_t hash = row_hash(table_id, key);
   const std::uint32_t stripe = store.slots.stripe(hash);

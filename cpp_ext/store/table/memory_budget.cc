@@ -1,0 +1,34 @@
+#include "store/table/memory_budget.h"
+
+#include <sstream>
+
+namespace sparserow {
+namespace {
+
+constexpr double kMiB = 1u << 20;
+
+Status over_budget(const std::string& table, std::uint64_t budget, std::uint64_t used, std::uint64_t needed) {
+  std::ostringstream text;
+  text.precision(1);
+  text << std::fixed << "table " << table << ": memory budget of " << static_cast<double>(budget) / kMiB
+       << " MiB reached (" << static_cast<double>(used) / kMiB << " MiB used or promised, "
+       << static_cast<double>(needed) / kMiB
+       << " MiB needed); nothing was applied; raise memory_budget_bytes, add shards, or drop tables";
+  return {Code::kResourceExhausted, text.str()};
+}
+
+}  // namespace
+
+Status MemoryBudget::promise(const std::string& table, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t before = taken();
+  if (bytes > 0 && before + bytes > limit_) return over_budget(table, limit_, before, bytes);
+  promised_.fetch_add(bytes, std::memory_order_relaxed);
+  return Status::ok();
+}
+
+Status MemoryBudget::exceeded_by(const std::string& table, std::uint64_t bytes) const {
+  return over_budget(table, limit_, taken(), bytes);
+}
+
+}  // namespace sparserow

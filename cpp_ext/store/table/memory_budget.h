@@ -1,0 +1,38 @@
+// The memory that a store may take: what its pools have, and what was promised to batches that are not applied yet.
+//
+// A limit of 0 is none. Thread-safe; the mutex, a leaf, makes check and promise one step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "store/table/table.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+class MemoryBudget {
+ public:
+  MemoryBudget(std::uint64_t limit_bytes, const StorePools& pools) : limit_(limit_bytes), pools_(pools) {}
+
+  // kResourceExhausted names the table, the limit, and what is needed.
+  Status promise(const std::string& table, std::uint64_t bytes);
+  // Takes a promise back, when its rows are in the pools or will not come.
+  void give_back(std::uint64_t bytes) noexcept { promised_.fetch_sub(bytes, std::memory_order_relaxed); }
+  [[nodiscard]] Status exceeded_by(const std::string& table, std::uint64_t bytes) const;
+
+  [[nodiscard]] std::uint64_t taken() const noexcept {
+    return pools_.used_bytes() + promised_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t limit() const noexcept { return limit_; }
+
+ private:
+  const std::uint64_t limit_;
+  const StorePools& pools_;
+  std::atomic<std::uint64_t> promised_{0};
+  std::mutex mutex_;
+};
+
+}  // namespace sparserow
