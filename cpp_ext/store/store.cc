@@ -5,6 +5,7 @@
 #include <bit>
 #include <utility>
 
+#include "store/changes/change_log.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 

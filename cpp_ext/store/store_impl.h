@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "store/changes/change_log.h"
 #include "store/slot_versions.h"
 #include "store/store.h"
 #include "store/table/job_steps.h"

@@ -7,8 +7,8 @@
 
 namespace sparserow {
 
-// Finds or bears the rows of `keys` and calls fill(row, first + its index) for each, under its stripe's lock; fill sets
-// the weights. With `filter` some are passed over.
+// Finds or creates the rows of `keys` and calls fill(row, first + its index) for each, under its stripe's lock; fill
+// sets the weights. With `filter` some are passed over.
 Status Store::Impl::put_rows(Store& store, Table& table, std::span<const std::uint64_t> keys, std::size_t first,
                              const FillRow& fill, VersionFilter* filter) {
   Result<Reservation> reserved = store.reserve(table.schema.id, keys);
@@ -64,21 +64,6 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
     convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
     if (versions != nullptr) row.set_version(versions[at]);
   });
-}
-
-Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys,
-                                               const float* rows, const std::uint64_t* versions, bool replaces) {
-  Store::Impl& store = *store_->impl_;
-  const std::shared_ptr<Table> table = store.tables.find(table_id);
-  if (table == nullptr) return unknown_table(table_id);
-  const std::uint32_t dim = table->schema.dim;
-  const auto fill = [&](RowRef row, std::size_t at) {
-    convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
-    row.set_version(versions[at]);
-  };
-  VersionFilter filter{.versions = versions, .replaces = replaces};
-  SR_RETURN_IF_ERROR(store.put_rows(*store_, *table, keys, 0, fill, &filter));
-  return keys.size() - filter.passed_over;
 }
 
 Status Store::install(std::uint32_t table_id, const StoredRows& rows) {

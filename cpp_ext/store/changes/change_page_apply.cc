@@ -6,6 +6,7 @@
 
 #include "store/changes/change_page.h"
 #include "store/changes/change_page_format.h"
+#include "store/store_writing.h"
 #include "util/hash.h"
 
 namespace sparserow {
@@ -173,6 +174,21 @@ Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page)
     applied.slots.push_back({slot.slot, slot.until, slot.position, slot.oldest_at_ms});
   }
   return applied;
+}
+
+Result<std::uint64_t> ChangeLog::assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys,
+                                               const float* rows, const std::uint64_t* versions, bool replaces) {
+  Store::Impl& store = *store_->impl_;
+  const std::shared_ptr<Table> table = store.tables.find(table_id);
+  if (table == nullptr) return unknown_table(table_id);
+  const std::uint32_t dim = table->schema.dim;
+  const auto fill = [&](RowRef row, std::size_t at) {
+    convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
+    row.set_version(versions[at]);
+  };
+  VersionFilter filter{.versions = versions, .replaces = replaces};
+  SR_RETURN_IF_ERROR(store.put_rows(*store_, *table, keys, 0, fill, &filter));
+  return keys.size() - filter.passed_over;
 }
 
 }  // namespace sparserow
