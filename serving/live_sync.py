@@ -66,7 +66,7 @@ class SyncStats:
 
 
 @dataclass(frozen=True)
-class HoldOptions:
+class ThresholdOptions:
     """Which changed rows are not worth to be sent at once: those that have changed little.
 
     Args:
@@ -95,7 +95,7 @@ class HoldOptions:
         return self.updates > 0 or self.move > 0
 
 
-NO_HOLD = HoldOptions()
+NO_THRESHOLD = ThresholdOptions()
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class FollowOptions:
     name: str
     interval_sec: float = 0.1
     retry_sec: float = 0.5
-    hold: HoldOptions = NO_HOLD
+    hold: ThresholdOptions = NO_THRESHOLD
 
 
 class AnotherCluster(FailedPrecondition):

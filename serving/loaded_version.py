@@ -19,7 +19,7 @@ from ..proto.published.manifest import Manifest, ServedDtype
 from ..proto.published.registry import ModelRegistry
 from ..proto.published.row_parts import Keys, Rows, read_rows, read_tensors
 from ..proto.schema import TableSchema
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 from .row_memory import RowMemory
 
 Progress: TypeAlias = Callable[[int], None]
@@ -72,7 +72,7 @@ def with_tables(store: _server.Store, tables: dict[str, ServedTable]) -> _server
 def load_version(
     registry: ModelRegistry,
     manifest: Manifest,
-    place: Place,
+    place: ShardAssignment,
     *,
     memory: RowMemory | None = None,
     progress: Progress | None = None,

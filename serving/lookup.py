@@ -18,7 +18,7 @@ from ..proto.errors import InvalidArgument, NotFound
 from ..proto.published.model_names import handle_of, parse_model, routing_hash
 from ..proto.published.registry import Alias
 from ..proto.security.security import check_namespace, process_security, reaches_namespace
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 from .loaded_version import LoadedVersion
 from .peers import FoundRows, Peers
 from .versions import Served, ServedModels
@@ -88,7 +88,7 @@ class LocalLookup:
         peers: of the other shards; None: their keys stay unanswered.
     """
 
-    def __init__(self, models: ServedModels, place: Place, peers: Peers | None = None) -> None:
+    def __init__(self, models: ServedModels, place: ShardAssignment, peers: Peers | None = None) -> None:
         self._models = models
         self._place = place
         self._peers = peers

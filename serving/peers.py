@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..proto.errors import NotFound, SparserowError, Unavailable, error_of
 from ..proto.published.registry import Alias
 from ..proto.schema import TableSchema
-from .client.replica_pool import Asked, Fleet, FleetOptions
+from .client.replica_pool import Asked, ReplicaPool, ReplicaPoolOptions
 
 _RETRY_SEC = 0.2  # between tries to find the peers
 _REFRESH_SEC = 0.25  # between looks at what they serve
@@ -32,7 +32,7 @@ class FoundRows:
 
 
 class Peers:
-    """A thread finds them, since processes of a fleet start in any order; until then no lookup waits for them.
+    """A thread finds them, since processes of a pool start in any order; until then no lookup waits for them.
     Thread-safe.
 
     Args:
@@ -40,9 +40,9 @@ class Peers:
     """
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
-        self._options = FleetOptions(addresses, connections=4, hedge_ms=20.0, refresh_sec=_REFRESH_SEC)
+        self._options = ReplicaPoolOptions(addresses, connections=4, hedge_ms=20.0, refresh_sec=_REFRESH_SEC)
         self._lock = threading.Lock()
-        self._fleet: Fleet | None = None
+        self._pool: ReplicaPool | None = None
         self._problem = "are being looked for"
         self._in_use: dict[tuple[str, str], int] = {}
         self._closed = threading.Event()
@@ -53,22 +53,22 @@ class Peers:
         """Ends the connections."""
         self._closed.set()
         self._thread.join(self._options.deadline_sec + 1)
-        if self._fleet is not None:
-            self._fleet.close()
+        if self._pool is not None:
+            self._pool.close()
 
     @property
     def problem(self) -> str:
         """Why they are not known yet; empty from the moment that they are."""
         with self._lock:
-            return "" if self._fleet is not None else f"--peers: {self._problem}"
+            return "" if self._pool is not None else f"--peers: {self._problem}"
 
     def alias(self, model: str, which: str) -> Alias | None:
-        """What ``model@which`` names as far as every process of the fleet has it; None when that is not known."""
+        """What ``model@which`` names as far as every process of the pool has it; None when that is not known."""
         with self._lock:
-            if self._fleet is None:
+            if self._pool is None:
                 return None
             try:
-                version, canary, share = self._fleet.view.alias(model, which, self._in_use.get((model, which)))
+                version, canary, share = self._pool.view.alias(model, which, self._in_use.get((model, which)))
             except NotFound:
                 return None
             self._in_use[model, which] = version
@@ -94,13 +94,13 @@ class Peers:
             Why some are still missing; empty when none is.
         """
         try:
-            fleet = self._found()
+            pool = self._found()
             missing = [np.flatnonzero(~part.answered) for part in found]
             asked = [
                 (schema.id, schema.version, schema.dim, np.ascontiguousarray(all_keys[places]))
                 for schema, all_keys, places in zip(schemas, keys, missing, strict=True)
             ]
-            parts, answers = fleet.ask(Asked(handle, asked, deadline))
+            parts, answers = pool.ask(Asked(handle, asked, deadline))
         except SparserowError as error:
             return (str(error),)
         for part, places, (rows, versions, is_found, answered) in zip(found, missing, parts, strict=True):
@@ -114,21 +114,21 @@ class Peers:
                 problems.append(f"serving shard {shard}: {error_of(answer[1], answer[2])}")
         return tuple(problems)
 
-    def _found(self) -> Fleet:
+    def _found(self) -> ReplicaPool:
         with self._lock:
-            if self._fleet is None:
+            if self._pool is None:
                 raise Unavailable(f"--peers: {self._problem}")
-            return self._fleet
+            return self._pool
 
     def _find(self) -> None:
         while not self._closed.is_set():
             try:
-                fleet = Fleet(self._options)
+                pool = ReplicaPool(self._options)
             except SparserowError as error:
                 with self._lock:
                     self._problem = str(error)
                 self._closed.wait(_RETRY_SEC)
                 continue
             with self._lock:
-                self._fleet = fleet
+                self._pool = pool
             return

@@ -20,9 +20,9 @@ from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 from .http_front import HttpFront
-from .live_sync import NO_HOLD, FollowOptions, HoldOptions
+from .live_sync import NO_THRESHOLD, FollowOptions, ThresholdOptions
 from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics
@@ -88,7 +88,7 @@ class ServeOptions:
     """
 
     models: tuple[str, ...]
-    place: Place
+    place: ShardAssignment
     root: str | None = None
     follow: str | None = None
     namespace: str | None = None
@@ -102,7 +102,7 @@ class ServeOptions:
     memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     io_threads: int = 2
     sync_interval_sec: float = 0.1
-    sync_hold: HoldOptions = NO_HOLD
+    sync_hold: ThresholdOptions = NO_THRESHOLD
     poll_sec: float = 0.5
     grace_sec: float = 30.0
 

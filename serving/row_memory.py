@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..cpp_ext import _server
 from ..proto.errors import FailedPrecondition, InvalidArgument
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 
 LEAST_TIERED_BYTES = 16 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.@-]")
@@ -42,7 +42,7 @@ class RowMemory:
         if not _server.has_ssd_tier():
             raise FailedPrecondition("--ssd-path: this build has no SSD tier; build it with RocksDB")
 
-    def make_store(self, slot_count: int, cluster_id: int, place: Place, name: str) -> _server.Store:
+    def make_store(self, slot_count: int, cluster_id: int, place: ShardAssignment, name: str) -> _server.Store:
         """An empty store for what ``name`` says; its folder is its own, and is emptied."""
         if self.ssd_path is None:
             return _server.Store(memory_budget_bytes=self.budget_bytes, slot_count=slot_count)
@@ -56,7 +56,7 @@ class RowMemory:
             shard=place.shard,
         )
 
-    def remove_unused(self, place: Place) -> None:
+    def remove_unused(self, place: ShardAssignment) -> None:
         """Removes the folders of this place whose stores are gone: of versions that were given up, and of a process
         that was killed."""
         if self.ssd_path is None or not self._folder(place).is_dir():
@@ -65,7 +65,7 @@ class RowMemory:
             if not _is_in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _folder(self, place: Place) -> Path:
+    def _folder(self, place: ShardAssignment) -> Path:
         assert self.ssd_path is not None
         return Path(self.ssd_path) / f"serving-{place.shard}-{place.shards}-{place.replica}"
 

@@ -16,7 +16,7 @@ from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
 from ..proto.security.security import bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 from .live_sync import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .peers import FoundRows
@@ -44,7 +44,7 @@ class ServingService:
         address: of the data plane.
     """
 
-    def __init__(self, models: ServedModels, lookup: LocalLookup, place: Place, address: Address) -> None:
+    def __init__(self, models: ServedModels, lookup: LocalLookup, place: ShardAssignment, address: Address) -> None:
         self._models = models
         self._lookup = lookup
         self._place = place

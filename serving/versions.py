@@ -13,7 +13,7 @@ from ..proto.errors import NotFound, SparserowError
 from ..proto.published.dense import newest_number
 from ..proto.published.model_names import handle_of
 from ..proto.published.registry import Alias, ModelRegistry
-from .client.shard_assignment import Place
+from .client.shard_assignment import ShardAssignment
 from .live_sync import Follower, FollowOptions
 from .loaded_version import LoadedVersion, load_version
 from .row_memory import RowMemory
@@ -62,7 +62,7 @@ class ModelsOptions:
     """
 
     wanted: tuple[tuple[str, str], ...]
-    place: Place
+    place: ShardAssignment
     follow: FollowOptions | None = None
     memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     poll_sec: float = 0.5

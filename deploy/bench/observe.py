@@ -56,7 +56,7 @@ QUICK = Size(rows=1_000, batch=64, hot=3, repetitions=3)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BenchCluster:
     """A cluster of one shard."""
 
     address: str
@@ -112,7 +112,7 @@ def _clocked(
     return Contender(name, batches.make, run)
 
 
-def _shard_clock(place: _Place) -> CpuClock:
+def _shard_clock(place: _BenchCluster) -> CpuClock:
     return CpuClock(lambda: process_cpu(place.shard_pid))
 
 
@@ -134,7 +134,7 @@ def _trace(stack: ExitStack, session: Session, port: int) -> None:
 
 
 @contextmanager
-def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_Place]:
+def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_BenchCluster]:
     """A coordinator and a shard as a user starts them; ``collector``: where the shard sends its spans."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     if collector is not None:
@@ -149,7 +149,7 @@ def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_Pla
         options = ("--shard=0", "--port=0", f"--coordinator={told[1]}", *shard_options)
         shard = stack.enter_context(_process(environment, "ps", *options))
         wait_until_ready(told[1], _START_SEC)
-        yield _Place(told[1], shard.pid)
+        yield _BenchCluster(told[1], shard.pid)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import SGD, TableSchema
 from ...serving.client.client import ServingClient
-from ...serving.client.shard_assignment import Place
+from ...serving.client.shard_assignment import ShardAssignment
 from ...serving.loaded_version import load_version
 from ..launch.local_serving import LocalServing, local_serving
 from . import click_model
@@ -120,7 +120,7 @@ def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def load(_: object) -> None:
-        load_version(registry, manifest, Place())
+        load_version(registry, manifest, ShardAssignment())
 
     cold, cold_read, warm, warm_read = time_in_turns(
         [
@@ -143,7 +143,7 @@ def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
 
 
 def _int8(registry: ModelRegistry, rows: np.ndarray[Any, Any]) -> list[Figure]:
-    loaded = load_version(registry, registry.manifest("bench", 2), Place())
+    loaded = load_version(registry, registry.manifest("bench", 2), ShardAssignment())
     sample = np.arange(min(10_000, len(rows)), dtype=np.uint64)
     got = loaded.store.pull(TABLE_ID, sample)[0]
     error = np.abs(np.asarray(got, np.float32) - rows[: len(sample)]).max() / np.abs(rows[: len(sample)]).max()

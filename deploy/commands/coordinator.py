@@ -53,7 +53,7 @@ def coordinator(
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.state.cluster import ClusterOptions
-    from ...ps_server.coordinator.storage.etcd import EtcdPlace
+    from ...ps_server.coordinator.storage.etcd import EtcdAddress
     from ...ps_server.process.listen import is_loopback
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.stopping import StopRequest
@@ -76,7 +76,7 @@ def coordinator(
     )
     start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
 
-    etcd = EtcdPlace(state) if state is not None and "://" in state else None
+    etcd = EtcdAddress(state) if state is not None and "://" in state else None
 
     async def run() -> None:
         stop = StopRequest()

@@ -97,8 +97,8 @@ def serve(
     from ...ps_server.process.metrics import serve_metrics
     from ...ps_server.process.stopping import StopRequest
     from ...serving.client.replica_pool import split_addresses
-    from ...serving.client.shard_assignment import Place
-    from ...serving.live_sync import HoldOptions
+    from ...serving.client.shard_assignment import ShardAssignment
+    from ...serving.live_sync import ThresholdOptions
     from ...serving.process import ControlPlane, ServeOptions
     from ...serving.process import serve as run_serve
     from ...serving.row_memory import RowMemory
@@ -122,7 +122,7 @@ def serve(
         raise InvalidArgument("--sync-interval: has no effect without --follow")
     config = ServeOptions(
         models=tuple(model),
-        place=Place.parse(shard, replica),
+        place=ShardAssignment.parse(shard, replica),
         root=root,
         follow=follow,
         namespace=namespace,
@@ -136,7 +136,7 @@ def serve(
         memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
         io_threads=io_threads,
         sync_interval_sec=parse_seconds(sync_interval),
-        sync_hold=HoldOptions(sync_after_updates, sync_after_move, parse_seconds(sync_hold or "5s")),
+        sync_hold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_hold or "5s")),
         poll_sec=seconds["poll"],
         grace_sec=seconds["grace"],
     )

@@ -11,9 +11,9 @@ from ...proto import control_pb2 as pb
 from ...proto.config.units import format_bytes
 from ...proto.schema import RowPolicy
 from ...proto.schema_message import schema_of_message
-from .cluster_status import ClusterView, ShardView, Times
+from .cluster_status import ClusterStatus, ShardView, Times
 from .fault_view import when, with_firsts
-from .serving_view import ServingView
+from .serving_view import ReplicaMap
 from .whole_cells import WholeCells
 
 _TEXT_COLUMNS = frozenset(
@@ -27,7 +27,7 @@ _MOST_FAULTS, _FAULT_CHARS = 10, 120
 _KINDS = ("pull", "pull_waited", "lookup", "commit", "write", "scan")
 
 
-def screen(address: str, reply: pb.GetStatusReply, view: ClusterView) -> RenderableType:
+def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> RenderableType:
     """All of it.
 
     Args:
@@ -57,7 +57,7 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterView) -> Rendera
     return Group(*parts)
 
 
-def _checkpoint(view: ClusterView) -> str:
+def _checkpoint(view: ClusterStatus) -> str:
     if not view.checkpoint:
         return "no checkpoint has these rows"
     age = "of unknown age" if view.checkpoint_age_sec is None else f"{_duration(view.checkpoint_age_sec)} old"
@@ -91,7 +91,7 @@ def _table(title: str, *columns: str) -> WholeCells:
     return WholeCells(title, columns, left=_TEXT_COLUMNS, prose=_PROSE_COLUMNS)
 
 
-def _shards(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
+def _shards(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
     problems = any(shard.problem for shard in view.shards)
     came_back = any(shard.restores for shard in view.shards)
     columns = ("shard", "state", "data", "pid", "slots", "rows", "memory", "clients", "requests")
@@ -114,7 +114,7 @@ def _shards(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
     return table
 
 
-def _load(view: ClusterView) -> WholeCells:
+def _load(view: ClusterStatus) -> WholeCells:
     """What each shard did between the looks."""
     columns = ("shard", "requests/s", "rows pulled/s", "pushed/s", "net/s", "p99 pull", "p99 commit", "followers")
     table = _table(f"load of the last {view.over_sec:.1f} s", *columns)
@@ -137,7 +137,7 @@ def _memory(shard: ShardView) -> str:
     return f"{used} of {format_bytes(shard.budget_bytes)}" if shard.budget_bytes else used
 
 
-def _requests(view: ClusterView) -> WholeCells:
+def _requests(view: ClusterStatus) -> WholeCells:
     """Per kind: how many, and the times of the shard that is worst."""
     since = f"of the last {view.over_sec:.1f} s" if view.over_sec else "since the start"
     table = _table(f"times of requests, {since}", "request", "per s", "p50", "p99", "worst shard")
@@ -187,7 +187,7 @@ def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
     return [found, disk]
 
 
-def _tables(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
+def _tables(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
     on_ssd = any(shard.HasField("tier") for shard in reply.shards)
     usages = [usage for shard in reply.shards for usage in shard.tables]
     schemas = [schema_of_message(message) for message in reply.tables]
@@ -211,7 +211,7 @@ def _tables(reply: pb.GetStatusReply, view: ClusterView) -> WholeCells:
     return table
 
 
-def _hot_keys(view: ClusterView) -> WholeCells:
+def _hot_keys(view: ClusterStatus) -> WholeCells:
     table = _table("keys asked for most (sampled)", "table", "key", "shard", "share", "per s")
     for each in view.hot_keys:
         table.add_row(each.table, str(each.key), str(each.shard), f"{each.share:.2%}", _rate(each.per_sec))
@@ -238,7 +238,7 @@ def _jobs(reply: pb.GetStatusReply) -> WholeCells:
     return table
 
 
-def _faults(view: ClusterView) -> WholeCells:
+def _faults(view: ClusterStatus) -> WholeCells:
     title = "faults of workers (tracebacks: sparserow status --faults)"
     table = _table(title, "when", "job", "rank", "host", "fault")
     for fault, is_first in with_firsts(view.faults)[:_MOST_FAULTS]:
@@ -248,7 +248,7 @@ def _faults(view: ClusterView) -> WholeCells:
     return table
 
 
-def serving_table(views: Sequence[ServingView]) -> WholeCells:
+def serving_table(views: Sequence[ReplicaMap]) -> WholeCells:
     """Of serving processes."""
     problems = any(each.problem for each in views)
     columns = ("process", "model", "version", "rows", "behind", "fresh p50", "fresh p99")

@@ -96,7 +96,7 @@ class HotKeyView:
 
 
 @dataclass(frozen=True)
-class ClusterView:
+class ClusterStatus:
     """A cluster at one moment.
 
     Attributes:
@@ -162,7 +162,7 @@ def look(
     sleep: Callable[[float], object] = time.sleep,
     *,
     namespace: str | None = None,
-) -> tuple[pb.GetStatusReply, ClusterView]:
+) -> tuple[pb.GetStatusReply, ClusterStatus]:
     """Looks once, or twice with so many seconds between; at one namespace, or all.
 
     Raises:
@@ -177,7 +177,7 @@ def look(
     return second, view_of(first, second, time.monotonic() - began)
 
 
-def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: float) -> ClusterView:
+def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: float) -> ClusterStatus:
     """The view.
 
     Args:
@@ -187,7 +187,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
     """
     earlier = {shard.shard: shard for shard in before.shards} if before is not None else {}
     shards = tuple(_shard(earlier.get(shard.shard), shard, seconds) for shard in now.shards)
-    return ClusterView(
+    return ClusterStatus(
         cluster_id=f"{now.cluster_id:016x}",
         ready=now.ready,
         problem=now.problem,

@@ -18,7 +18,7 @@ from .cluster_status import quantile
 
 
 @dataclass(frozen=True)
-class ServingView:
+class ReplicaMap:
     """A version in a serving process.
 
     Attributes:
@@ -38,13 +38,13 @@ class ServingView:
     problem: str
 
 
-def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> list[ServingView]:
+def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> list[ReplicaMap]:
     """What each process serves; one that cannot be asked is a view with its problem.
 
     Raises:
         InvalidArgument: an address is none.
     """
-    views: list[ServingView] = []
+    views: list[ReplicaMap] = []
     for address in addresses:
         parse_address(address, what="--serving")
         channel = open_channel(address, None)
@@ -55,7 +55,7 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
             failure: SparserowError = error_of_status(
                 error, f"serving process {address}", remedy="; start it with `sparserow serve`"
             )
-            views.append(ServingView(address, "-", 0, 0, None, None, None, str(failure)))
+            views.append(ReplicaMap(address, "-", 0, 0, None, None, None, str(failure)))
             continue
         finally:
             channel.close()
@@ -63,7 +63,7 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
         counts = [bucket.slots for bucket in reply.freshness]
         for version in reply.versions:
             views.append(
-                ServingView(
+                ReplicaMap(
                     address,
                     version.model,
                     version.version,

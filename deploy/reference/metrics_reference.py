@@ -19,10 +19,10 @@ from ...cpp_ext import _server
 from ...proto.errors import Unavailable
 from ...ps_server.coordinator.metrics import CoordinatorMetrics
 from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
-from ...ps_server.shard.coordinator_link import Place
+from ...ps_server.shard.coordinator_link import Registration
 from ...ps_server.shard.engine import EngineOptions, ShardEngine
 from ...ps_server.shard.metrics import ShardMetrics
-from ...serving.client.shard_assignment import Place as ServingPlace
+from ...serving.client.shard_assignment import ShardAssignment
 from ...serving.metrics import ServingMetrics
 from ...serving.versions import ModelsOptions, ServedModels
 from ...worker.gateway.gateway_metrics import GatewayMetrics
@@ -70,7 +70,7 @@ def _collectors() -> Iterator[dict[str, Collector]]:
     """One of each process, by the page's titles."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparserow-"))
-        place = Place(cluster_id=1, slot_count=16, lineage=1)
+        place = Registration(cluster_id=1, slot_count=16, lineage=1)
         options = EngineOptions(0, "127.0.0.1", 0, memory_budget_bytes=1 << 26, io_threads=1, ssd_path=folder)
         engine = ShardEngine(options, place)
         stack.callback(engine.stop)
@@ -86,7 +86,7 @@ def _collectors() -> Iterator[dict[str, Collector]]:
         yield {
             "Coordinator": CoordinatorMetrics(Cluster.create(ClusterOptions(1, 16))),
             "Parameter server": ShardMetrics(engine, 0),
-            "Serving process": ServingMetrics(ServedModels(None, server, ModelsOptions((), ServingPlace())), server),
+            "Serving process": ServingMetrics(ServedModels(None, server, ModelsOptions((), ShardAssignment())), server),
             "Gateway": gateway,
             "Worker of a job": training,
             "Session": SessionMetrics(session),

@@ -19,11 +19,11 @@ from ..process.control_server import ControlServer
 from ..process.listen import check_host
 from ..process.metrics import serve_metrics
 from .metrics import CoordinatorMetrics
-from .procedures.shard_calls import Fleet
-from .procedures.shard_recovery import Recoveries
+from .procedures.shard_calls import ShardCalls
+from .procedures.shard_recovery import ShardRecoveries
 from .service import CoordinatorService
 from .state.cluster import Cluster, ClusterOptions
-from .storage.etcd import EtcdPlace
+from .storage.etcd import EtcdAddress
 from .storage.state_file import StateFile
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class CoordinatorOptions:
     advertise: str | None = None
     insecure: bool = False
     state: Path | None = None
-    etcd: EtcdPlace | None = None
+    etcd: EtcdAddress | None = None
     metrics_port: int | None = None
     health_port: int | None = None
 
@@ -62,7 +62,7 @@ class CoordinatorOptions:
 class Coordinator:
     """A running coordinator."""
 
-    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: Recoveries, told: Advertised) -> None:
+    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, told: Advertised) -> None:
         self.cluster = cluster
         self.recoveries = recoveries
         self._server = server
@@ -124,9 +124,9 @@ async def coordinating(
     """
     async with contextlib.AsyncExitStack() as stack:
         save()
-        fleet = Fleet(cluster, written)
-        stack.push_async_callback(fleet.close)
-        service = CoordinatorService(cluster, fleet, save=save)
+        shard_calls = ShardCalls(cluster, written)
+        stack.push_async_callback(shard_calls.close)
+        service = CoordinatorService(cluster, shard_calls, save=save)
         stack.push_async_callback(service.close)
         service.go_on()
         leases = asyncio.get_running_loop().create_task(_watch_leases(service, cluster))

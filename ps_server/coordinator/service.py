@@ -14,13 +14,13 @@ from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, Sparser
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
-from .procedures.checkpoint_restore import Restores
-from .procedures.checkpoint_save import Saves
+from .procedures.checkpoint_restore import CheckpointRestores
+from .procedures.checkpoint_save import CheckpointSaves
 from .procedures.found_tables import FoundTablesOfJobs
-from .procedures.membership_change import Operations
-from .procedures.periodic_save import RowSaves
-from .procedures.shard_calls import Fleet
-from .procedures.shard_recovery import Recoveries
+from .procedures.membership_change import JobOperations
+from .procedures.periodic_save import PeriodicSaves
+from .procedures.shard_calls import ShardCalls
+from .procedures.shard_recovery import ShardRecoveries
 from .procedures.tables import Tables
 from .state.cluster import Cluster
 from .state.faults import Process
@@ -43,26 +43,31 @@ class CoordinatorService:
 
     Args:
         cluster: changed only here and by :meth:`expire_leases`.
-        fleet: reaches the shards.
+        shard_calls: reaches the shards.
         save: puts the cluster on disk (or nowhere); raises when it cannot, before anything is told to a shard.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, cluster: Cluster, fleet: Fleet, *, save: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        shard_calls: ShardCalls,
+        *,
+        save: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._save = save
-        self._operations = Operations(cluster, fleet, save)
+        self._operations = JobOperations(cluster, shard_calls, save)
         self._clock = clock
-        self._tables = Tables(cluster, fleet, save)
+        self._tables = Tables(cluster, shard_calls, save)
         self._membership_changed = asyncio.Condition()
-        self._found_tables = FoundTablesOfJobs(cluster, fleet)
-        self._saves = Saves(cluster, fleet, self._operations, save)
-        self._restores = Restores(cluster, fleet, self._operations, save, self._tables.lock)
-        self.recoveries = Recoveries(cluster, fleet, self._tables.lock, save)
-        self._row_saves = RowSaves(cluster, self._saves, save)
+        self._found_tables = FoundTablesOfJobs(cluster, shard_calls)
+        self._saves = CheckpointSaves(cluster, shard_calls, self._operations, save)
+        self._restores = CheckpointRestores(cluster, shard_calls, self._operations, save, self._tables.lock)
+        self.recoveries = ShardRecoveries(cluster, shard_calls, self._tables.lock, save)
+        self._row_saves = PeriodicSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: dict[int, asyncio.Task[None]] = {}  # shards that are told everything, by their instances
 
@@ -153,7 +158,7 @@ class CoordinatorService:
 
     async def _catch_up(self, shard: Shard, instance: int) -> None:
         try:
-            await self._fleet.catch_up(shard)
+            await self._shard_calls.catch_up(shard)
         finally:
             del self._telling[instance]
         log.info("shard %d serves at %s:%d", shard.index, *(shard.data or ("?", 0)))
@@ -169,7 +174,7 @@ class CoordinatorService:
             if shard.data is not None
         ]
         return pb.GetClusterReply(
-            cluster_id=self._cluster.cluster_id, route=self._fleet.route_message(), shards=addresses
+            cluster_id=self._cluster.cluster_id, route=self._shard_calls.route_message(), shards=addresses
         )
 
     # ---- tables
@@ -197,7 +202,7 @@ class CoordinatorService:
         """Removes what a table's policy no longer wants, on all shards at once."""
         self._cluster.check_ready()
         schema = self._cluster.registry.find(request.namespace, request.name)
-        reply = await self._fleet.sweep(schema.id, dry_run=request.dry_run, deadline_sec=context.time_remaining())
+        reply = await self._shard_calls.sweep(schema.id, dry_run=request.dry_run, deadline_sec=context.time_remaining())
         if not request.dry_run:
             log.info("table %s swept: %d rows removed", schema.full_name, sum(freed.rows for freed in reply.freed))
         return reply
@@ -376,7 +381,7 @@ class CoordinatorService:
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Everything for ``sparserow status``."""
         failure = self.recoveries.failure
-        return await status_message(self._cluster, self._fleet, now=self._clock(), failure=failure)
+        return await status_message(self._cluster, self._shard_calls, now=self._clock(), failure=failure)
 
     # ---- leases
 

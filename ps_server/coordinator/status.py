@@ -9,23 +9,27 @@ from dataclasses import asdict, replace
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
 from ...proto.schema_message import message_of_schema
-from .procedures.shard_calls import Fleet
+from .procedures.shard_calls import ShardCalls
 from .state.cluster import Cluster
 from .state.faults import Fault
 from .state.membership import Job
 from .state.shards import Shard
 
 
-async def status_message(cluster: Cluster, fleet: Fleet, *, now: float, failure: str = "") -> pb.GetStatusReply:
+async def status_message(
+    cluster: Cluster, shard_calls: ShardCalls, *, now: float, failure: str = ""
+) -> pb.GetStatusReply:
     """The whole status; a shard that does not answer is shown with its problem.
 
     Args:
-        cluster, fleet: what is shown.
+        cluster, shard_calls: what is shown.
         now: of the clock of leases.
         failure: why a shard cannot come back alone; empty: none failed to.
     """
     steps: dict[int, int] = {}  # by job id
-    shards = await asyncio.gather(*(_shard_status(cluster, fleet, shard, steps) for shard in cluster.shards.shards))
+    shards = await asyncio.gather(
+        *(_shard_status(cluster, shard_calls, shard, steps) for shard in cluster.shards.shards)
+    )
     damage = cluster.damage.text if cluster.damage is not None else ""
     away = cluster.shards.problem()
     problem = "; ".join(filter(None, (away, failure))) if away else damage
@@ -54,7 +58,9 @@ def fault_message(fault: Fault) -> pb.Fault:
     return pb.Fault(**asdict(fault))
 
 
-async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dict[int, int]) -> pb.ShardStatus:
+async def _shard_status(
+    cluster: Cluster, shard_calls: ShardCalls, shard: Shard, steps: dict[int, int]
+) -> pb.ShardStatus:
     status = pb.ShardStatus(
         shard=shard.index,
         state=shard.phase.name,
@@ -70,7 +76,7 @@ async def _shard_status(cluster: Cluster, fleet: Fleet, shard: Shard, steps: dic
     if not shard.is_live:
         return status
     try:
-        stats = await fleet.stats(shard)
+        stats = await shard_calls.stats(shard)
     except SparserowError as error:
         status.problem = str(error)
         return status

@@ -29,7 +29,7 @@ _LONGEST_WAIT_SEC = 600.0  # for such a place; then the process ends with the re
 
 
 @dataclass(frozen=True)
-class Place:
+class Registration:
     """What the coordinator gave to this process; all but the lineage is fixed for its life."""
 
     cluster_id: int
@@ -62,7 +62,7 @@ class CoordinatorLink:
         self._instance = secrets.randbits(63) + 1
         self._control = pb.Address(host=control[0], port=control[1])
         self._data: pb.Address | None = None
-        self._place: Place | None = None
+        self._place: Registration | None = None
         self._lease_sec = 10.0
         self._draining = False
         self._channels = {each: open_aio_channel(each) for each in self._addresses.all}
@@ -76,7 +76,7 @@ class CoordinatorLink:
     def _peer(self) -> str:
         return f"coordinator {self._addresses.now}"
 
-    async def register(self) -> Place:
+    async def register(self) -> Registration:
         """Claims the shard, or claims it again from a restarted coordinator. Waits, for 10 minutes at most, while the
         process that has the place is silent, or the job ends that is in the way.
 
@@ -96,7 +96,7 @@ class CoordinatorLink:
         reply = await self._call("RegisterShard", request)
         if reply.HasField("wait"):
             reply = await self._wait_for_place(request, reply.wait)
-        place = Place(reply.cluster_id, reply.slot_count, reply.lineage)
+        place = Registration(reply.cluster_id, reply.slot_count, reply.lineage)
         # The lineage is raised by a restore, which tells it to this process itself.
         if self._place is not None and self._place.identity != place.identity:
             raise FailedPrecondition(f"{self._peer} gave {place} and before that {self._place}; restart this shard")

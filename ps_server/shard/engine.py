@@ -21,11 +21,11 @@ from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security.security import Security, process_security
 from ...proto.shard_protocol import SHARD_PROTOCOL
-from .coordinator_link import Place
+from .coordinator_link import Registration
 from .follow_gate import FollowGate
 from .load import hottest_share, load_message, staleness_buckets, tier_message
 from .native_schema import native_schema
-from .periodic_thread import Sweeper
+from .periodic_thread import PeriodicThread
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ShardEngine:
         FailedPrecondition: another process uses it, or this build has no SSD tier.
     """
 
-    def __init__(self, options: EngineOptions, place: Place) -> None:
+    def __init__(self, options: EngineOptions, place: Registration) -> None:
         self.cluster_id = place.cluster_id
         self._slot_count = place.slot_count
         self._memory_budget_bytes = options.memory_budget_bytes
@@ -102,7 +102,7 @@ class ShardEngine:
         self._slot_share = 1.0  # of all slots, this shard's
         self._swept: set[int] = set()  # tables whose policy removes rows
         self._sweep_lock = threading.Lock()  # one sweep at a time
-        self._sweeper = Sweeper(self.sweep_all, options.sweep_every_sec)
+        self._sweeper = PeriodicThread(self.sweep_all, options.sweep_every_sec)
         self.follow_gate = FollowGate(options.shard)
 
     @property

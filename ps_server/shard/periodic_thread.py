@@ -8,7 +8,7 @@ from collections.abc import Callable
 _STOP_DEADLINE_SEC = 10.0
 
 
-class Sweeper:
+class PeriodicThread:
     """Runs ``sweep`` every ``every_sec`` seconds, counted from the end of one to the start of the next.
 
     Args:

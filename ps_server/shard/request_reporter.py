@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...cpp_ext import _server
 from ...proto.errors import error_of
-from .periodic_thread import Sweeper
+from .periodic_thread import PeriodicThread
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -29,7 +29,7 @@ class RequestReporter:
     def __init__(self, server: _server.Server, shard: int, tracer: Tracer | None) -> None:
         self._server, self._shard, self._tracer = server, shard, tracer
         server.keep_spans(tracer is not None)
-        self._thread = Sweeper(self.report, _EVERY_SEC)
+        self._thread = PeriodicThread(self.report, _EVERY_SEC)
 
     def report(self) -> None:
         """Logs and exports what has come since the last time."""

@@ -21,8 +21,8 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spars
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
 from ...proto.security.security import Security, loaded_security
 from ...proto.whole_numbers import whole_numbers
-from .replica_map import ServingView, TableShape
-from .replica_pool import Asked, Fleet, FleetOptions, split_addresses
+from .replica_map import ReplicaMap, TableShape
+from .replica_pool import Asked, ReplicaPool, ReplicaPoolOptions, split_addresses
 
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number
@@ -91,7 +91,7 @@ class ServingClient(Closing):
         deadline_sec: float = 5.0,
         security: Security | str | Path | None = None,
     ) -> None:
-        options = FleetOptions(
+        options = ReplicaPoolOptions(
             split_addresses(addresses),
             connections=connections,
             hedge_ms=hedge_ms,
@@ -103,17 +103,17 @@ class ServingClient(Closing):
         self._security = options.security
         self._lock = threading.Lock()
         self._version: int | None = None
-        self._fleet = Fleet(options)
+        self._pool = ReplicaPool(options)
         try:
-            self.model, self._which = parse_model(model or _only_model(self._fleet.view))
+            self.model, self._which = parse_model(model or _only_model(self._pool.view))
             self._resolve(0)
         except BaseException:
-            self._fleet.close()
+            self._pool.close()
             raise
 
     def close(self) -> None:
         """Ends the connections when the last call has returned."""
-        self._fleet.close()
+        self._pool.close()
 
     @property
     def security(self) -> Security:
@@ -161,11 +161,11 @@ class ServingClient(Closing):
                 [_table_of(self.model, name, shapes, keys) for name, keys in keys_of.items()],
                 deadline,
             )
-            parts, answers = self._fleet.ask(asked)
+            parts, answers = self._pool.ask(asked)
             given_up = any(answer is not None and answer[1] == _NOT_FOUND for answer in answers)
             if not given_up or is_last:  # a version that was just given up: look again at what is served
                 break
-            self._fleet.refresh()
+            self._pool.refresh()
         errors = tuple(error_of(answer[1], answer[2]) for answer in answers if answer is not None and answer[1])
         if errors and len(errors) == sum(answer is not None for answer in answers):
             raise errors[0]
@@ -180,20 +180,20 @@ class ServingClient(Closing):
     @property
     def generation(self) -> int:
         """Rises when processes come or go; what :meth:`shards` gave before may be of one that is gone."""
-        return self._fleet.generation
+        return self._pool.generation
 
     def shards(self, version: int | None = None) -> tuple[_client.LookupShards, int, dict[str, TableShape]]:
         """For a session whose ops read this model: its shards, the version, and its tables."""
         found, shapes = self._resolve(0)
         if version is not None:
-            shapes = self._fleet.view.versions.get(self.model, {}).get(version, {})
+            shapes = self._pool.view.versions.get(self.model, {}).get(version, {})
             if not shapes:
                 raise NotFound(f"model {self.model}@{version}: is not served")
             found = version
-        return self._fleet.shards(handle_of(self.model, found)), found, shapes
+        return self._pool.shards(handle_of(self.model, found)), found, shapes
 
     def _resolve(self, routing: int) -> tuple[int, dict[str, TableShape]]:
-        view = self._fleet.view
+        view = self._pool.view
         with self._lock:
             version, canary, share = view.alias(self.model, self._which, self._version)
             self._version = version
@@ -277,7 +277,7 @@ def _table_of(
     return shape.id, shape.schema_version, shape.dim, keys
 
 
-def _only_model(view: ServingView) -> str:
+def _only_model(view: ReplicaMap) -> str:
     if len(view.versions) != 1:
         known = ", ".join(sorted(view.versions)) or "none"
         raise InvalidArgument(f"ServingClient: model: is missing, as several are served; allowed: {known}")

@@ -22,7 +22,7 @@ from ...proto.errors import (
 )
 from ...proto.grpc_status import error_of_status
 from ...proto.security.security import Security, open_channel
-from .shard_assignment import Place
+from .shard_assignment import ShardAssignment
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TableShape:
 
 
 @dataclass(frozen=True)
-class ServingView:
+class ReplicaMap:
     """The serving processes at one moment.
 
     Attributes:
@@ -78,7 +78,7 @@ class ServingView:
 
 def fetch_view(
     addresses: Sequence[str], *, local: bool, deadline_sec: float, security: Security | None = None
-) -> ServingView:
+) -> ReplicaMap:
     """Asks every address what it serves; those that do not answer are left out.
 
     Args:
@@ -109,8 +109,8 @@ def fetch_view(
                 f"serving shard {shard} of {shards}: none of the given addresses answers for it"
                 + (f" ({failure})" if failure is not None else "")
             )
-    place = Place(0, shards)
-    return ServingView(
+    place = ShardAssignment(0, shards)
+    return ReplicaMap(
         slot_owner=place.owners(ready[0].slot_count),
         route_epoch=place.route_epoch,
         endpoints=tuple(

@@ -23,7 +23,7 @@ from ...proto.errors import (
     SparserowError,
 )
 from ...proto.security.security import Security, loaded_security
-from .replica_map import ServingView, fetch_view
+from .replica_map import ReplicaMap, fetch_view
 
 _HEDGE_THREADS = 32
 _ASIDE_SEC = 1.0  # for so long a replica that did not answer is asked after the others
@@ -33,8 +33,8 @@ _SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number)
 
 
 @dataclass(frozen=True)
-class FleetOptions:
-    """How a fleet is reached.
+class ReplicaPoolOptions:
+    """How a pool is reached.
 
     Args:
         addresses: ``HOST:PORT`` of gRPC of the processes: all shards and replicas.
@@ -83,7 +83,7 @@ class Asked:
     deadline: float
 
 
-class Fleet:
+class ReplicaPool:
     """Thread-safe; ``close`` ends its thread.
 
     Args:
@@ -93,7 +93,7 @@ class Fleet:
         Unavailable: no process answers for some shard.
     """
 
-    def __init__(self, options: FleetOptions) -> None:
+    def __init__(self, options: ReplicaPoolOptions) -> None:
         self._options = options
         self._turn = itertools.count(random.randrange(1 << 16))  # clients that start together begin with different ones
         self._aside: dict[int, float] = {}  # by rank of replica: until when (monotonic)
@@ -113,7 +113,7 @@ class Fleet:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def view(self) -> ServingView:
+    def view(self) -> ReplicaMap:
         """What is served, as it was seen last."""
         with self._lock:
             return self._view
@@ -223,13 +223,13 @@ class Fleet:
             raise DeadlineExceeded("lookup: no replica answered within the deadline")
         return best
 
-    def _fetch(self) -> ServingView:
+    def _fetch(self) -> ReplicaMap:
         options = self._options
         return fetch_view(
             options.addresses, local=options.local, deadline_sec=options.deadline_sec, security=options.security
         )
 
-    def _connect(self, view: ServingView) -> list[list[_client.LookupClient]]:
+    def _connect(self, view: ReplicaMap) -> list[list[_client.LookupClient]]:
         """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
         most = max(len(replicas) for replicas in view.endpoints)
         shown = loaded_security(self._options.security).native_client()

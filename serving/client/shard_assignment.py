@@ -12,7 +12,7 @@ from ...proto.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardAssignment:
     """Shard ``shard`` of ``shards``, and which of its replicas.
 
     The number of shards is serving's own; slots are those of the cluster that trained the model.
@@ -30,7 +30,7 @@ class Place:
             )
 
     @staticmethod
-    def parse(shard: str, replica: int = 0) -> Place:
+    def parse(shard: str, replica: int = 0) -> ShardAssignment:
         """From ``I/N``.
 
         Raises:
@@ -39,7 +39,7 @@ class Place:
         match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", shard)
         if match is None:
             raise InvalidArgument(f"--shard {shard!r} is not allowed; allowed: I/N, such as 0/1")
-        return Place(int(match[1]), int(match[2]), replica)
+        return ShardAssignment(int(match[1]), int(match[2]), replica)
 
     @property
     def route_epoch(self) -> int:

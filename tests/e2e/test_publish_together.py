@@ -11,7 +11,7 @@ import pytest
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry
-from sparserow.serving.client.shard_assignment import Place
+from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.loaded_version import load_version
 from sparserow.worker.publish.publishing import Publication, publish_from
 from sparserow_process import Launcher
@@ -46,7 +46,7 @@ def test_a_publication_that_fails_leaves_the_one_beside_it_alone(tmp_path: Path)
             version = good.result(120)
         registry = ModelRegistry(root)
         assert registry.versions("ctr") == [version]
-        loaded = load_version(registry, registry.manifest("ctr", version), Place())
+        loaded = load_version(registry, registry.manifest("ctr", version), ShardAssignment())
         assert loaded.store.stats()[0].rows == len(KEYS)
         assert registry.resolve("ctr", "live").version == version
         assert publish_from(session.catalog, "ads", Publication("ctr", root)).version == 3, "numbers are used once"

@@ -13,7 +13,7 @@ import sparserow as sr
 from sparserow.cpp_ext import _server
 from sparserow.proto.published.registry import Alias, ModelRegistry
 from sparserow.serving import versions as served_models
-from sparserow.serving.client.shard_assignment import Place
+from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.versions import ModelsOptions, Served, ServedModels
 from sparserow_process import wait_until
 
@@ -85,7 +85,7 @@ class Follower:
 def models(monkeypatch: pytest.MonkeyPatch) -> ServedModels:
     """Versions 1 and 2 are loaded, and 1 is live; both follow."""
     server: Any = SimpleNamespace(set_model=lambda *_, **__: None)
-    made = ServedModels(None, server, ModelsOptions((("ctr", "live"),), Place()))
+    made = ServedModels(None, server, ModelsOptions((("ctr", "live"),), ShardAssignment()))
     monkeypatch.setattr(made, "_registry", SimpleNamespace(resolve=lambda *_: made.named, folder=lambda *_: None))
     monkeypatch.setattr(served_models, "newest_number", lambda _: 0)
     for version in (1, 2):

@@ -1,4 +1,4 @@
-"""Serving processes as a fleet: any of them answers for every key, canaries get their share, an alias moves under full
+"""Serving processes as a pool: any of them answers for every key, canaries get their share, an alias moves under full
 load, and what does not answer in time leaves a partial result."""
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.serving.client.shard_assignment import Place
+from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.row_memory import RowMemory
 from sparserow_process import Launcher, free_port, wait_until
 
@@ -84,10 +84,10 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path, launcher: Launcher) -> N
 @pytest.mark.ssd
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     memory = RowMemory(16 << 20, os.fspath(tmp_path))
-    store = memory.make_store(64, 7, Place(), "a b@1")
+    store = memory.make_store(64, 7, ShardAssignment(), "a b@1")
     (tmp_path / "serving-0-1-0" / "left-over").mkdir()
-    memory.remove_unused(Place())
+    memory.remove_unused(ShardAssignment())
     assert [folder.name for folder in (tmp_path / "serving-0-1-0").iterdir()] == ["a_b@1-0000000000000007"]
     del store
-    memory.remove_unused(Place())
+    memory.remove_unused(ShardAssignment())
     assert not list((tmp_path / "serving-0-1-0").iterdir())

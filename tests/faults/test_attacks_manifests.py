@@ -21,7 +21,7 @@ from sparserow.proto.published.dense import read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.serving import versions as served_models
-from sparserow.serving.client.shard_assignment import Place
+from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.versions import ModelsOptions, ServedModels
 from sparserow_process import Launcher, wait_until
 
@@ -102,7 +102,7 @@ def root(tmp_path: Path) -> Path:
 def models(root: Path) -> Iterator[ServedModels]:
     """What a serving process has: version 1 is loaded and live."""
     server = _server.Server(_server.Store(slot_count=SLOT_COUNT))
-    made = ServedModels(ModelRegistry(str(root)), server, ModelsOptions((("ctr", "live"),), Place()))
+    made = ServedModels(ModelRegistry(str(root)), server, ModelsOptions((("ctr", "live"),), ShardAssignment()))
     made.refresh()
     assert made.problems() == {}
     yield made

@@ -18,7 +18,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded
 from sparserow.proto.schema import SGD, Constant, TableSchema
 from sparserow.proto.schema_message import message_of_schema
-from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
+from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.service import CoordinatorService
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
@@ -87,18 +87,18 @@ def test_a_shard_that_takes_long_to_be_told_serves_all_the_same() -> None:
 
     async def run() -> None:
         cluster = Cluster.create(ClusterOptions(shards=1, slot_count=64))
-        fleet = Slow(cluster)
-        service = CoordinatorService(cluster, fleet, save=lambda: None)  # type: ignore[arg-type]
+        shard_calls = Slow(cluster)
+        service = CoordinatorService(cluster, shard_calls, save=lambda: None)  # type: ignore[arg-type]
         address = pb.Address(host="127.0.0.1", port=7)
         await service.RegisterShard(pb.RegisterShardRequest(instance=5, control=address), None)
         beat = pb.ShardHeartbeatRequest(instance=5, data=address)
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(service.ShardHeartbeat(beat, None), 0.05)
-        assert fleet.told == 1
-        fleet.gate.set()
+        assert shard_calls.told == 1
+        shard_calls.gate.set()
         await service.ShardHeartbeat(beat, None)
-        assert (cluster.shards.problem(), fleet.told) == ("", 1)
+        assert (cluster.shards.problem(), shard_calls.told) == ("", 1)
         await service.close()
 
     asyncio.run(asyncio.wait_for(run(), 120))
@@ -121,14 +121,14 @@ def test_a_change_whose_caller_is_gone_reaches_the_shard_that_was_busy(method: s
 
     async def run() -> None:
         cluster = Cluster.create(ClusterOptions(shards=2, slot_count=64))
-        fleet = Fleet(cluster)
+        shard_calls = ShardCalls(cluster)
         links = [Link(), Link()]
         for index, link in enumerate(links):
             place = {"instance": 5, "control": ("127.0.0.1", 7)}
             cluster.shards.register(index, **place, pid=1, tables=0, now=0.0)  # type: ignore[arg-type]
             cluster.shards.mark_serving(index, 5)
-            fleet._links[index] = link  # type: ignore[assignment]
-        service = CoordinatorService(cluster, fleet, save=lambda: None)
+            shard_calls._links[index] = link  # type: ignore[assignment]
+        service = CoordinatorService(cluster, shard_calls, save=lambda: None)
         create = pb.CreateTableRequest(schema=message_of_schema(SCHEMA))
         if method == "DropTable":
             await service.CreateTable(create, None)

@@ -22,7 +22,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import NotLeader
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.storage.etcd import EtcdPlace, EtcdSeat
+from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat
 from sparserow_process import Launcher, free_port, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)")
@@ -57,7 +57,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 
 
 def seat(etcd: Etcd, address: str) -> EtcdSeat:
-    return EtcdSeat(EtcdPlace(f"etcd://{etcd.endpoint}/tests/one"), address, 2, lambda: None)
+    return EtcdSeat(EtcdAddress(f"etcd://{etcd.endpoint}/tests/one"), address, 2, lambda: None)
 
 
 def lead(one: EtcdSeat) -> int:
@@ -111,9 +111,9 @@ def test_a_write_waits_for_etcd_as_long_as_the_term_lasts(etcd: Etcd) -> None:
 def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
     for url in ("etcd://h:1", "etcd:///a", "etc://h:1/a", "etcd://h/a"):
         with pytest.raises(InvalidArgument, match="--state"):
-            EtcdPlace(url)
+            EtcdAddress(url)
     with pytest.raises(InvalidArgument, match="needs --security"):
-        EtcdPlace("etcds://h:1/a")
+        EtcdAddress("etcds://h:1/a")
     one = seat(etcd, "a:1")
     term = lead(one)
     key = one._place.state_key

@@ -14,8 +14,8 @@ import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.schema import SGD, TableSchema, Uniform
-from sparserow.serving.client.shard_assignment import Place
-from sparserow.serving.live_sync import NO_HOLD, Follower, FollowOptions, HoldOptions
+from sparserow.serving.client.shard_assignment import ShardAssignment
+from sparserow.serving.live_sync import NO_THRESHOLD, Follower, FollowOptions, ThresholdOptions
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
@@ -46,7 +46,7 @@ def empty_version(side: TrainingSide) -> LoadedVersion:
 class ServingSide:
     """A process's version and follower; killed, it begins anew from what it had when it was last saved."""
 
-    def __init__(self, side: TrainingSide, place: Place, hold: HoldOptions = NO_HOLD) -> None:
+    def __init__(self, side: TrainingSide, place: ShardAssignment, hold: ThresholdOptions = NO_THRESHOLD) -> None:
         self.side, self.place, self.hold = side, place, hold
         self.saved: tuple[dict[int, tuple], np.ndarray] = ({}, np.zeros(side.slot_count, np.uint64))
         self.version = empty_version(side)
@@ -84,8 +84,8 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    holds = (NO_HOLD, HoldOptions(updates=3, longest_sec=0.5), HoldOptions(move=0.2, longest_sec=0.5))
-    serving = [ServingSide(side, Place(shard, 3), hold) for shard, hold in enumerate(holds)]
+    holds = (NO_THRESHOLD, ThresholdOptions(updates=3, longest_sec=0.5), ThresholdOptions(move=0.2, longest_sec=0.5))
+    serving = [ServingSide(side, ShardAssignment(shard, 3), hold) for shard, hold in enumerate(holds)]
     saved = [side.save(shard) for shard in range(side.shards)]
     acts: dict[str, int] = {}
     end = time.monotonic() + SECONDS
@@ -139,7 +139,7 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
 
 
 def test_freshness_is_counted(side: TrainingSide) -> None:
-    serving = ServingSide(side, Place())
+    serving = ServingSide(side, ShardAssignment())
     wait_until(lambda: serving.live_sync.is_complete, "the first pages")
     keys = np.arange(200, dtype=np.uint64)
     side.push(11, keys, np.ones((200, DIM), np.float32))
@@ -153,7 +153,7 @@ def test_freshness_is_counted(side: TrainingSide) -> None:
 def test_another_cluster_or_schema_is_refused(side: TrainingSide) -> None:
     version = empty_version(side)
     version.cluster_id = 99
-    owned = Place().owned(side.slot_count)
+    owned = ShardAssignment().owned(side.slot_count)
     options = FollowOptions(side.address, "test")
     with pytest.raises(FailedPrecondition, match="was trained by cluster 0000000000000063, not by 0000000000001234"):
         Follower(version, owned, options)

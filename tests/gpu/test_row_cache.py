@@ -28,7 +28,7 @@ def set_of(table_id: int, key: int, sets: int) -> int:
 
 
 @dataclass
-class Place:
+class CachedRow:
     table_id: int = 0
     key: int = 0
     version: int = NO_VERSION
@@ -48,10 +48,10 @@ class PlainRows:
     """The rules, one key after another."""
 
     def __init__(self, sets: int) -> None:
-        self.sets = [[Place() for _ in range(WAYS)] for _ in range(sets)]
+        self.sets = [[CachedRow() for _ in range(WAYS)] for _ in range(sets)]
         self.replaced, self.call = [0] * sets, 0
 
-    def find(self, table_id: int, key: int) -> tuple[int, Place | None]:
+    def find(self, table_id: int, key: int) -> tuple[int, CachedRow | None]:
         index = set_of(table_id, key, len(self.sets))
         return index, next((p for p in self.sets[index] if (p.table_id, p.key) == (table_id, key)), None)
 
@@ -77,7 +77,7 @@ class PlainRows:
             place.table_id, place.key, place.version, place.validated = table_id, key, version, validated
             place.used, place.row = self.call, tuple(row)
 
-    def make_room(self, index: int) -> Place:
+    def make_room(self, index: int) -> CachedRow:
         places = self.sets[index]
         least = min(places, key=lambda p: (p.table_id != 0, p.uses, p.used))
         if least.table_id != 0:

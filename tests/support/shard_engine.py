@@ -8,7 +8,7 @@ from typing import Any
 
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.errors import error_of
-from sparserow.ps_server.shard.coordinator_link import Place
+from sparserow.ps_server.shard.coordinator_link import Registration
 from sparserow.ps_server.shard.engine import EngineOptions, ShardEngine
 
 
@@ -23,7 +23,7 @@ def lone_engine(*, slot_count: int, **options: Any) -> Iterator[ShardEngine]:
     for native in (_client, _server):
         native.set_error_factory(error_of)
     given = {"shard": 0, "host": "127.0.0.1", "port": 0, "memory_budget_bytes": 0, "io_threads": 1, **options}
-    engine = ShardEngine(EngineOptions(**given), Place(cluster_id=1, slot_count=slot_count, lineage=1))
+    engine = ShardEngine(EngineOptions(**given), Registration(cluster_id=1, slot_count=slot_count, lineage=1))
     try:
         yield engine
     finally:

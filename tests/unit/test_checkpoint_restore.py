@@ -14,9 +14,9 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError, Unavailable
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.procedures.checkpoint_restore import Restores
-from sparserow.ps_server.coordinator.procedures.checkpoint_save import Saves
-from sparserow.ps_server.coordinator.procedures.membership_change import Operations
+from sparserow.ps_server.coordinator.procedures.checkpoint_restore import CheckpointRestores
+from sparserow.ps_server.coordinator.procedures.checkpoint_save import CheckpointSaves
+from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
 
@@ -84,10 +84,10 @@ def cluster(tmp_path: Path) -> Cluster:
     return made
 
 
-def restored(cluster: Cluster, fleet: FakeFleet, disk: Disk, url: Path) -> pb.RestoreReply:
+def restored(cluster: Cluster, shard_calls: FakeFleet, disk: Disk, url: Path) -> pb.RestoreReply:
     async def scene() -> pb.RestoreReply:
-        operations = Operations(cluster, fleet, disk.save)  # type: ignore[arg-type]
-        restores = Restores(cluster, fleet, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
+        operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
         try:
             return await restores.restore(pb.RestoreRequest(url=str(url)))
         finally:
@@ -97,52 +97,54 @@ def restored(cluster: Cluster, fleet: FakeFleet, disk: Disk, url: Path) -> pb.Re
 
 
 def test_rows_are_verified_and_refused_before_they_go(cluster: Cluster, tmp_path: Path) -> None:
-    fleet = FakeFleet(cluster)
-    assert restored(cluster, fleet, Disk(), tmp_path).rows == 7
-    assert fleet.stages == ["verify", "refuse", "load", "open"]
+    shard_calls = FakeFleet(cluster)
+    assert restored(cluster, shard_calls, Disk(), tmp_path).rows == 7
+    assert shard_calls.stages == ["verify", "refuse", "load", "open"]
     assert (cluster.damage, cluster.rows_source) == (None, (str(tmp_path), "save-000001"))
-    fleet.rows = 0
-    fleet.stages.clear()
-    restored(cluster, fleet, Disk(), tmp_path)
-    assert fleet.stages == ["refuse", "load", "open"], "an empty cluster has nothing to lose"
+    shard_calls.rows = 0
+    shard_calls.stages.clear()
+    restored(cluster, shard_calls, Disk(), tmp_path)
+    assert shard_calls.stages == ["refuse", "load", "open"], "an empty cluster has nothing to lose"
 
 
 @pytest.mark.parametrize("stage", ["verify", "refuse", "disk"])
 def test_what_fails_before_a_table_is_emptied_changes_nothing(cluster: Cluster, tmp_path: Path, stage: str) -> None:
-    fleet, disk = FakeFleet(cluster), Disk()
-    fleet.fails_at = stage
+    shard_calls, disk = FakeFleet(cluster), Disk()
+    shard_calls.fails_at = stage
     if stage == "disk":
         disk.left = 0
     with pytest.raises(SparserowError, match=f"{stage} (failed|is full)"):
-        restored(cluster, fleet, disk, tmp_path)
-    assert "load" not in fleet.stages
-    assert (cluster.damage, cluster.rows_source, fleet.refused) == (None, ("/before", "save-000001"), [])
+        restored(cluster, shard_calls, disk, tmp_path)
+    assert "load" not in shard_calls.stages
+    assert (cluster.damage, cluster.rows_source, shard_calls.refused) == (None, ("/before", "save-000001"), [])
 
 
 @pytest.mark.parametrize("stage", ["load", "disk"])
 def test_what_fails_afterwards_is_damage(cluster: Cluster, tmp_path: Path, stage: str) -> None:
-    fleet, disk = FakeFleet(cluster), Disk()
-    fleet.fails_at = stage
+    shard_calls, disk = FakeFleet(cluster), Disk()
+    shard_calls.fails_at = stage
     if stage == "disk":
         disk.left = 1
     with pytest.raises(SparserowError, match=f"{stage} (failed|is full)"):
-        restored(cluster, fleet, disk, tmp_path)
+        restored(cluster, shard_calls, disk, tmp_path)
     assert cluster.damage is not None
     assert stage in cluster.damage.failure
-    assert fleet.refused == sorted(cluster.damage.table_ids) == [schema.id for schema in cluster.registry.tables()]
+    assert (
+        shard_calls.refused == sorted(cluster.damage.table_ids) == [schema.id for schema in cluster.registry.tables()]
+    )
     again = Cluster.from_document(cluster.to_document(), ClusterOptions(shards=1, slot_count=64), now=0.0)
     assert again.damage == cluster.damage
     with pytest.raises(FailedPrecondition, match=r"the cluster is damaged, since the restore of .*save-000001 failed"):
         again.check_whole()
-    fleet.fails_at = ""
-    restored(cluster, fleet, Disk(), tmp_path)
-    assert (cluster.damage, fleet.refused) == (None, [])
+    shard_calls.fails_at = ""
+    restored(cluster, shard_calls, Disk(), tmp_path)
+    assert (cluster.damage, shard_calls.refused) == (None, [])
 
 
 def test_a_cut_that_falls_into_a_restore_is_no_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     async def scene() -> None:
-        fleet = FakeFleet(cluster)
-        saves = Saves(cluster, fleet, Operations(cluster, fleet, lambda: None), lambda: None)  # type: ignore[arg-type]
+        shard_calls = FakeFleet(cluster)
+        saves = CheckpointSaves(cluster, shard_calls, JobOperations(cluster, shard_calls, lambda: None), lambda: None)  # type: ignore[arg-type]
         name = (await saves.begin(pb.BeginSaveRequest(url=str(tmp_path)))).name
         with pytest.raises(Unavailable, match="rows were restored while the cut was taken; save again"):
             await saves.enter(pb.EnterSaveRequest(url=str(tmp_path), name=name, keep=1))

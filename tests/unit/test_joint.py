@@ -341,10 +341,10 @@ def test_an_unbound_table_says_so(session: sr.Session) -> None:
 
 def test_copies_share_the_table(session: sr.Session) -> None:
     model = distributed(session)
-    twin, unpickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    for other in (twin, unpickled):
+    duplicate, unpickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for other in (duplicate, unpickled):
         torch.testing.assert_close(other(*batch(1)), model(*batch(1)))
-    (twin(*batch(2)) ** 2).mean().backward()
+    (duplicate(*batch(2)) ** 2).mean().backward()
     assert session.step()
     held = [name for name in model.state_dict() if "one" in name or "bag" in name]
     assert all(name.endswith("._extra_state") for name in held), "handles, no rows"

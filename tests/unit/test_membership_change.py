@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 from sparserow.proto.errors import Unavailable
-from sparserow.ps_server.coordinator.procedures.membership_change import Operations
+from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
-from sparserow.ps_server.coordinator.state.roster import Key, Roster, Window
+from sparserow.ps_server.coordinator.state.roster import Roster, Window, WorkerKey
 
 OPTIONS = ClusterOptions(shards=2, slot_count=64)
 
@@ -24,7 +24,7 @@ class Call:
     name: str
     job_id: int
     operation: int
-    fence: Sequence[Key] = ()
+    fence: Sequence[WorkerKey] = ()
     lease_sec: float = 0.0
     all_or_none: bool = True
 
@@ -46,8 +46,8 @@ class ToldShards:
         self.calls.append(call)
 
     async def hold_job(
-        self, job_id: int, operation: int, fence: Sequence[Key], lease_sec: float = 0.0
-    ) -> list[dict[Key, Window]]:
+        self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
+    ) -> list[dict[WorkerKey, Window]]:
         self._note(Call("hold", job_id, operation, fence, lease_sec))
         return [{}, {}]
 
@@ -64,8 +64,8 @@ def gathered() -> tuple[Cluster, list[Ticket]]:
     return cluster, tickets
 
 
-def settle(cluster: Cluster, shards: ToldShards, job_id: int) -> Operations:
-    operations = Operations(cluster, shards, lambda: None)  # type: ignore[arg-type]
+def settle(cluster: Cluster, shards: ToldShards, job_id: int) -> JobOperations:
+    operations = JobOperations(cluster, shards, lambda: None)  # type: ignore[arg-type]
     asyncio.run(operations.settle(job_id))
     return operations
 
@@ -102,7 +102,7 @@ def test_what_could_not_be_told_is_told_the_next_time() -> None:
     cluster, tickets = gathered()
     settle(cluster, ToldShards(), tickets[0].job_id)
     shards = ToldShards()
-    operations = Operations(cluster, shards, lambda: None)  # type: ignore[arg-type]
+    operations = JobOperations(cluster, shards, lambda: None)  # type: ignore[arg-type]
     shards.away = "tell"
     with pytest.raises(Unavailable, match="shard 1"):
         asyncio.run(operations.settle(tickets[0].job_id))
@@ -119,7 +119,7 @@ def test_the_generation_that_a_restore_puts_on_the_shards_is_saved_before_it_is_
     told: list[int] = []
 
     async def restore() -> None:
-        operations = Operations(cluster, ToldShards(), lambda: saved.append(json.dumps(cluster.to_document())))  # type: ignore[arg-type]
+        operations = JobOperations(cluster, ToldShards(), lambda: saved.append(json.dumps(cluster.to_document())))  # type: ignore[arg-type]
         await operations.settle(tickets[0].job_id)
 
         async def load(windows: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from sparserow.ps_server.coordinator.state.membership import Ticket
-from sparserow.ps_server.coordinator.state.roster import Key, Roster, Window
+from sparserow.ps_server.coordinator.state.roster import Roster, Window, WorkerKey
 
 ZERO, ONE = Ticket(1, 0, 10, 1), Ticket(1, 1, 11, 1)
-KEYS: list[Key] = [(10, 1), (11, 1)]
+KEYS: list[WorkerKey] = [(10, 1), (11, 1)]
 
 
 def of(staleness: int | None) -> Roster:
@@ -16,7 +16,7 @@ def of(staleness: int | None) -> Roster:
     return roster
 
 
-def reports(*shards: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[Key, Window]]:
+def reports(*shards: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[WorkerKey, Window]]:
     """For each shard (sequence, step) of both workers."""
     return [{key: Window(*window) for key, window in zip(KEYS, shard, strict=True)} for shard in shards]
 

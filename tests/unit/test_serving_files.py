@@ -13,7 +13,7 @@ from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.published.manifest import MANIFEST, Manifest, ServedDtype
 from sparserow.proto.published.model_names import parse_model
 from sparserow.proto.published.registry import ModelRegistry
-from sparserow.serving.client.shard_assignment import Place
+from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.loaded_version import load_version
 
 
@@ -31,7 +31,7 @@ def test_a_version_loads_as_it_was_published(
     manifest = write_version(str(tmp_path), "ctr", rows, dtype)
     registry = ModelRegistry(str(tmp_path))
     assert registry.manifest("ctr", 1) == manifest
-    loaded = load_version(registry, manifest, Place())
+    loaded = load_version(registry, manifest, ShardAssignment())
     got, versions, found = loaded.store.pull(77, np.arange(300, dtype=np.uint64) * np.uint64(7))
     assert found.all()
     np.testing.assert_array_equal(versions, np.arange(1, 301, dtype=np.uint64) + np.uint64(1 << 48))
@@ -42,7 +42,7 @@ def test_a_version_loads_as_it_was_published(
 def test_shards_share_a_version_out(tmp_path: Path, rows: np.ndarray) -> None:
     manifest = write_version(str(tmp_path), "ctr", rows)
     registry = ModelRegistry(str(tmp_path))
-    counts = [load_version(registry, manifest, Place(shard, 3)).store.stats()[0].rows for shard in range(3)]
+    counts = [load_version(registry, manifest, ShardAssignment(shard, 3)).store.stats()[0].rows for shard in range(3)]
     assert sum(counts) == 300
     assert min(counts) > 50
 
@@ -55,13 +55,13 @@ def test_a_damaged_part_is_refused_and_named(tmp_path: Path, rows: np.ndarray) -
     data[-5] ^= 1
     part.write_bytes(data)
     with pytest.raises(DataLoss, match=f"{part.name}: fails its checksum"):
-        load_version(registry, manifest, Place())
+        load_version(registry, manifest, ShardAssignment())
     part.write_bytes(data[:-8])
     with pytest.raises(DataLoss, match="its manifest says"):
-        load_version(registry, manifest, Place())
+        load_version(registry, manifest, ShardAssignment())
     part.unlink()
     with pytest.raises(NotFound, match=part.name):
-        load_version(registry, manifest, Place())
+        load_version(registry, manifest, ShardAssignment())
     (tmp_path / "ctr" / "v000001" / MANIFEST).write_text('{"format": 1}')
     with pytest.raises(DataLoss, match="is damaged"):
         registry.manifest("ctr", 1)
@@ -134,7 +134,7 @@ def test_model_names() -> None:
 @pytest.mark.parametrize("shard", ["1/1", "0/0", "1", "a/b", "-1/2", "0/2000"])
 def test_places_that_are_not_allowed(shard: str) -> None:
     with pytest.raises(InvalidArgument, match="is not allowed; allowed: I/N"):
-        Place.parse(shard)
+        ShardAssignment.parse(shard)
 
 
 def test_a_manifest_says_what_it_was_told(tmp_path: Path, rows: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.proto.shard_protocol import SHARD_PROTOCOL
-from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
+from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 
 TABLES = 3
@@ -42,23 +42,23 @@ def test_a_shard_is_told_as_its_build_understands(protocol: int, monkeypatch: py
             cluster.registry.admit(TableSchema("ads", f"t{number}", 4, SGD()))
         shard = cluster.shards.register(0, instance=9, control=("127.0.0.1", 1), pid=1, tables=0, now=0.0)
         shard.data = ("127.0.0.1", 2)
-        fleet, link = Fleet(cluster), Link(protocol)
+        shard_calls, link = ShardCalls(cluster), Link(protocol)
 
         async def to(_: Any) -> Link:
             return link
 
-        monkeypatch.setattr(fleet, "_link", to)
-        await fleet.catch_up(shard)
+        monkeypatch.setattr(shard_calls, "_link", to)
+        await shard_calls.catch_up(shard)
         made = [len(request.schemas) for method, request in link.calls if method == "CreateTable"]
         assert made == ([TABLES] if protocol else [1] * TABLES)
         if protocol:
-            assert len(await fleet.cut(pb.CutRequest(deadline_ms=1000))) == 1
+            assert len(await shard_calls.cut(pb.CutRequest(deadline_ms=1000))) == 1
             return
         with pytest.raises(FailedPrecondition, match="shard 0 is of an earlier build, whose checkpoints have another"):
-            await fleet.cut(pb.CutRequest(deadline_ms=1000))
+            await shard_calls.cut(pb.CutRequest(deadline_ms=1000))
         for method in ("Dump", "Load"):
             with pytest.raises(FailedPrecondition, match="earlier build"):
-                await anext(fleet.stream(shard, method, pb.LoadRequest()))
+                await anext(shard_calls.stream(shard, method, pb.LoadRequest()))
         assert not {"Cut", "Dump", "Load"} & {method for method, _ in link.calls}
 
     asyncio.run(scene())

@@ -15,8 +15,8 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, Unavailable
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow.ps_server.coordinator.procedures.shard_calls import Fleet
-from sparserow.ps_server.coordinator.procedures.shard_recovery import Recoveries
+from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
+from sparserow.ps_server.coordinator.procedures.shard_recovery import ShardRecoveries
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
 
@@ -27,7 +27,7 @@ class FakeFleet:
     """Loads as told, and notes who was let in."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.of = Fleet(cluster)
+        self.of = ShardCalls(cluster)
         self.loads: list[int] = []
         self.let_in: list[int] = []
         self.may_end = asyncio.Event()
@@ -77,17 +77,17 @@ async def until(done: Any) -> None:
 
 def test_a_process_without_rows_is_not_let_in_for_the_one_that_got_them(cluster: Cluster) -> None:
     async def scene() -> None:
-        fleet, saves = FakeFleet(cluster), []
-        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: saves.append(1))  # type: ignore[arg-type]
+        shard_calls, saves = FakeFleet(cluster), []
+        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: saves.append(1))  # type: ignore[arg-type]
         shard = registered(cluster, 2, 0.0)
         assert shard.restoring
         recoveries.begin(shard)
-        await until(lambda: fleet.loads == [2])
+        await until(lambda: shard_calls.loads == [2])
         cluster.shards.leave(0, 2)  # as when its lease ends: it was stopped, and goes on later
         recoveries.begin(registered(cluster, 3, 1.0))
-        fleet.may_end.set()
-        await until(lambda: fleet.let_in)
-        assert (fleet.loads, fleet.let_in) == ([2, 3], [3])
+        shard_calls.may_end.set()
+        await until(lambda: shard_calls.let_in)
+        assert (shard_calls.loads, shard_calls.let_in) == ([2, 3], [3])
         assert (shard.restoring, shard.restores) == (False, 1)
         await recoveries.close()
 
@@ -96,18 +96,18 @@ def test_a_process_without_rows_is_not_let_in_for_the_one_that_got_them(cluster:
 
 def test_what_went_wrong_is_forgotten_when_it_went_well(cluster: Cluster) -> None:
     async def scene() -> None:
-        fleet = FakeFleet(cluster)
-        fleet.may_end.set()
-        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        shard_calls = FakeFleet(cluster)
+        shard_calls.may_end.set()
+        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
         shard = registered(cluster, 2, 0.0)
-        fleet.problem = DataLoss("part-0: is missing")
+        shard_calls.problem = DataLoss("part-0: is missing")
         recoveries.begin(shard)
         await until(recoveries.problem)
         assert recoveries.problem() == "shard 0 cannot be restored: part-0: is missing"
-        fleet.problem = None
+        shard_calls.problem = None
         await until(lambda: not recoveries._tasks)
         recoveries.begin(shard)  # by its next heartbeat
-        await until(lambda: fleet.let_in and not recoveries._tasks)
+        await until(lambda: shard_calls.let_in and not recoveries._tasks)
         assert recoveries.problem() == ""
         await recoveries.close()
 
@@ -127,9 +127,9 @@ def test_a_long_call_ends_with_the_lease_of_its_shard(cluster: Cluster) -> None:
                 self.is_ended = True
 
     async def scene() -> None:
-        fleet, link, shard = Fleet(cluster), Silent(), registered(cluster, 2, 0.0)
-        fleet._links[0] = link  # type: ignore[assignment]
-        replies = fleet.stream(shard, "Load", None)
+        shard_calls, link, shard = ShardCalls(cluster), Silent(), registered(cluster, 2, 0.0)
+        shard_calls._links[0] = link  # type: ignore[assignment]
+        replies = shard_calls.stream(shard, "Load", None)
         assert (await anext(replies)).rows == 1
         cluster.shards.expire(1e9)
         with pytest.raises(Unavailable, match="shard 0 was lost while it was asked to load"):
@@ -148,12 +148,12 @@ def test_what_a_shard_is_asked_to_load_does_not_grow_with_the_files(cluster: Clu
     (folder / manifest.name).put(files.FILE, large.to_bytes())
 
     async def scene() -> None:
-        fleet = FakeFleet(cluster)
-        fleet.may_end.set()
-        recoveries = Recoveries(cluster, fleet, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        shard_calls = FakeFleet(cluster)
+        shard_calls.may_end.set()
+        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
         recoveries.begin(registered(cluster, 2, 0.0))
-        await until(lambda: fleet.let_in)
-        assert 0 < fleet.request_bytes < 4096
+        await until(lambda: shard_calls.let_in)
+        assert 0 < shard_calls.request_bytes < 4096
         await recoveries.close()
 
     asyncio.run(scene())

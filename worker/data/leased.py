@@ -15,7 +15,7 @@ import numpy as np
 
 from ...proto.errors import InvalidArgument
 from .batch import Batch
-from .line_windows import Place, read_windows
+from .line_windows import LinePosition, read_windows
 from .reader import ClickReader
 
 _POLL_SEC = 0.1
@@ -26,7 +26,7 @@ class Chunk:
     """Lines of a file."""
 
     file: int
-    place: Place
+    place: LinePosition
     lines: int
 
 

@@ -31,7 +31,7 @@ _NEWLINE = 10
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePosition:
     """Where a window begins: byte offset (after inflation) and 1-based line number."""
 
     offset: int = 0
@@ -50,14 +50,14 @@ class Window:
     """
 
     path: str
-    place: Place
+    place: LinePosition
     text: bytes
     lines: int
 
     @property
-    def end(self) -> Place:
+    def end(self) -> LinePosition:
         """Where the next window begins."""
-        return Place(self.place.offset + len(self.text), self.place.line + self.lines)
+        return LinePosition(self.place.offset + len(self.text), self.place.line + self.lines)
 
     def span(self, part: int, parts: int) -> Window:
         """Part ``part`` of ``parts`` disjoint runs of lines that together are the window; sizes differ by at most 1."""
@@ -65,7 +65,7 @@ class Window:
         ends = _line_ends(self.text)
         begin = 0 if first == 0 else int(ends[first - 1])
         end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
-        place = Place(self.place.offset + begin, self.place.line + first)
+        place = LinePosition(self.place.offset + begin, self.place.line + first)
         return Window(self.path, place, self.text[begin:end], last - first)
 
     def pieces(self, lines_per_piece: int) -> Iterator[Window]:
@@ -128,14 +128,14 @@ def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + 1
 
 
-def read_windows(path: str, lines_per_window: int, begin: Place | None = None) -> Iterator[Window]:
+def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = None) -> Iterator[Window]:
     """The file from ``begin`` on, in windows of ``lines_per_window`` lines; the last window may be shorter.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
         InvalidArgument: a line is longer than 1 MiB.
     """
-    place = begin or Place()
+    place = begin or LinePosition()
     parts: list[bytes] = []  # of the window being filled; together they begin at `place`
     lines = unfinished_bytes = 0
     with open_text(path) as source:

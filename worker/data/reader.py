@@ -30,10 +30,10 @@ from .batch import Batch
 from .features import Features
 from .formats import FileFormat
 from .line_decoder import LineDecoder, Lines
-from .line_windows import Place, Window, read_windows
+from .line_windows import LinePosition, Window, read_windows
 
 _STATE_VERSION = 1
-_FILE_START = Place()
+_FILE_START = LinePosition()
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Cursor:
     epoch: int = 0
     file: int = 0
     window: int = 0
-    place: Place = _FILE_START
+    place: LinePosition = _FILE_START
     batch: int = 0
 
 
@@ -185,7 +185,7 @@ class ClickReader:
                     f"reader state: {name} was {state['dealt'].get(name)!r}; this reader has {value!r}, so it would "
                     "deal samples differently"
                 )
-        place = Place(state["offset"], state["line"])
+        place = LinePosition(state["offset"], state["line"])
         self._next = _Cursor(state["epoch"], state["file"], state["window"], place, state["batch"])
         self._features = Features.from_state(self._features.spec, state["features"])
         self._policy.count, self._policy.first = state["bad_lines"], None
@@ -293,9 +293,9 @@ class ClickReader:
             yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
 
 
-def _begin(file: DataFile) -> Place:
+def _begin(file: DataFile) -> LinePosition:
     """Behind the header, if there is one."""
-    return Place(offset=_header_bytes(file.path), line=2) if file.format.header else _FILE_START
+    return LinePosition(offset=_header_bytes(file.path), line=2) if file.format.header else _FILE_START
 
 
 def _header_bytes(path: str) -> int:

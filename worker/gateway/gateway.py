@@ -203,9 +203,11 @@ class Gateway:
 
     async def _in_thread(self, request: _Request, call: Callable[[_Namespace], T]) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._with, request.namespace, request.table, call)
+        return await loop.run_in_executor(
+            self._threads, self._call_with_reconnect, request.namespace, request.table, call
+        )
 
-    def _with(self, name: str, table: str, call: Callable[[_Namespace], T]) -> T:
+    def _call_with_reconnect(self, name: str, table: str, call: Callable[[_Namespace], T]) -> T:
         """The call in a namespace. One that was refused because the cluster has changed is made again, once, in a new
         job; never one that may have been applied.
         """

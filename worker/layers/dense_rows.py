@@ -36,7 +36,7 @@ _LOOK_SEC = 0.5  # between looks at who is in the job
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ParameterRows:
     """Where a parameter's rows are."""
 
     parameter: nn.Parameter
@@ -88,7 +88,7 @@ class DenseRows:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise InvalidArgument("dense_on_servers: the model has no parameters besides its tables")
-        self._places: list[_Place] = []
+        self._places: list[_ParameterRows] = []
         rows = 0
         for name, parameter in named:
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
@@ -97,7 +97,7 @@ class DenseRows:
                     "allowed: float32 on cpu"
                 )
             end = rows + math.ceil(parameter.numel() / ROW_WIDTH)
-            self._places.append(_Place(parameter, rows, end))
+            self._places.append(_ParameterRows(parameter, rows, end))
             rows = end
         self._layout = _digest(";".join(f"{name}{tuple(p.shape)}" for name, p in named))
         self._ids = torch.arange(rows)

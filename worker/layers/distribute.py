@@ -1,4 +1,4 @@
-"""``distribute``: swaps a model's large embeddings for twins whose rows live on the parameter servers."""
+"""``distribute``: swaps a model's large embeddings for distributed layers, whose rows live on the parameter servers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag
-from .forward_pull import MergedPull
+from .forward_pull import ForwardPull
 from .layer_swap import (
     Layer,
     Swap,
     create_on_first_rank,
+    distributed_layer_of,
     plan_tables,
     refusal_of_lookup,
     refusal_of_weight,
-    twin_of,
 )
 from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
@@ -43,9 +43,10 @@ def distribute(
     """Moves the rows of ``nn.Embedding`` and ``nn.EmbeddingBag`` layers to the parameter servers, in place.
 
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
-    becomes a twin with the same ``forward``; smaller layers stay. Call it on every rank, before the dense optimizer is
-    made and before ``DistributedDataParallel`` and ``torch.compile``. Weights that something else holds afterwards, an
-    optimizer or a list of weights to regularise, are told by a warning; a gradient that reaches one is an error.
+    becomes a distributed layer with the same ``forward``; smaller layers stay. Call it on every rank, before the dense
+    optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names
+    weights to which an optimizer or a list of weights to regularise still refers. A gradient that reaches one of them is
+    an error.
 
     Args:
         model: not itself an embedding.
@@ -72,7 +73,7 @@ def distribute(
             unchanged.
     """
     swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights))
-    MergedPull(session).install(model)
+    ForwardPull(session).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model
 
@@ -82,10 +83,10 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
     made = create_on_first_rank(session, swaps)
     swapped = []
     for swap, schema in zip(swaps, made, strict=True):
-        twin = twin_of(swap.layer, schema, session.origins)
-        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twin.anchor)
+        layer = distributed_layer_of(swap.layer, schema, session.origins)
+        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
         for path in swap.paths:
-            model.set_submodule(path, twin)
+            model.set_submodule(path, layer)
         swapped.append(swapped_weight(swap.paths[0], swap.layer))
     return swapped
 
@@ -104,8 +105,8 @@ def _plan(
         raise FailedPrecondition("distribute: call it before DistributedDataParallel wraps the model")
     layers = _without(exclude, _layers(model, min_rows))
     if not layers:
-        twins = (DistributedEmbedding, DistributedEmbeddingBag)
-        done = [path for path, module in model.named_modules() if isinstance(module, twins)]
+        distributed = (DistributedEmbedding, DistributedEmbeddingBag)
+        done = [path for path, module in model.named_modules() if isinstance(module, distributed)]
         if done:
             raise FailedPrecondition(f"distribute: {', '.join(done)} of the model are distributed already")
         raise InvalidArgument(
@@ -161,7 +162,7 @@ def _refuse_unsupported(path: str, layer: Layer, owners: dict[int, set[tuple[int
         (of_lookup is not None, str(of_lookup)),
         (len(owners.get(id(layer._parameters.get("weight")), ())) != 1, "its weight is tied or parametrised"),
         (of_weight is not None, f"its weight is {of_weight}"),
-        (any(getattr(layer, hooks) for hooks in _HOOKS), "it has hooks, which the twin would not have"),
+        (any(getattr(layer, hooks) for hooks in _HOOKS), "it has hooks, which the distributed layer would not have"),
         (
             type(layer).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward),
             f"{type(layer).__name__} has a forward of its own",

@@ -1,8 +1,8 @@
-"""The twins of ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on the parameter servers.
+"""Distributed layers for ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on parameter servers.
 
-A twin holds no row. It names its table (``binding``), so a copy or a pickled copy reads and trains the same table,
-in a process where a session has bound it. Results come back on the device of the ids; ``.to()`` moves nothing, but its
-dtype is that of the results from then on. Rows, and the sums of their gradients, stay float32.
+A distributed layer has no rows. It names its table (``binding``), so a copy or a pickled copy reads and trains the same
+table, in a process where a session has bound it. Results come back on the device of the ids. ``.to()`` moves
+nothing, but its dtype is that of the results from then on. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
 A lookup in train mode under ``torch.no_grad`` reads by the step's clock too, and its rows are kept within bounds.
 """
@@ -27,8 +27,8 @@ class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - nam
     """Direct use of ``weight`` of a distributed layer."""
 
 
-class _Twin(nn.Module):
-    """What both twins share: the table's name and the anchor.
+class DistributedLayer(nn.Module):
+    """What both distributed layers share: the table's name and the anchor.
 
     Attributes:
         binding: name of the table as the ops find it, ``namespace/table``.
@@ -93,7 +93,7 @@ class _Twin(nn.Module):
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Twin:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedLayer:
         """``.to()``, ``.double()`` and their like: the output follows the dtype; there is no row to move."""
         super()._apply(fn, recurse)
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
@@ -104,8 +104,8 @@ class _Twin(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.binding!r}"
 
 
-class DistributedEmbedding(_Twin):
-    """The twin of ``nn.Embedding``."""
+class DistributedEmbedding(DistributedLayer):
+    """Stands for ``nn.Embedding``."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Rows of ids.
@@ -132,8 +132,8 @@ class DistributedEmbedding(_Twin):
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
 
-class DistributedEmbeddingBag(_Twin):
-    """The twin of ``nn.EmbeddingBag``; ``mode`` is ``sum``, ``mean`` or ``max``."""
+class DistributedEmbeddingBag(DistributedLayer):
+    """Stands for ``nn.EmbeddingBag``; ``mode`` is ``sum``, ``mean`` or ``max``."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _MAX_TRACES = 8
 _FORWARDS_PER_MISS = 10  # with more misses the last trace takes the batch's own tensors alone
 
 
-class MergedPull:
+class ForwardPull:
     """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
 
     def __init__(self, session: Session) -> None:
@@ -47,7 +47,7 @@ class MergedPull:
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after, with_kwargs=True, always_call=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MergedPull:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardPull:
         return self
 
     def __reduce__(self) -> tuple[type[_NoMergedPull], tuple[()]]:

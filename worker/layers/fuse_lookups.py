@@ -1,7 +1,7 @@
 """``merge_lookups``: the independent lookups of a graph become one op, so that an inference makes one round trip.
 
 For graphs that are called and not trained: an exported program, or one captured by ``torch.fx``. While training, the
-lookups of a forward are merged by what the first batch shows (merged_pull.py); a graph shows it by itself.
+lookups of a forward are merged by what the first batch shows (forward_pull.py); a graph shows it by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of an embedding whose rows move to the parameter servers: its table, its first rows, its twin."""
+"""Swaps an embedding for its distributed layer: the table's schema, its first rows, and the layer itself."""
 
 from __future__ import annotations
 
@@ -104,11 +104,13 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
     return None if weight.dtype in _WEIGHT_DTYPES else str(weight.dtype)
 
 
-def twin_of(layer: Layer, schema: TableSchema, origins: list[str]) -> DistributedEmbedding | DistributedEmbeddingBag:
-    twin: DistributedEmbedding | DistributedEmbeddingBag
+def distributed_layer_of(
+    layer: Layer, schema: TableSchema, origins: list[str]
+) -> DistributedEmbedding | DistributedEmbeddingBag:
+    distributed: DistributedEmbedding | DistributedEmbeddingBag
     if isinstance(layer, nn.EmbeddingBag):
         assert layer.mode in BAG_MODES
-        twin = DistributedEmbeddingBag(
+        distributed = DistributedEmbeddingBag(
             schema.full_name,
             num_embeddings=layer.num_embeddings,
             embedding_dim=layer.embedding_dim,
@@ -119,7 +121,7 @@ def twin_of(layer: Layer, schema: TableSchema, origins: list[str]) -> Distribute
             origins=origins,
         )
     else:
-        twin = DistributedEmbedding(
+        distributed = DistributedEmbedding(
             schema.full_name,
             num_embeddings=layer.num_embeddings,
             embedding_dim=layer.embedding_dim,
@@ -127,7 +129,7 @@ def twin_of(layer: Layer, schema: TableSchema, origins: list[str]) -> Distribute
             dtype=layer.weight.dtype,
             origins=origins,
         )
-    return twin.train(layer.training)
+    return distributed.train(layer.training)
 
 
 def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:

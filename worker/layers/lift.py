@@ -23,15 +23,15 @@ from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import BAG_MODES
-from .forward_pull import MergedPull
+from .forward_pull import ForwardPull
 from .graph_check import largest_gap
 from .layer_swap import (
     Layer,
     create_on_first_rank,
+    distributed_layer_of,
     plan_tables,
     refusal_of_lookup,
     refusal_of_weight,
-    twin_of,
 )
 
 _aten = torch.ops.aten
@@ -108,11 +108,11 @@ def lift_embeddings(
     session.place_cache(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
-        twins = [twin_of(_layer_of(lifted, lookup), schema, session.origins) for lookup in lookups]
-        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=twins[0].anchor)
-        for number, (lookup, twin) in enumerate(zip(lookups, twins, strict=True)):
-            twin.anchor = twins[0].anchor
-            _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", twin)
+        distributed = [distributed_layer_of(_layer_of(lifted, lookup), schema, session.origins) for lookup in lookups]
+        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=distributed[0].anchor)
+        for number, (lookup, layer) in enumerate(zip(lookups, distributed, strict=True)):
+            layer.anchor = distributed[0].anchor
+            _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", layer)
     # A capture's checks of its inputs are modules without users; they stay.
     lifted.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
     lifted.delete_all_unused_submodules()
@@ -120,7 +120,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
-    MergedPull(session).install(lifted)
+    ForwardPull(session).install(lifted)
     if check is not None:
         _check(source, lifted, tuple(check))
     return lifted
@@ -269,8 +269,8 @@ def _layer_of(graph_module: fx.GraphModule, lookup: _Lookup) -> Layer:
     return layer
 
 
-def _replace(graph_module: fx.GraphModule, lookup: _Lookup, name: str, twin: nn.Module) -> None:
-    graph_module.add_submodule(name, twin)
+def _replace(graph_module: fx.GraphModule, lookup: _Lookup, name: str, layer: nn.Module) -> None:
+    graph_module.add_submodule(name, layer)
     inputs = lookup.inputs if lookup.mode is None else _whole_bags(lookup.inputs)
     with graph_module.graph.inserting_before(lookup.node):
         served = graph_module.graph.call_module(name, tuple(inputs))

@@ -145,7 +145,7 @@ class SessionTables:
         Args:
             schema: as the catalog returned it.
             num_rows: ids must be below.
-            anchor: of the twin; its parameter group carries the learning rate.
+            anchor: of the distributed layer; its parameter group carries the learning rate.
             cached: whether the session's row cache, where it has one, keeps its rows.
 
         Returns:

@@ -20,9 +20,9 @@ from ....proto.errors import (
 from ..state.cluster import Cluster
 from ..state.damage import Damage
 from ..state.shards import Phase, Shard
-from .membership_change import Operations
+from .membership_change import JobOperations
 from .restore_plan import forget_tables, plan_restore
-from .shard_calls import Fleet, all_of
+from .shard_calls import ShardCalls, all_of
 from .shard_loads import ShardLoads
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ class _Restore:
     is_begun_anew: bool = False  # by a coordinator that was started again
 
 
-class Restores:
+class CheckpointRestores:
     """One restore of a cluster at a time. Belongs to one event loop.
 
     Args:
         cluster: what goes back.
-        fleet: reaches the shards.
+        shard_calls: reaches the shards.
         operations: holds the job that goes back.
         save: puts the cluster on disk.
         tables_lock: held while tables are made or dropped.
@@ -59,13 +59,13 @@ class Restores:
     def __init__(
         self,
         cluster: Cluster,
-        fleet: Fleet,
-        operations: Operations,
+        shard_calls: ShardCalls,
+        operations: JobOperations,
         save: Callable[[], None],
         tables_lock: asyncio.Lock,
     ) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._operations = operations
         self._save = save
         self._tables_lock = tables_lock
@@ -190,7 +190,7 @@ class Restores:
             plan = plan_restore(manifest, request, cluster.registry)
             load = pb.LoadRequest(url=folder.url, name=manifest.name, tables=plan.tables)
             is_of_all = plan.table_ids.issuperset(schema.id for schema in cluster.registry.tables())
-            loads = ShardLoads(cluster, self._fleet, load, may_begin_anew=is_of_all)
+            loads = ShardLoads(cluster, self._shard_calls, load, may_begin_anew=is_of_all)
             repeated = _request_to_repeat(request, manifest.name)
             damage = Damage(f"{folder.url}/{manifest.name}", plan.table_ids, request=repeated)
             try:
@@ -247,7 +247,7 @@ class Restores:
 
     async def _has_rows(self, table_ids: set[int]) -> bool:
         """Whether a table that would be emptied has a row."""
-        replies = await all_of(self._fleet.stats(shard) for shard in self._cluster.shards.shards)
+        replies = await all_of(self._shard_calls.stats(shard) for shard in self._cluster.shards.shards)
         return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
 
     async def _begin_damage(self, damage: Damage, manifest: files.Manifest) -> Damage | None:
@@ -264,7 +264,7 @@ class Restores:
             damage.table_ids |= before.table_ids
         cluster.damage = damage
         try:
-            await self._fleet.tell_refusal()
+            await self._shard_calls.tell_refusal()
             cluster.shards.lineage = lineage
             for shard in cluster.shards.shards:
                 shard.lineage = lineage
@@ -292,7 +292,7 @@ class Restores:
 
     async def _tell_refusal(self) -> None:
         try:
-            await self._fleet.tell_refusal()
+            await self._shard_calls.tell_refusal()
         except SparserowError as error:  # the shard is behind now, and is told when it is back
             log.warning("%s", error)
 

@@ -30,9 +30,9 @@ from ....proto.errors import (
 from ....proto.grpc_status import NotLeader
 from ..state.cluster import Cluster
 from ..state.shards import Shard
-from .membership_change import CUT_DEADLINE_SEC, CutPoint, Operations
+from .membership_change import CUT_DEADLINE_SEC, CutPoint, JobOperations
 from .save_base import Base, find_base
-from .shard_calls import Fleet, all_of
+from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
@@ -80,19 +80,21 @@ class Save:
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Saves:
+class CheckpointSaves:
     """One save of a cluster at a time. Belongs to one event loop.
 
     Args:
         cluster: what is saved.
-        fleet: reaches the shards.
+        shard_calls: reaches the shards.
         operations: holds the jobs.
         note: puts the cluster on disk.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, operations: Operations, note: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, shard_calls: ShardCalls, operations: JobOperations, note: Callable[[], None]
+    ) -> None:
         self._cluster, self._note = cluster, note
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._operations = operations
         self._saves: dict[tuple[str, str], Save] = {}  # by (url, name), the last few
         self._current: Save | None = None
@@ -239,7 +241,7 @@ class Saves:
             if is_of_now:
                 self._cluster.has_rows_in(save.folder.url, manifest)
                 self._note()
-            await self._fleet.state_is_written()
+            await self._shard_calls.state_is_written()
             save.phase = Phase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
             if save.keep and is_of_now:
@@ -264,7 +266,7 @@ class Saves:
         self._cluster.saves_failed += 1
         log.warning("save %s/%s failed: %s", save.folder.url, save.name, error)
         if remove:
-            await self._fleet.end_cut(save.key)
+            await self._shard_calls.end_cut(save.key)
             with contextlib.suppress(SparserowError):
                 await asyncio.to_thread((save.folder / save.name).remove)
 
@@ -336,7 +338,7 @@ class Saves:
                 for point in points
             ],
         )
-        return points, await self._fleet.cut(request)
+        return points, await self._shard_calls.cut(request)
 
     async def _write(self, save: Save, points: list[CutPoint], cuts: list[pb.CutReply]) -> files.Manifest:
         schemas = {schema.id: schema for schema in self._cluster.registry.tables()}
@@ -397,7 +399,7 @@ class Saves:
         stats: dict[str, int],
     ) -> None:
         request = pb.DumpRequest(save=save.key, url=(save.folder / save.name).url, part_bytes=PART_BYTES)
-        async for reply in self._fleet.stream(shard, "Dump", request):
+        async for reply in self._shard_calls.stream(shard, "Dump", request):
             if reply.HasField("rows"):
                 file = reply.rows.file
                 for part in reply.rows.parts:

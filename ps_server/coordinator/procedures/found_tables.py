@@ -13,7 +13,7 @@ from ....proto import control_pb2 as pb
 from ....proto.errors import FailedPrecondition, SparserowError
 from ..state.cluster import Cluster
 from ..state.membership import Job, Ticket
-from .shard_calls import Fleet
+from .shard_calls import ShardCalls
 
 _MOST_LISTED = 1000
 _MOST_NAMED = 5
@@ -31,12 +31,12 @@ class FoundTablesOfJobs:
     """What the jobs of a cluster found.
 
     Args:
-        cluster, fleet: what is asked.
+        cluster, shard_calls: what is asked.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet) -> None:
+    def __init__(self, cluster: Cluster, shard_calls: ShardCalls) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._found: dict[int, tuple[int, asyncio.Task[FoundTables]]] = {}  # by job id: its generation, and the look
 
     async def of(self, ticket: Ticket, *, refuses: bool) -> FoundTables:
@@ -70,7 +70,7 @@ class FoundTablesOfJobs:
         rows: Counter[int] = Counter()
         is_known = True
         try:
-            for stats in await asyncio.gather(*map(self._fleet.stats, self._cluster.shards.shards)):
+            for stats in await asyncio.gather(*map(self._shard_calls.stats, self._cluster.shards.shards)):
                 rows.update({usage.table_id: usage.rows for usage in stats.tables})
         except SparserowError:
             is_known = False

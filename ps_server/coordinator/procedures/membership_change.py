@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 from ....proto.errors import SparserowError, Unavailable
 from ..state.cluster import Cluster
 from ..state.membership import Job, Ticket
-from ..state.roster import Key, Roster, Window
-from .shard_calls import Fleet, all_of
+from ..state.roster import Roster, Window, WorkerKey
+from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ class CutPoint:
     operation: int
     staleness: int | None
     step: int
-    sequences: dict[Key, int]
-    steps: dict[Key, int]
+    sequences: dict[WorkerKey, int]
+    steps: dict[WorkerKey, int]
 
     @staticmethod
-    def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[Key, Window]]) -> CutPoint:
+    def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[WorkerKey, Window]]) -> CutPoint:
         """The cut that the reports of a HOLD name."""
         step = max((window.committed_step for report in reports for window in report.values()), default=-1)
-        last: dict[Key, list[Window]] = {
+        last: dict[WorkerKey, list[Window]] = {
             span.key: [report.get(span.key, Window()) for report in reports]
             for span in roster.spans.values()
             if span.until_step is None
@@ -75,18 +75,18 @@ def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any
     return {"job_id": point.job_id, "generation": generation, "completed": first_step - 1, "workers": workers}
 
 
-class Operations:
+class JobOperations:
     """One operation per job at a time. Belongs to one event loop.
 
     Args:
         cluster: its rosters are changed only here.
-        fleet: reaches the shards.
+        shard_calls: reaches the shards.
         save: puts the cluster on disk (or nowhere), before anything is told to a shard.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, save: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, shard_calls: ShardCalls, save: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._save = save
         self._locks: WeakValueDictionary[int, asyncio.Lock] = (
             WeakValueDictionary()
@@ -146,9 +146,9 @@ class Operations:
                 # Nobody works by the new clock yet, and what was done by the former one says nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
-                await self._fleet.tell_job(job_id, roster)
+                await self._shard_calls.tell_job(job_id, roster)
         if job is None:
-            await self._fleet.drop_job(job_id, self._next_operation())
+            await self._shard_calls.drop_job(job_id, self._next_operation())
             del self._cluster.rosters[job_id]
             self._settled.pop(job_id, None)
             self._save()
@@ -173,7 +173,7 @@ class Operations:
                 roster.operation = self._next_operation()
 
             async def hold(job_id: int, roster: Roster) -> CutPoint:
-                reports = await self._fleet.hold_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
+                reports = await self._shard_calls.hold_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
                 return CutPoint.of_reports(job_id, roster.operation, roster, reports)
 
             # All at once: what workers push meanwhile waits.
@@ -209,7 +209,7 @@ class Operations:
                 raise Unavailable(f"job {job_id} has ended before its restore began; restore again")
             operation = roster.operation = self._next_operation()
             try:
-                reports = await self._fleet.hold_job(job_id, operation, [])
+                reports = await self._shard_calls.hold_job(job_id, operation, [])
                 point = CutPoint.of_reports(job_id, operation, roster, reports)
                 generation = self._cluster.jobs.new_generation()
                 self._save()  # windows that a failed restore leaves on the shards are of a clock that never begins
@@ -221,14 +221,14 @@ class Operations:
             roster.begin_generation(self._cluster.jobs.begin_clock(job, generation), job.full_name, job.terms.staleness)
             roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
             self._save()
-            await self._fleet.tell_job(job_id, roster)
+            await self._shard_calls.tell_job(job_id, roster)
             self._settled[job_id] = (job.generation, job.revision)
             return result
 
     async def _release(self, job_id: int) -> None:
         """A held job takes commits again, by the members that it had, also where only some shards can be told."""
         try:
-            await self._fleet.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
+            await self._shard_calls.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
         except SparserowError as error:  # the shard is behind now, and is told when it is back
             log.warning("job %d: %s", job_id, error)
 
@@ -237,16 +237,16 @@ class Operations:
             # Nothing to decide, as after a restart: the shards are told once more, and nobody is held meanwhile.
             roster.operation = self._next_operation()
             self._save()
-            await self._fleet.tell_job(job_id, roster)
+            await self._shard_calls.tell_job(job_id, roster)
             return
         operation = self._next_operation()
-        reports = await self._fleet.hold_job(job_id, operation, gone)
+        reports = await self._shard_calls.hold_job(job_id, operation, gone)
         roster.decide(operation, gone, reports, members)
         for key in gone:
             last_step = max((report.get(key, Window()).committed_step for report in reports), default=-1)
             self._cluster.data.left(job_id, key, last_step)
         self._save()
-        await self._fleet.tell_job(job_id, roster)
+        await self._shard_calls.tell_job(job_id, roster)
         for worker_id, epoch in gone:
             log.info("worker %d (epoch %d) has left job %s on all shards", worker_id, epoch, roster.name)
 

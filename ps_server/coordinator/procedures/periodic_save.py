@@ -10,7 +10,7 @@ from ....proto import control_pb2 as pb
 from ....proto.checkpoint.folder import Folder
 from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
 from ..state.cluster import Cluster
-from .checkpoint_save import Saves, config_of
+from .checkpoint_save import CheckpointSaves, config_of
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _LONGEST_SEC = 86400.0
 _MOST_FOLDERS = 16  # of a job, each with its configuration in the coordinator's state
 
 
-class RowSaves:
+class PeriodicSaves:
     """One series of saves by folder. Belongs to one event loop.
 
     Args:
@@ -32,7 +32,7 @@ class RowSaves:
     A series goes on when the coordinator is started again: the cluster knows of it.
     """
 
-    def __init__(self, cluster: Cluster, saves: Saves, note: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, saves: CheckpointSaves, note: Callable[[], None]) -> None:
         self._cluster = cluster
         self._saves = saves
         self._note = note

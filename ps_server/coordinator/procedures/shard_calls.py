@@ -23,7 +23,7 @@ from ....proto.schema_message import message_of_schema
 from ....proto.security.security import open_aio_channel
 from ....proto.shard_protocol import SHARD_PROTOCOL
 from ..state.cluster import Cluster
-from ..state.roster import Key, Roster, Window
+from ..state.roster import Roster, Window, WorkerKey
 from ..state.shards import Phase, Shard
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ShardLink:
         await self._channel.close()
 
 
-class Fleet:
+class ShardCalls:
     """The shards of one cluster, as the coordinator reaches them. Belongs to one event loop.
 
     Args:
@@ -170,8 +170,8 @@ class Fleet:
         )
 
     async def hold_job(
-        self, job_id: int, operation: int, fence: Sequence[Key], lease_sec: float = 0.0
-    ) -> list[dict[Key, Window]]:
+        self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
+    ) -> list[dict[WorkerKey, Window]]:
         """Holds a job on every shard; returns what each of them has of each worker. With a lease, it goes on by itself
         after so long, should this process be gone by then.
 

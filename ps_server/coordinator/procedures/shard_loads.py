@@ -11,7 +11,7 @@ from ....proto import control_pb2 as pb
 from ....proto.errors import DeadlineExceeded, Unavailable
 from ..state.cluster import Cluster
 from ..state.shards import Phase, Shard
-from .shard_calls import Fleet, all_of
+from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ShardLoads:
 
     Args:
         cluster: whose shards load.
-        fleet: reaches them.
+        shard_calls: reaches them.
         request: for every shard, but for its lineage.
         may_begin_anew: a process without rows may take the place of one that ends; else its end is the restore's.
     """
@@ -42,13 +42,13 @@ class ShardLoads:
     def __init__(
         self,
         cluster: Cluster,
-        fleet: Fleet,
+        shard_calls: ShardCalls,
         request: pb.LoadRequest,
         *,
         may_begin_anew: bool,
     ) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._request = request
         self._may_begin_anew = may_begin_anew
         self._loaded: dict[int, Loaded] = {}  # by shard
@@ -129,7 +129,7 @@ class ShardLoads:
 
     async def _stream(self, shard: Shard, request: pb.LoadRequest) -> pb.LoadReply:
         last = pb.LoadReply()
-        async for reply in self._fleet.stream(shard, "Load", request):
+        async for reply in self._shard_calls.stream(shard, "Load", request):
             last = reply
         return last
 

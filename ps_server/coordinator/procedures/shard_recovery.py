@@ -19,21 +19,23 @@ from ....proto.schema_message import message_of_schema
 from ..state.cluster import Cluster
 from ..state.shards import Shard
 from .restore_plan import rows_differ
-from .shard_calls import Fleet
+from .shard_calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
 
-class Recoveries:
+class ShardRecoveries:
     """One recovery of a shard at a time. Belongs to one event loop.
 
     Attributes:
         failure: why the last one cannot be done; empty while all is well.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, tables_lock: asyncio.Lock, save: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, shard_calls: ShardCalls, tables_lock: asyncio.Lock, save: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._tables_lock = tables_lock
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the instance of the process that is restored
         self._save = save
@@ -111,17 +113,17 @@ class Recoveries:
                 name=manifest.name,
                 tables=self._tables(manifest, shard),
                 windows_json=json.dumps(self._windows(manifest, shard)),
-                route=self._fleet.route_message(),
+                route=self._shard_calls.route_message(),
             )
             loaded = pb.LoadReply()
-            async for reply in self._fleet.stream(shard, "Load", request):
+            async for reply in self._shard_calls.stream(shard, "Load", request):
                 loaded = reply
             _check_held(shard, instance)
             # Before it serves: a coordinator that is started again must not put it back a second time.
             shard.restoring = False
             shard.restores += 1
             self._save()
-            await self._fleet.catch_up(shard)
+            await self._shard_calls.catch_up(shard)
         log.warning(
             "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before; what was committed to it "
             "since is lost, but for what workers still hold",

@@ -13,7 +13,7 @@ from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spar
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema, schema_of_message
 from ..state.cluster import Cluster
-from .shard_calls import Fleet
+from .shard_calls import ShardCalls
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +28,16 @@ class Tables:
 
     Args:
         cluster: its registry is changed only here and by a restore.
-        fleet: reaches the shards.
+        shard_calls: reaches the shards.
         save: puts the cluster on disk (or nowhere), before anything is told to a shard.
 
     Attributes:
         lock: taken by all that must not meet a change of tables.
     """
 
-    def __init__(self, cluster: Cluster, fleet: Fleet, save: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, shard_calls: ShardCalls, save: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._shard_calls = shard_calls
         self._save = save
         self.lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
@@ -82,7 +82,7 @@ class Tables:
         try:
             if created:
                 self._save()
-            await self._fleet.create_table(message)
+            await self._shard_calls.create_table(message)
         except SparserowError:
             if created:
                 await self._take_back(schema.id)
@@ -96,7 +96,7 @@ class Tables:
         self._cluster.registry.remove(table_id)
         try:
             self._save()
-            await self._fleet.drop_table(table_id)
+            await self._shard_calls.drop_table(table_id)
         except SparserowError as error:
             log.warning("table %d: %s", table_id, error)
 
@@ -118,7 +118,7 @@ class Tables:
             self._cluster.registry.remove_namespace(request.namespace)
         self._save()
         for schema in schemas:
-            await self._fleet.drop_table(schema.id)
+            await self._shard_calls.drop_table(schema.id)
             log.info("table %s dropped", schema.full_name)
         damage = self._cluster.damage
         if damage is not None and damage.table_ids.intersection(ids):
@@ -139,7 +139,7 @@ class Tables:
     async def _usage(self, schemas: list[TableSchema]) -> list[pb.DroppedTable]:
         """Rows and bytes of tables on all shards."""
         rows, size = Counter[int](), Counter[int]()
-        for stats in await asyncio.gather(*map(self._fleet.stats, self._cluster.shards.shards)):
+        for stats in await asyncio.gather(*map(self._shard_calls.stats, self._cluster.shards.shards)):
             for usage in stats.tables:
                 rows[usage.table_id] += usage.rows
                 size[usage.table_id] += usage.total_bytes + usage.ssd_bytes
@@ -148,7 +148,7 @@ class Tables:
     async def tell_refusal(self) -> None:
         """Tells every shard which tables lack rows now; a shard that cannot be told is behind, and is told later."""
         try:
-            await self._fleet.tell_refusal()
+            await self._shard_calls.tell_refusal()
         except SparserowError as error:
             log.warning("%s", error)
 

@@ -20,7 +20,7 @@ from typing import Any
 from ....proto.errors import FailedPrecondition, InvalidArgument
 from .epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
 
-Key = tuple[int, int]  # (worker id, epoch of its registration)
+WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
 
 MOST_CHUNKS = 1 << 20
 MOST_JOBS = 1_024  # that have ended: a run may go on the next day
@@ -37,7 +37,7 @@ class Lease:
         skip: batches before that one, which the rows have already.
     """
 
-    holder: Key
+    holder: WorkerKey
     step: int
     skip: int
 
@@ -134,7 +134,7 @@ class JobData:
         last = self.records.get(self.epoch)
         return self.is_over and self.epoch >= epochs and (last is None or last.tested is not None)
 
-    def left(self, holder: Key, last_step: int) -> None:
+    def left(self, holder: WorkerKey, last_step: int) -> None:
         """A worker is gone, and nothing that it still sends counts.
 
         Args:
@@ -151,7 +151,7 @@ class JobData:
         if batches:
             self.skips[chunk] = batches
 
-    def answer(self, ask: Ask, holder: Key, known: Collection[Key]) -> Answer:
+    def answer(self, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> Answer:
         """Takes what a worker says, and gives it a chunk.
 
         Args:
@@ -200,7 +200,7 @@ class JobData:
         self.leases[free] = Lease(holder, ask.step, skip)
         return Answer(chunk=free, skip=skip)
 
-    def at_cut(self, committed: dict[Key, int]) -> dict[str, Any]:
+    def at_cut(self, committed: dict[WorkerKey, int]) -> dict[str, Any]:
         """What rows that are cut at the workers' last steps have of the epoch: for a checkpoint.
 
         Args:
@@ -258,12 +258,12 @@ class DataLeases:
             if left < 0:
                 self.jobs[job_id].records = EpochRecords()
 
-    def left(self, job_id: int, holder: Key, last_step: int) -> None:
+    def left(self, job_id: int, holder: WorkerKey, last_step: int) -> None:
         """As :meth:`JobData.left`."""
         if job_id in self.jobs:
             self.jobs[job_id].left(holder, last_step)
 
-    def answer(self, job_id: int, generation: int, ask: Ask, holder: Key, known: Collection[Key]) -> Answer:
+    def answer(self, job_id: int, generation: int, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> Answer:
         """As :meth:`JobData.answer`; a job that is new, or whose former run is over, begins at ``ask.epoch``.
 
         Raises:
@@ -282,7 +282,7 @@ class DataLeases:
         data.generation, data.run = generation, data.run or ask.run  # what is restored is of the run that asks first
         return replace(data.answer(ask, holder, known), epoch=data.epoch)
 
-    def at_cut(self, committed: dict[int, dict[Key, int]]) -> dict[int, dict[str, Any]]:
+    def at_cut(self, committed: dict[int, dict[WorkerKey, int]]) -> dict[int, dict[str, Any]]:
         """As :meth:`JobData.at_cut`, by job id, of those jobs that are in the cut.
 
         The jobs are held: what a worker has reported as done is in the cut.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from .membership import Ticket
 
-Key = tuple[int, int]  # (worker id, epoch)
+WorkerKey = tuple[int, int]  # (worker id, epoch)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Span:
     final_sequence: int = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> WorkerKey:
         """(worker id, epoch)."""
         return self.worker_id, self.epoch
 
@@ -65,9 +65,9 @@ class Roster:
     staleness: int | None
     generation: int = 0
     operation: int = 0
-    spans: dict[Key, Span] = field(default_factory=dict)
+    spans: dict[WorkerKey, Span] = field(default_factory=dict)
 
-    def gone(self, members: Iterable[Ticket]) -> list[Key]:
+    def gone(self, members: Iterable[Ticket]) -> list[WorkerKey]:
         """Who lives as the shards were told, and is no member any more."""
         present = {(ticket.worker_id, ticket.epoch) for ticket in members}
         return [span.key for span in self.spans.values() if span.until_step is None and span.key not in present]
@@ -79,8 +79,8 @@ class Roster:
     def decide(
         self,
         operation: int,
-        gone: Iterable[Key],
-        reports: Sequence[Mapping[Key, Window]],
+        gone: Iterable[WorkerKey],
+        reports: Sequence[Mapping[WorkerKey, Window]],
         newcomers: Iterable[Ticket],
         *,
         reached: int = -1,
@@ -114,7 +114,7 @@ class Roster:
         self.generation, self.name, self.staleness = generation, name, staleness
         self.spans.clear()
 
-    def _prune(self, reports: Sequence[Mapping[Key, Window]]) -> None:
+    def _prune(self, reports: Sequence[Mapping[WorkerKey, Window]]) -> None:
         """Forgets who left before the first step that any live worker has still to commit somewhere."""
         live = [span for span in self.spans.values() if span.until_step is None]
         if not live:
@@ -129,6 +129,6 @@ class Roster:
                 del self.spans[span.key]
 
     @staticmethod
-    def _in_doubt(span: Span, reports: Sequence[Mapping[Key, Window]]) -> bool:
+    def _in_doubt(span: Span, reports: Sequence[Mapping[WorkerKey, Window]]) -> bool:
         """Whether a shard lacks its last commit, as far as the reports go."""
         return any(report.get(span.key, Window()).committed_sequence < span.final_sequence for report in reports)

@@ -33,7 +33,7 @@ _LARGEST_STATE = 1_400_000  # bytes; etcd takes requests of 1.5 MiB unless told 
 _SCHEMES = ("etcd", "etcds")
 
 
-class EtcdPlace:
+class EtcdAddress:
     """``etcd://HOST:PORT[,HOST:PORT]/PREFIX`` (``etcds`` with TLS): where a cluster's state is.
 
     Raises:
@@ -67,7 +67,7 @@ class EtcdSeat:
         on_change: called in the thread whenever this coordinator begins or ends to lead.
     """
 
-    def __init__(self, place: EtcdPlace, address: str, ttl_sec: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, place: EtcdAddress, address: str, ttl_sec: int, on_change: Callable[[], None]) -> None:
         self._place, self._address, self._ttl_sec, self._on_change = place, address, ttl_sec, on_change
         self._channels = [_channel(place, endpoint) for endpoint in place.endpoints]
         self._at = 0
@@ -226,7 +226,7 @@ class EtcdSeat:
         raise Unavailable(problem)
 
 
-def _channel(place: EtcdPlace, endpoint: str) -> grpc.Channel:
+def _channel(place: EtcdAddress, endpoint: str) -> grpc.Channel:
     if place.is_tls:
         return grpc.secure_channel(endpoint, channel_credentials(process_security()), options=CHANNEL_OPTIONS)
     return grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
