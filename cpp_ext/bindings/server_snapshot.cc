@@ -66,9 +66,9 @@ py::array lent_array(MappedVector<T> values, std::vector<py::ssize_t> shape, con
   };
   auto lent = std::make_unique<Lent>(std::move(values), owner);
   const T* data = lent->values.data();
-  py::capsule owner(lent.get(), [](void* memory) { delete static_cast<Lent*>(memory); });
+  py::capsule lender(lent.get(), [](void* memory) { delete static_cast<Lent*>(memory); });
   (void)lent.release();
-  return {py::dtype(dtype), std::move(shape), data, owner};
+  return {py::dtype(dtype), std::move(shape), data, lender};
 }
 
 // Ends with the Python object, also when a writer still holds the snapshot itself.

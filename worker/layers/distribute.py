@@ -45,8 +45,8 @@ def distribute(
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
     becomes a distributed layer with the same ``forward``; smaller layers stay. Call it on every rank, before the dense
     optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names
-    weights to which an optimizer or a list of weights to regularise still refers. A gradient that reaches one of them is
-    an error.
+    weights to which an optimizer or a list of weights to regularise still refers. A gradient that reaches one of them
+    is an error.
 
     Args:
         model: not itself an embedding.
