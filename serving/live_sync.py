@@ -67,7 +67,7 @@ class SyncStats:
 
 @dataclass(frozen=True)
 class ThresholdOptions:
-    """Which changed rows are not worth to be sent at once: those that have changed little.
+    """How far a row must have changed to be sent at once. A row that has changed less waits.
 
     Args:
         updates: a row is sent when it was written so often since it was last sent; 0: not counted.
@@ -108,14 +108,14 @@ class FollowOptions:
         interval_sec: between one round over all slots and the next, at least: changes of one row in it are sent once.
             After a round that took long, the pause is longer, until a second has gone since it began.
         retry_sec: after a failure.
-        hold: which rows the training shards hold back.
+        threshold: which rows the training shards keep back for a while.
     """
 
     coordinator: str
     name: str
     interval_sec: float = 0.1
     retry_sec: float = 0.5
-    hold: ThresholdOptions = NO_THRESHOLD
+    threshold: ThresholdOptions = NO_THRESHOLD
 
 
 class AnotherCluster(FailedPrecondition):
@@ -211,13 +211,13 @@ class Follower:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has had everything of every shard once, but for rows that its options hold back."""
+        """Whether it has had everything of every shard once, but for rows that its threshold keeps back."""
         with self._lock:
             return len(self._caught_up) == len(self._threads)
 
     @property
     def behind_sec(self) -> float:
-        """Since it last had everything of every shard, but for rows that its options hold back; infinity before the
+        """Since it last had everything of every shard, but for rows that its threshold keeps back; infinity before the
         first time."""
         with self._lock:
             if len(self._caught_up) < len(self._threads):
@@ -332,7 +332,7 @@ class _ShardStream:
         self._acked: tuple[bytes, bytes] = (b"", b"")
         wanted = owned & (view.slot_owner == shard)
         versions = np.where(wanted, version.slots, np.uint64(_server.NOT_FOLLOWED)).astype("<u8")
-        hold = options.hold
+        threshold = options.threshold
         try:
             opened = self._call(
                 self._stub.OpenCursor,
@@ -342,9 +342,9 @@ class _ShardStream:
                     versions=versions.tobytes(),
                     table_ids=[table.schema.id for table in version.tables.values()],
                     idle_sec=_IDLE_SEC,
-                    hold_updates=hold.updates,
-                    hold_move=hold.move,
-                    hold_ms=int(hold.longest_sec * 1000) if hold.is_on else 0,
+                    hold_updates=threshold.updates,
+                    hold_move=threshold.move,
+                    hold_ms=int(threshold.longest_sec * 1000) if threshold.is_on else 0,
                     is_owned=True,
                     key=key.value,
                 ),

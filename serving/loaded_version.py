@@ -144,8 +144,8 @@ def _assign(
     store: _server.Store, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: Rows, some: slice
 ) -> None:
     """Rows (n, dim) of one slice; those of a file are not aligned or contiguous always."""
-    wanted, held = np.ascontiguousarray(keys[some]), np.ascontiguousarray(versions[some])
-    store.assign_versions(table_id, wanted, held, np.ascontiguousarray(rows[some]))
+    wanted, kept_versions = np.ascontiguousarray(keys[some]), np.ascontiguousarray(versions[some])
+    store.assign_versions(table_id, wanted, kept_versions, np.ascontiguousarray(rows[some]))
 
 
 def _weights_only(table: ServedTable) -> _server.TableSchema:

@@ -45,7 +45,7 @@ class ServingMetrics(Collector):
             float(self._models.is_ready),
         )
         labels = ("model", "version")
-        held = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version (count).", labels=labels)
+        rows = GaugeMetricFamily("sparserow_serving_held_rows", "Rows of a version (count).", labels=labels)
         on_ssd = GaugeMetricFamily(
             "sparserow_serving_ssd_rows", "Rows of a version that are on the SSD alone (count).", labels=labels
         )
@@ -68,7 +68,7 @@ class ServingMetrics(Collector):
         for (model, version), served in self._models.book().versions.items():
             named = (model, str(version))
             tables = served.loaded.store.stats()
-            held.add_metric(named, sum(table.rows for table in tables))
+            rows.add_metric(named, sum(table.rows for table in tables))
             on_ssd.add_metric(named, sum(table.ssd_rows for table in tables))
             used.add_metric(named, served.loaded.store.used_bytes)
             if served.follower is None:
@@ -80,4 +80,4 @@ class ServingMetrics(Collector):
             bounds = [*map(str, FRESHNESS_SEC), "+Inf"]
             buckets = list(zip(bounds, itertools.accumulate(map(float, sync.freshness)), strict=True))
             freshness.add_metric(named, buckets, sync.freshness_sum_sec)
-        yield from (held, on_ssd, used, behind, synced, freshness)
+        yield from (rows, on_ssd, used, behind, synced, freshness)

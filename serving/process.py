@@ -83,7 +83,7 @@ class ServeOptions:
         memory: for the rows of each version.
         io_threads: of the data plane.
         sync_interval_sec: between rounds of live sync, at least; changes of one row within it are sent once.
-        sync_hold: which changed rows the training shards hold back.
+        sync_threshold: which changed rows the training shards keep back for a while.
         poll_sec, grace_sec: as in ModelsOptions.
     """
 
@@ -102,7 +102,7 @@ class ServeOptions:
     memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     io_threads: int = 2
     sync_interval_sec: float = 0.1
-    sync_hold: ThresholdOptions = NO_THRESHOLD
+    sync_threshold: ThresholdOptions = NO_THRESHOLD
     poll_sec: float = 0.5
     grace_sec: float = 30.0
 
@@ -228,7 +228,9 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...], 
         # process that ended ends by itself.
         at = f"{socket.gethostname()}:{data_port}"
         name = f"serving/{place.shard}/{place.shards}.{place.replica}/{at}"
-        follow = FollowOptions(options.follow, name, interval_sec=options.sync_interval_sec, hold=options.sync_hold)
+        follow = FollowOptions(
+            options.follow, name, interval_sec=options.sync_interval_sec, threshold=options.sync_threshold
+        )
     return ModelsOptions(
         wanted=wanted,
         place=place,

@@ -269,7 +269,7 @@ def _crowd_cost(name: str, size: Size, cluster: LocalCluster, stubs: list[_Stub]
         for thread in threads:
             thread.join()
 
-    run_all()  # rows are born, connections made
+    run_all()  # rows are created, connections made
     own, servers = time.process_time(), _servers_cpu(cluster)
     run_all()
     millions = len(stubs) * size.crowd_rounds * size.keys / 1e6

@@ -28,5 +28,5 @@ def alias(
         registry.point(name, which, version)
         typer.echo(f"{name}@{which} is version {version}")
     else:
-        held = registry.canary(name, which, version, canary)
-        typer.echo(f"{name}@{which} is version {held.version}, and version {version} for {canary:.1%} of routing keys")
+        moved = registry.canary(name, which, version, canary)
+        typer.echo(f"{name}@{which} is version {moved.version}, and version {version} for {canary:.1%} of routing keys")

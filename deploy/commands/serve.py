@@ -67,9 +67,10 @@ def serve(
         float,
         typer.Option(help="Live sync sends a row when it has moved by more than this (L2) since then. 0: at once."),
     ] = 0.0,
-    sync_hold: Annotated[
+    sync_max_delay: Annotated[
         str | None, typer.Option(help="With either: a row waits for so long at most. Default: 5s.")
     ] = None,
+    sync_hold: Annotated[str | None, typer.Option(hidden=True, help="The former name of --sync-max-delay.")] = None,
     poll: Annotated[str, typer.Option(help="Between looks at the aliases, such as 500ms.")] = "500ms",
     grace: Annotated[
         str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
@@ -114,8 +115,13 @@ def serve(
     seconds = {name: parse_seconds(value) for name, value in (("poll", poll), ("grace", grace))}
     if not seconds["poll"] > 0:
         raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
-    if sync_hold is not None and not (sync_after_updates or sync_after_move):
-        raise InvalidArgument("--sync-hold has no effect without --sync-after-updates or --sync-after-move")
+    if sync_hold is not None:
+        if sync_max_delay is not None:
+            raise InvalidArgument("--sync-hold is the former name of --sync-max-delay; give only --sync-max-delay")
+        typer.echo("sparserow: --sync-hold is called --sync-max-delay now; the next version knows that alone", err=True)
+        sync_max_delay = sync_hold
+    if sync_max_delay is not None and not (sync_after_updates or sync_after_move):
+        raise InvalidArgument("--sync-max-delay has no effect without --sync-after-updates or --sync-after-move")
     if (sync_after_updates or sync_after_move) and follow is None:
         raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
     if sync_interval != "100ms" and follow is None:
@@ -136,7 +142,7 @@ def serve(
         memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
         io_threads=io_threads,
         sync_interval_sec=parse_seconds(sync_interval),
-        sync_hold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_hold or "5s")),
+        sync_threshold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_max_delay or "5s")),
         poll_sec=seconds["poll"],
         grace_sec=seconds["grace"],
     )

@@ -200,9 +200,9 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
         for stored_key, value in rows:
             row = decode_row(bytes(stored_key), bytes(value))
             number = row.table_id
-            held = tables.setdefault(number, TableRows(number, names.get(number, "")))
-            held.rows += 1
-            held.bytes += len(value)
+            totals = tables.setdefault(number, TableRows(number, names.get(number, "")))
+            totals.rows += 1
+            totals.bytes += len(value)
             if number in wanted and (not key or row.key == int(key)):
                 contents.rows.append(row)
     contents.tables = sorted(tables.values(), key=lambda each: each.table_id)

@@ -168,8 +168,8 @@ class Popularity:
             high *= 2
         for _ in range(100):
             steps = (low + high) / 2
-            held = (self.counts * -np.expm1(-asked * steps)).sum()
-            low, high = (steps, high) if held < room else (low, steps)
+            cached = (self.counts * -np.expm1(-asked * steps)).sum()
+            low, high = (steps, high) if cached < room else (low, steps)
         weight = self.counts * asked
         return float((weight * -np.expm1(-asked * high)).sum() / weight.sum())
 

@@ -89,9 +89,9 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     ),
     OptionEffect(
         "serve",
-        "--sync-hold",
+        "--sync-max-delay",
         "--sync-after-updates or --sync-after-move",
-        ("--model", "m", "--root", "r", "--follow", "a:1", "--sync-hold", "9s"),
+        ("--model", "m", "--root", "r", "--follow", "a:1", "--sync-max-delay", "9s"),
     ),
     OptionEffect("serve", "--sync-interval", "--follow", ("--model", "m", "--root", "r", "--sync-interval", "5s")),
     OptionEffect("status", "--over", "no --faults", ("--faults", "--over", "3s")),

@@ -183,11 +183,11 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             os.replace(f"{whole}.partial", whole)
             for path in (self._path, str(Path(self._path).parent)):
-                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    os.fsync(held)
+                    os.fsync(descriptor)
                 finally:
-                    os.close(held)
+                    os.close(descriptor)
 
     def create(self, name: str, data: bytes) -> bool:
         """Writes a small file unless there is one of that name, in one instant; whether it was written.
@@ -274,11 +274,11 @@ class Folder:
         if not self.is_local:
             return
         with suppress(OSError):
-            held = os.open(self._inside(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._inside(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.posix_fadvise(held, 0, 0, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
-                os.close(held)
+                os.close(descriptor)
 
     def remove(self) -> None:
         """Removes it with all that lies in it; harmless when it is gone. Its manifest goes first.

@@ -49,7 +49,7 @@ def _write_direct(path: str, pieces: Sequence[Bytes]) -> bool:
     """False: this file system does not; then the file is to be written anew."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
     try:
-        held = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return False
@@ -57,15 +57,15 @@ def _write_direct(path: str, pieces: Sequence[Bytes]) -> bool:
     try:
         for filled in _in_blocks(pieces):
             try:
-                _write_all(held, filled)
+                _write_all(descriptor, filled)
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     return False
                 raise
-        os.ftruncate(held, sum(len(piece) for piece in pieces))
-        os.fdatasync(held)
+        os.ftruncate(descriptor, sum(len(piece) for piece in pieces))
+        os.fdatasync(descriptor)
     finally:
-        os.close(held)
+        os.close(descriptor)
     return True
 
 
@@ -87,6 +87,6 @@ def _in_blocks(pieces: Sequence[Bytes]) -> Iterator[memoryview]:
         yield buffer[:end].data
 
 
-def _write_all(held: int, rest: memoryview) -> None:
+def _write_all(descriptor: int, rest: memoryview) -> None:
     while rest:
-        rest = rest[os.write(held, rest) :]
+        rest = rest[os.write(descriptor, rest) :]

@@ -327,15 +327,15 @@ def check_written(written: Folder, manifest: Manifest) -> None:
             raise DataLoss(f"{written.url}/{facts.file}: {found}; {facts.bytes} were written")
 
 
-def check_file(held: Folder, facts: FileFacts) -> memoryview:
+def check_file(folder: Folder, facts: FileFacts) -> memoryview:
     """The bytes of a file whose size and checksum hold.
 
     Raises:
         DataLoss: it is missing or differs; names it.
     """
-    where = f"{held.url}/{facts.file}"
+    where = f"{folder.url}/{facts.file}"
     try:
-        data = held.read(facts.file)
+        data = folder.read(facts.file)
     except NotFound:
         raise DataLoss(f"{where}: is missing; the checkpoint is damaged") from None
     check_bytes(data, facts, where, "is damaged: its checksum does not hold")

@@ -242,7 +242,7 @@ class ShardEngine:
         )
         self._jobs.add(request.job_id)
 
-    def hold_job(self, request: pb.HoldJobRequest) -> pb.HoldJobReply:
+    def freeze_job(self, request: pb.FreezeJobRequest) -> pb.FreezeJobReply:
         """Takes no new commit of a job until it is set or the lease ends, and says what each worker has committed.
 
         Raises:
@@ -255,7 +255,7 @@ class ShardEngine:
                 request.job_id, request.operation, fence, request.lease_ms
             )
         ]
-        return pb.HoldJobReply(windows=windows)
+        return pb.FreezeJobReply(windows=windows)
 
     def drop_job(self, job_id: int, operation: int) -> None:
         """Forgets a job.

@@ -65,9 +65,9 @@ class ShardService:
         await self._control.run(engine.refuse, request.refusal)
         return pb.SetRouteReply()
 
-    async def HoldJob(self, request: pb.HoldJobRequest, context: Any) -> pb.HoldJobReply:
+    async def HoldJob(self, request: pb.FreezeJobRequest, context: Any) -> pb.FreezeJobReply:
         """Takes no new commit of a job, fences whom it is told, and reports."""
-        return await self._control.run(self._engine().hold_job, request)
+        return await self._control.run(self._engine().freeze_job, request)
 
     async def SetJob(self, request: pb.SetJobRequest, context: Any) -> pb.SetJobReply:
         """Takes a job's members over; steps that only waited for a member that left are applied meanwhile."""

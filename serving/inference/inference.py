@@ -252,8 +252,8 @@ class ServedModel(Closing):
         self._check_dense(loaded.version, dense, data)
         weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}", tensor_of)
         module = loaded.program.module()
-        held = module.state_dict()
-        if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in held.items()}:
+        present = module.state_dict()
+        if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in present.items()}:
             raise DataLoss(f"{folder.url}: dense weights {dense.number} are not those of the program")
-        module.load_state_dict({key: value.to(held[key].dtype) for key, value in weights.items()}, assign=True)
+        module.load_state_dict({key: value.to(present[key].dtype) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)

@@ -40,16 +40,16 @@ def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) ->
         if unknown is not None:
             names = ", ".join(wanted.name for wanted in inputs)
             raise InvalidArgument(f"{path}: column {unknown!r} is no argument of the program; these are: {names}")
-        held: list[list[str]] = []
+        rows: list[list[str]] = []
         for line in lines:
             if len(line) != len(header):
                 raise InvalidArgument(f"{path}:{lines.line_num}: has {len(line)} fields, the first line {len(header)}")
-            held.append(line)
-            if len(held) == batch_rows:
-                yield _tensors(path, lines.line_num - len(held) + 1, header, held, inputs, places)
-                held = []
-        if held:
-            yield _tensors(path, lines.line_num - len(held) + 1, header, held, inputs, places)
+            rows.append(line)
+            if len(rows) == batch_rows:
+                yield _tensors(path, lines.line_num - len(rows) + 1, header, rows, inputs, places)
+                rows = []
+        if rows:
+            yield _tensors(path, lines.line_num - len(rows) + 1, header, rows, inputs, places)
 
 
 def format_output(output: Any) -> Iterator[str]:

@@ -122,14 +122,14 @@ def test_groups_of_ranks_stand_for_each_rank(skew: float) -> None:
 def test_the_last_asked_of_a_law_of_one_draw_are_an_lru_cache() -> None:
     rows, room, random = 2_000, 200, np.random.default_rng(SEED)
     shares = np.arange(1, rows + 1, dtype=np.float64) ** -0.9
-    held: dict[int, None] = {}
+    cached: dict[int, None] = {}
     hits = 0
     for number, key in enumerate(random.choice(rows, 60_000, p=shares / shares.sum())):
-        hits += number >= 10_000 and key in held
-        held.pop(key, None)
-        held[key] = None
-        if len(held) > room:
-            del held[next(iter(held))]
+        hits += number >= 10_000 and key in cached
+        cached.pop(key, None)
+        cached[key] = None
+        if len(cached) > room:
+            del cached[next(iter(cached))]
     law = Popularity.zipf(rows, 0.9)
     assert law.hits_of_last_asked(1, room) == pytest.approx(hits / 50_000, rel=0.03)
 

@@ -67,7 +67,7 @@ def outcome(url, result) -> dict:
         "loss": figures["history"][0]["train_loss"],
         "samples": figures["history"][0]["samples"],
         "dense": dense_of(url),
-        "rows": {table: {key: row[1:] for key, row in held.items()} for table, held in rows.items()},
+        "rows": {table: {key: row[1:] for key, row in by_key.items()} for table, by_key in rows.items()},
     }
 
 

@@ -143,7 +143,8 @@ def test_peers_are_checked(root: str, launcher: Launcher) -> None:
     for arguments, words in (
         (("--peers=127.0.0.1:1",), "--peers has no effect with one shard"),
         (("--peers=nowhere", "--shard=0/2"), "--peers: 'nowhere' is not allowed"),
-        (("--sync-hold=3s",), "--sync-hold has no effect without"),
+        (("--sync-max-delay=3s",), "--sync-max-delay has no effect without"),
+        (("--sync-hold=3s", "--sync-max-delay=3s"), "give only --sync-max-delay"),
         (("--sync-after-updates=3",), "have no effect without --follow"),
         (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "live sync: after -3 updates"),
         (("--sync-after-move=nan", "--follow=127.0.0.1:1"), "a move of nan"),

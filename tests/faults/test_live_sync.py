@@ -46,15 +46,15 @@ def empty_version(side: TrainingSide) -> LoadedVersion:
 class ServingSide:
     """A process's version and follower; killed, it begins anew from what it had when it was last saved."""
 
-    def __init__(self, side: TrainingSide, place: ShardAssignment, hold: ThresholdOptions = NO_THRESHOLD) -> None:
-        self.side, self.place, self.hold = side, place, hold
+    def __init__(self, side: TrainingSide, place: ShardAssignment, threshold: ThresholdOptions = NO_THRESHOLD) -> None:
+        self.side, self.place, self.threshold = side, place, threshold
         self.saved: tuple[dict[int, tuple], np.ndarray] = ({}, np.zeros(side.slot_count, np.uint64))
         self.version = empty_version(side)
         self.start()
 
     def start(self) -> None:
         name = f"test/{self.place.shard}"
-        options = FollowOptions(self.side.address, name, interval_sec=0.01, retry_sec=0.05, hold=self.hold)
+        options = FollowOptions(self.side.address, name, interval_sec=0.01, retry_sec=0.05, threshold=self.threshold)
         self.follower = Follower(self.version, self.place.owned(self.side.slot_count), options)
 
     def publish(self) -> None:
@@ -84,8 +84,12 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    holds = (NO_THRESHOLD, ThresholdOptions(updates=3, longest_sec=0.5), ThresholdOptions(move=0.2, longest_sec=0.5))
-    serving = [ServingSide(side, ShardAssignment(shard, 3), hold) for shard, hold in enumerate(holds)]
+    thresholds = (
+        NO_THRESHOLD,
+        ThresholdOptions(updates=3, longest_sec=0.5),
+        ThresholdOptions(move=0.2, longest_sec=0.5),
+    )
+    serving = [ServingSide(side, ShardAssignment(shard, 3), each) for shard, each in enumerate(thresholds)]
     saved = [side.save(shard) for shard in range(side.shards)]
     acts: dict[str, int] = {}
     end = time.monotonic() + SECONDS

@@ -39,7 +39,7 @@ PLANTED: dict[str, tuple[str | None, int, int]] = {
     "lineage_not_raised": ("restores", 2_000, 0),
     "lost_abort": (None, 2_000, 0),  # ABORT is sent once, its answer not awaited
     "no_fencing": ("leases", 2_000, 0),
-    "no_generation": (None, 500, 0),  # a late HOLD or RESOLVE is obeyed
+    "no_generation": (None, 500, 0),  # a late FREEZE or RESOLVE is obeyed
     "no_hold": (None, 3_000, 0),  # members and cuts change while commits go on
     "no_incarnation": ("late follower", 4_000, 0),  # a restarted shard obeys what was decided for the process before
     "prepare_acks_kept": (None, 2_000, 0),  # PREPARE acknowledged by a shard that was restored since

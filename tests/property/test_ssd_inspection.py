@@ -38,13 +38,13 @@ def stopped(tmp_path):
         store.apply(TABLE, part, rng.standard_normal((len(part), DIM), np.float32), lr=0.1)
     store.apply(77, keys[:10], np.ones((10, DIM), np.float32), lr=0.1)
     store.write_back()
-    *held, cursor = store.scan(TABLE, max_rows=10_000, with_state=True)
+    *columns, cursor = store.scan(TABLE, max_rows=10_000, with_state=True)
     assert cursor == 0
     with pytest.raises(FailedPrecondition, match="in use"):
         ssd_inspection.inspect_folder(tmp_path)
     del store
     (tmp_path / "TABLES").write_text(f"{TABLE} n/users\n")
-    return tmp_path, held
+    return tmp_path, columns
 
 
 def test_every_row_is_there_as_the_store_gave_it(stopped):

@@ -209,22 +209,22 @@ def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:
         chunks = draw.randrange(1, 8)
         data = JobData("r", 1, 1, chunks)
         members: dict[int, int] = {0: 1}
-        held: dict[tuple[int, int], int | None] = {}
+        chunk_of: dict[tuple[int, int], int | None] = {}
         trained: list[int] = []
         while not data.is_over:
             worker = draw.randrange(4)
             if worker in members and draw.random() < 0.2 and len(members) > 1:
                 gone = worker, members.pop(worker)
-                held.pop(gone, None)
+                chunk_of.pop(gone, None)
                 data.left(gone, -1)
                 continue
             epoch = members.setdefault(worker, draw.randrange(1 << 30))
             key = worker, epoch
-            done = [held[key]] if held.get(key) is not None else []
+            done = [chunk_of[key]] if chunk_of.get(key) is not None else []
             trained += done
             keys = set(members.items())
             answer = data.answer(Ask("r", 1, chunks, done, 0), key, keys)
-            held[key] = answer.chunk
-            now = [chunk for who, chunk in held.items() if who in keys and chunk is not None]
+            chunk_of[key] = answer.chunk
+            now = [chunk for who, chunk in chunk_of.items() if who in keys and chunk is not None]
             assert len(now) == len(set(now))
         assert sorted(trained) == list(range(chunks)), "whoever stays does each once"

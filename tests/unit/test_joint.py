@@ -346,8 +346,8 @@ def test_copies_share_the_table(session: sr.Session) -> None:
         torch.testing.assert_close(other(*batch(1)), model(*batch(1)))
     (duplicate(*batch(2)) ** 2).mean().backward()
     assert session.step()
-    held = [name for name in model.state_dict() if "one" in name or "bag" in name]
-    assert all(name.endswith("._extra_state") for name in held), "handles, no rows"
+    names = [name for name in model.state_dict() if "one" in name or "bag" in name]
+    assert all(name.endswith("._extra_state") for name in names), "handles, no rows"
     assert model.to(torch.device("cpu")) is model
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
 

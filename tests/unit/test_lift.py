@@ -90,8 +90,8 @@ def test_results_and_training_equal_the_local_model(session: sr.Session, capture
     program = CAPTURES[capture](model())
     lifted = lift(program, session, check=batch(0))
     assert sorted(session.bound_tables()) == LIFTED
-    held = [name for name in sorted(lifted.state_dict()) if not name.endswith("._extra_state")]
-    assert held == ["day.weight", "head.bias", "head.weight"]
+    names = [name for name in sorted(lifted.state_dict()) if not name.endswith("._extra_state")]
+    assert names == ["day.weight", "head.bias", "head.weight"]
     lifted.train()
     dense = torch.optim.SGD(lifted.parameters(), lr=0.05)
     reference = torch.optim.SGD(local.parameters(), lr=0.05)

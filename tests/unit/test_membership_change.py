@@ -45,7 +45,7 @@ class ToldShards:
             raise Unavailable("shard 1 cannot be reached")
         self.calls.append(call)
 
-    async def hold_job(
+    async def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
     ) -> list[dict[WorkerKey, Window]]:
         self._note(Call("hold", job_id, operation, fence, lease_sec))

@@ -61,8 +61,8 @@ def test_a_store_accepts_the_schema(dtype) -> None:
     schema = TableSchema("ads", "user", 12, Adam(), dtype=dtype, init=Normal(), seed=2**64 - 1, id=77, version=3)
     store = _server.Store(slot_count=64)
     store.create_table(native_schema(schema))
-    held = store.schema(77)
-    assert (held.name, held.dim, held.dtype, held.seed, held.version) == ("ads/user", 12, dtype, 2**64 - 1, 3)
+    stored = store.schema(77)
+    assert (stored.name, stored.dim, stored.dtype, stored.seed, stored.version) == ("ads/user", 12, dtype, 2**64 - 1, 3)
 
 
 def test_both_languages_hash_names_alike() -> None:

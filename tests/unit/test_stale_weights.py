@@ -46,7 +46,7 @@ def distributed(model: Net, session: sr.Session, weight_decay: float = 0.0) -> N
 
 
 def test_a_list_of_weights_is_told_and_its_gradient_is_an_error(session: sr.Session) -> None:
-    with pytest.warns(UserWarning, match=r"'one' are held still \(0.0 MB\), by the attribute 'regularisation' of Net"):
+    with pytest.warns(UserWarning, match=r"'one' are still in memory \(0.0 MB\), by the attribute 'regularisation'"):
         model = distributed(Net(regularised=True), session)
     with pytest.raises(sr.FailedPrecondition, match=r"layer 'one': a gradient reached .* weight_decay"):
         (model(IDS).sum() + model.penalty()).backward()
@@ -64,7 +64,7 @@ def test_an_optimizer_that_was_made_before_is_told(session: sr.Session) -> None:
 def test_a_variable_is_told(session: sr.Session) -> None:
     model = Net(regularised=False)
     weight = model.one.weight
-    with pytest.warns(UserWarning, match="are held still"):
+    with pytest.warns(UserWarning, match="are still in memory"):
         distributed(model, session)
     assert weight.grad is None
 

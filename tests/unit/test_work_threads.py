@@ -32,8 +32,8 @@ class Engine:
         assert self.gate.wait(120)
         return SimpleNamespace(rows_seen=table_id, freed=[], is_complete=True, longest_hold_seconds=0.0)
 
-    def hold_job(self, _: pb.HoldJobRequest) -> pb.HoldJobReply:
-        return pb.HoldJobReply()
+    def freeze_job(self, _: pb.FreezeJobRequest) -> pb.FreezeJobReply:
+        return pb.FreezeJobReply()
 
 
 async def drain(_: int) -> None:
@@ -47,7 +47,7 @@ def test_many_sweeps_leave_room_for_a_hold() -> None:
         service = ShardService(lambda: engine, drain)  # type: ignore[arg-type,return-value]
         request = pb.ShardSweepRequest(table_id=7)
         sweeps = [asyncio.create_task(service.Sweep(request, None)) for _ in range(SWEEPS)]
-        await asyncio.wait_for(service.HoldJob(pb.HoldJobRequest(), None), 60)
+        await asyncio.wait_for(service.HoldJob(pb.FreezeJobRequest(), None), 60)
         assert not sweeps[0].done()
         # A caller that is gone leaves its sweep behind.
         sweeps[0].cancel()

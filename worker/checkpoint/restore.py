@@ -130,10 +130,10 @@ def restore(
 
 def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
     assert scheduler is not None
-    held = several(scheduler)
-    if len(held) != len(states):
-        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, {len(held)} are given")
-    for each, state in zip(held, states, strict=True):
+    schedulers = several(scheduler)
+    if len(schedulers) != len(states):
+        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, {len(schedulers)} are given")
+    for each, state in zip(schedulers, states, strict=True):
         each.load_state_dict(state)
 
 

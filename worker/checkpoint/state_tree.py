@@ -25,7 +25,7 @@ _OF_TORCH: dict[torch.dtype, str] = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-_OF_NUMPY = {np.dtype(held): name for name, held in DTYPES.items() if name not in ("BF16", "F16")}
+_OF_NUMPY = {np.dtype(dtype): name for name, dtype in DTYPES.items() if name not in ("BF16", "F16")}
 _OF_NUMPY[np.dtype(np.float16)] = "F16"
 
 
@@ -73,14 +73,14 @@ def _free(path: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
-    held = value.detach().to("cpu").contiguous()
-    if held.dtype not in _OF_TORCH or held.layout is not torch.strided:
+    on_host = value.detach().to("cpu").contiguous()
+    if on_host.dtype not in _OF_TORCH or on_host.layout is not torch.strided:
         raise InvalidArgument(
-            f"save: {path} is a tensor of {held.dtype} and {held.layout}; allowed: dense, of real numbers"
+            f"save: {path} is a tensor of {on_host.dtype} and {on_host.layout}; allowed: dense, of real numbers"
         )
-    is_bfloat16 = held.dtype is torch.bfloat16
-    values = held.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else held.numpy()
-    if held.data_ptr() == value.data_ptr():
+    is_bfloat16 = on_host.dtype is torch.bfloat16
+    values = on_host.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else on_host.numpy()
+    if on_host.data_ptr() == value.data_ptr():
         values = values.copy()  # training goes on while it is written
-    tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[held.dtype], values)
+    tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[on_host.dtype], values)
     return name

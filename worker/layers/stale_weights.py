@@ -65,7 +65,7 @@ def warn_of_stale_weights(swapped: Iterable[SwappedWeight], *, stacklevel: int) 
     names = ", ".join(repr(one.path) for one in left[:_MOST_NAMES]) + (", ..." if len(left) > _MOST_NAMES else "")
     holders = holders_of(weights)
     warnings.warn(
-        f"distribute: the weights of {names} are held still ({megabytes:.1f} MB), by "
+        f"distribute: the weights of {names} are still in memory ({megabytes:.1f} MB), by "
         f"{', '.join(holders) or 'a variable'}; their rows are on the servers, and these copies are stale: {_REMEDY}",
         UserWarning,
         stacklevel=stacklevel + 1,

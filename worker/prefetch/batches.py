@@ -284,10 +284,10 @@ class _Work:
         with self._trace.span("dedup", step=self._latest_step(item.number)):
             if self._settings.copy is not None:
                 item.batch, item.ready = self._settings.copy.copy(item.host)
-            guess, held = self._settings.plan.guess(item.number, item.batch, item.host)
+            guess, owner = self._settings.plan.guess(item.number, item.batch, item.host)
             if guess is not None:
                 item.rows = self._native.index(*guess)
-            del held
+            del owner
         return item
 
     def hint(self, item: _Item) -> _Item:

@@ -77,10 +77,10 @@ class NamedIds:
                 raise InvalidArgument(
                     f"prefetch.ids: table {name!r} is not allowed; allowed: {', '.join(sorted(self._known))}"
                 )
-            for seen, held in zip(_tensors(name, ids), _tensors(name, on_host[name]), strict=True):
+            for seen, copy in zip(_tensors(name, ids), _tensors(name, on_host[name]), strict=True):
                 names.append(self._prefix + table)
-                pairs.append((seen, held))
-        return (_client.MergePlan(names), [description(seen, held) for seen, held in pairs]), pairs
+                pairs.append((seen, copy))
+        return (_client.MergePlan(names), [description(seen, copy) for seen, copy in pairs]), pairs
 
     def begin(self, batch: Any) -> None:
         """Nothing to learn."""

@@ -65,8 +65,8 @@ class DensePublisher:
         self._every_sec = every_sec
         self._folder = registry.folder(name, self.version)
         names = (*program.graph_signature.parameters, *program.graph_signature.buffers)
-        held = {name: program.state_dict[name] for name in names if name in program.state_dict}
-        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in held.items()}
+        weights = {name: program.state_dict[name] for name in names if name in program.state_dict}
+        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
         self._weights()
         self._published_at = time.monotonic()
 
@@ -101,13 +101,13 @@ class DensePublisher:
         return published
 
     def _weights(self) -> dict[str, Any]:
-        held = self._model.state_dict()
+        weights = self._model.state_dict()
         for key, (shape, dtype) in self._shapes.items():
-            value = held.get(key)
+            value = weights.get(key)
             if value is None or (tuple(value.shape), value.dtype) != (shape, dtype):
                 found = "is not there" if value is None else f"is {value.dtype} of shape {tuple(value.shape)}"
                 raise InvalidArgument(
                     f"DensePublisher: weight {key!r} of version {self.version} is {dtype} of shape {shape}; in the "
                     f"model it {found}; publish a new version"
                 )
-        return {key: held[key] for key in self._shapes}
+        return {key: weights[key] for key in self._shapes}

@@ -246,20 +246,20 @@ class _RowWriter:
     def _chunks(
         self, schema: TableSchema, shard: int, part_rows: int
     ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float32]]]:
-        held: list[tuple[Any, Any, Any]] = []
+        pages: list[tuple[Any, Any, Any]] = []
         count = 0
         for keys, versions, _, rows, _ in self._client.scan(schema.id, shard=shard, max_rows=min(part_rows, 65536)):
-            held.append((keys, versions, rows))
+            pages.append((keys, versions, rows))
             count += len(keys)
             if count >= part_rows:
-                yield _joined(held)
-                held, count = [], 0
-        if held:
-            yield _joined(held)
+                yield _joined(pages)
+                pages, count = [], 0
+        if pages:
+            yield _joined(pages)
 
 
-def _joined(held: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
-    keys, versions, rows = (np.concatenate(column) for column in zip(*held, strict=True))
+def _joined(pages: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    keys, versions, rows = (np.concatenate(column) for column in zip(*pages, strict=True))
     return keys, versions, rows
 
 

@@ -1,4 +1,4 @@
-"""Carries a change of a job's members to all shards: HOLD, decide, RESOLVE."""
+"""Carries a change of a job's members to all shards: FREEZE, decide, RESOLVE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CutPoint:
     """Where a held job is cut: at the last commits that any shard has accepted.
 
     Attributes:
-        operation: of the HOLD.
+        operation: of the FREEZE.
         step: the highest one accepted anywhere; -1 before the first.
         sequences: of each live worker, the last one accepted anywhere.
         steps: of each live worker, the step of that one; -1 before the first.
@@ -44,7 +44,7 @@ class CutPoint:
 
     @staticmethod
     def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[WorkerKey, Window]]) -> CutPoint:
-        """The cut that the reports of a HOLD name."""
+        """The cut that the reports of a FREEZE name."""
         step = max((window.committed_step for report in reports for window in report.values()), default=-1)
         last: dict[WorkerKey, list[Window]] = {
             span.key: [report.get(span.key, Window()) for report in reports]
@@ -172,13 +172,13 @@ class JobOperations:
             for roster in rosters.values():
                 roster.operation = self._next_operation()
 
-            async def hold(job_id: int, roster: Roster) -> CutPoint:
-                reports = await self._shard_calls.hold_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
+            async def freeze(job_id: int, roster: Roster) -> CutPoint:
+                reports = await self._shard_calls.freeze_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
                 return CutPoint.of_reports(job_id, roster.operation, roster, reports)
 
             # All at once: what workers push meanwhile waits.
             stack.push_async_callback(lambda: all_of(self._release(job_id) for job_id in rosters))
-            points: list[CutPoint] = await all_of(hold(*held) for held in rosters.items())
+            points: list[CutPoint] = await all_of(freeze(*roster) for roster in rosters.items())
             taking: asyncio.Future[Result] = asyncio.ensure_future(take(points))
             self._taking = taking
             try:
@@ -209,7 +209,7 @@ class JobOperations:
                 raise Unavailable(f"job {job_id} has ended before its restore began; restore again")
             operation = roster.operation = self._next_operation()
             try:
-                reports = await self._shard_calls.hold_job(job_id, operation, [])
+                reports = await self._shard_calls.freeze_job(job_id, operation, [])
                 point = CutPoint.of_reports(job_id, operation, roster, reports)
                 generation = self._cluster.jobs.new_generation()
                 self._save()  # windows that a failed restore leaves on the shards are of a clock that never begins
@@ -240,7 +240,7 @@ class JobOperations:
             await self._shard_calls.tell_job(job_id, roster)
             return
         operation = self._next_operation()
-        reports = await self._shard_calls.hold_job(job_id, operation, gone)
+        reports = await self._shard_calls.freeze_job(job_id, operation, gone)
         roster.decide(operation, gone, reports, members)
         for key in gone:
             last_step = max((report.get(key, Window()).committed_step for report in reports), default=-1)

@@ -169,7 +169,7 @@ class ShardCalls:
             longest_hold_sec=max((reply.longest_hold_sec for reply in replies), default=0.0),
         )
 
-    async def hold_job(
+    async def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
     ) -> list[dict[WorkerKey, Window]]:
         """Holds a job on every shard; returns what each of them has of each worker. With a lease, it goes on by itself
@@ -180,7 +180,7 @@ class ShardCalls:
             SparserowError: as :meth:`create_table`.
         """
         self._check_all_reached()
-        request = pb.HoldJobRequest(
+        request = pb.FreezeJobRequest(
             job_id=job_id,
             operation=operation,
             fence=[pb.WorkerEpoch(worker_id=worker_id, epoch=epoch) for worker_id, epoch in fence],

@@ -1,6 +1,6 @@
 """What shards are told of a job's workers: from which step to which each counts, and what became of who left. No I/O.
 
-Membership changes in an operation of two phases. HOLD: every shard takes no new commit of the job, fences the workers
+Membership changes in an operation of two phases. FREEZE: every shard takes no new commit of the job, fences the workers
 that are gone, and reports what each worker committed. RESOLVE: one decision from all reports, told to all shards.
 So the N of 1/N and the workers of a step are equal on all shards, and a commit in doubt of a worker that is gone is
 applied on all shards or on none.

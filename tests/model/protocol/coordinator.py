@@ -1,6 +1,6 @@
 """The coordinator: membership, epochs, the route, the cut. One operation at a time, each in two phases.
 
-    HOLD     every shard stops taking new commits, fences whom it is told, and reports its windows
+    FREEZE   every shard stops taking new commits, fences whom it is told, and reports its windows
     RESOLVE  the decision, made from all reports: members, finals of those who left, cut target, restore
 
 A shard obeys only the newest generation. An operation that a fault overtakes is given up; a later RESOLVE always
