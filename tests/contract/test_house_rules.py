@@ -7,90 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-MAY_IMPORT = {
-    "proto": {"proto"},
-    "cpp_ext": {"cpp_ext"},
-    "ps_server": {"ps_server", "proto", "cpp_ext"},
-    "worker": {"worker", "proto", "cpp_ext"},
-    "serving": {"serving", "proto", "cpp_ext"},
-    "deploy": {"deploy", "proto", "cpp_ext", "ps_server", "worker", "serving"},
-}
-CPP_LAYERS = ("util", "schema", "optim", "store", "commit", "shards", "rpc", "session", "ops", "bindings")
-RPC_BASE = {"rpc/wire", "rpc/transport", "rpc/observe"}
-# A room of cpp_ext may include its own files, the layers left of its own, and these rooms of its layer.
-CPP_ROOMS = {
-    "rpc/wire": set(),
-    "rpc/transport": {"rpc/wire"},
-    "rpc/observe": {"rpc/wire", "rpc/transport"},
-    "rpc/client": RPC_BASE,
-    "rpc/server": RPC_BASE,
-    "store/table": set(),
-    "store/ssd": set(),
-    "store": {"store/table", "store/ssd"},
-    "store/changes": {"store", "store/table"},
-}
-# A store creates its log of changes, which reads the store's own maps.
-CPP_EXCEPTIONS = {("store/store.cc", "store/changes/change_log.h")}
-# A room of Python may import its own files, other top-level folders as MAY_IMPORT says, and these rooms of its folder.
-SESSION = {"worker/cache", "worker/id_trace", "worker/membership", "worker/session"}
-LOCAL = {"deploy/launch", "deploy/train"}
-PYTHON_ROOMS = {
-    "worker": set(),
-    "worker/cache": set(),
-    "worker/membership": set(),
-    "worker/metrics": set(),
-    "worker/models": set(),
-    "worker/data": {"worker/metrics"},
-    "worker/id_trace": {"worker/data"},
-    "worker/session": SESSION,
-    "worker/layers": {*SESSION, "worker/data"},
-    "worker/prefetch": {*SESSION, "worker/data"},
-    "worker/row_files": SESSION,
-    "worker/checkpoint": {*SESSION, "worker/layers"},
-    "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint"},
-    "worker/gateway": SESSION,
-    "worker/training": {
-        *SESSION,
-        *("worker/checkpoint", "worker/data", "worker/layers", "worker/metrics", "worker/models", "worker/prefetch"),
-    },
-    "serving/client": set(),
-    "serving/inference": {"serving/client"},
-    "serving": {"serving/client"},
-    "ps_server": set(),
-    "ps_server/process": set(),
-    "ps_server/shard": {"ps_server/process"},
-    "ps_server/coordinator/state": set(),
-    "ps_server/coordinator/storage": set(),
-    "ps_server/coordinator/procedures": {"ps_server/coordinator/state"},
-    "ps_server/coordinator": {
-        "ps_server/process",
-        *(f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")),
-    },
-    "deploy": set(),
-    "deploy/launch": set(),
-    "deploy/observe": set(),
-    "deploy/preflight": set(),
-    "deploy/examples": {"deploy/launch"},
-    "deploy/train": {"deploy/launch"},
-    "deploy/ray": LOCAL,
-    "deploy/bench": LOCAL,
-    "deploy/reference": {"deploy/train"},
-    "deploy/commands": {
-        *LOCAL,
-        *(f"deploy/{room}" for room in ("bench", "examples", "observe", "preflight", "ray")),
-    },
-}
-
-
-def python_files() -> list[Path]:
-    return sorted(
-        path
-        for folder in MAY_IMPORT
-        for path in (ROOT / folder).rglob("*.py")
-        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
-    )
+from rooms import (
+    CPP_EXCEPTIONS,
+    CPP_LAYERS,
+    CPP_ROOMS,
+    MAY_IMPORT,
+    PYTHON_ROOMS,
+    ROOT,
+    cpp_includes,
+    imported_rooms,
+    python_files,
+)
 
 
 def imported_folders(path: Path) -> set[str]:
@@ -140,18 +67,6 @@ def test_processes_without_torch_do_not_name_it(folder: str) -> None:
             assert not any(module.split(".")[0] == "torch" for module in modules), f"{path} imports torch"
 
 
-def cpp_includes() -> list[tuple[Path, str]]:
-    """(file, what it includes) of the layers; both are relative to cpp_ext."""
-    return [
-        (path.relative_to(ROOT / "cpp_ext"), line.split('"')[1])
-        for layer in CPP_LAYERS
-        for path in sorted((ROOT / "cpp_ext" / layer).rglob("*"))
-        if path.suffix in {".cc", ".h"}
-        for line in path.read_text().splitlines()
-        if line.startswith('#include "')
-    ]
-
-
 def test_every_file_of_the_core_is_in_a_layer() -> None:
     sources = [path for path in (ROOT / "cpp_ext").rglob("*") if path.suffix in {".cc", ".h"}]
     assert {path.relative_to(ROOT / "cpp_ext").parts[0] for path in sources} == set(CPP_LAYERS)
@@ -175,22 +90,6 @@ def test_cpp_rooms_of_one_layer_have_no_circle() -> None:
             continue
         assert target_room in CPP_ROOMS[room], f"{path} includes {target}; {room} may include {CPP_ROOMS[room]}"
     assert named == CPP_EXCEPTIONS  # an exception that is no longer needed goes
-
-
-def imported_rooms(path: Path) -> set[str]:
-    """Folders of ours, relative to the root, from which a file imports."""
-    package = path.relative_to(ROOT).parts[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom) or not node.level:
-            continue
-        base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else []))
-        for alias in node.names:
-            parts = (*base, alias.name)
-            while parts and not ROOT.joinpath(*parts).is_dir():
-                parts = parts[:-1]
-            found.add("/".join(parts))
-    return found
 
 
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -242,13 +141,55 @@ def test_no_file_without_a_concept() -> None:
         assert path.stem not in banned, path
 
 
-def test_every_file_that_the_architecture_names_is_there() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+ROOMS = sorted(
+    {f"cpp_ext/{room}" for room in (*CPP_ROOMS, *CPP_LAYERS) if room != "rpc"}
+    | {room for room in PYTHON_ROOMS if room.split("/")[0] != "deploy"}
+)
+
+
+def allowed_imports(room: str) -> set[str]:
+    """What a room may import, as the layer tests have it."""
+    top, _, name = room.partition("/")
+    if top == "cpp_ext":
+        layer = name.split("/")[0]
+        return {*CPP_LAYERS[: CPP_LAYERS.index(layer)], *CPP_ROOMS.get(name, set())}
+    return (MAY_IMPORT[top] - {top}) | (PYTHON_ROOMS[room] - {room})
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_is_and_what_it_may_import(room: str) -> None:
+    lines = (ROOT / room / "README.md").read_text().splitlines()
+    assert len(lines) <= 30
+    assert lines[0].startswith("# ")
+    assert any(line.startswith("Start reading at `") for line in lines)
+    (line,) = [line for line in lines if line.startswith("May import: ")]
+    assert set(re.findall(r"`([^`]+)`", line)) == allowed_imports(room)
+
+
+def documents() -> list[Path]:
+    """ARCHITECTURE.md and the README of each room."""
+    return [ROOT / "ARCHITECTURE.md", *(ROOT / room / "README.md" for room in ROOMS)]
+
+
+def test_the_architecture_is_short() -> None:
+    lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 160 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_the_architecture_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    near = document.parent
     tops = (*MAY_IMPORT, "tests", "docs")
     there = ["/" + path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*")]
     there += [f"/{path.name}" for path in ROOT.iterdir()]
-    files = set(re.findall(r"`([\w./-]+\.(?:py|cc|h|proto|md|yaml|toml|txt))`", text))
-    assert len(files) > 100
-    assert [name for name in sorted(files) if not any(path.endswith(f"/{name}") for path in there)] == []
+    files = set(re.findall(r"`([\w./-]+\.(?:py|pyi|cc|h|proto|md|yaml|toml|txt))`", text))
+    if near == ROOT:
+        assert len(files) > 40
+        named = [name for name in sorted(files) if not any(path.endswith(f"/{name}") for path in there)]
+    else:  # a README names files of its room, or by their path from the root
+        named = [name for name in sorted(files) if not (near / name).is_file() and not (ROOT / name).is_file()]
+    assert named == []
     folders = {name.rstrip("/") for name in re.findall(r"`([\w./-]+/)`", text)}
     assert [name for name in sorted(folders) if not any(path.endswith(f"/{name}") for path in there)] == []

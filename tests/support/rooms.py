@@ -1,0 +1,193 @@
+"""The rooms of the house: which there are, which may import which, and how many arrows run between them.
+
+``python tests/support/rooms.py [FOLDER ...]`` prints rooms, floors and arrows of each folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MAY_IMPORT = {
+    "proto": {"proto"},
+    "cpp_ext": {"cpp_ext"},
+    "ps_server": {"ps_server", "proto", "cpp_ext"},
+    "worker": {"worker", "proto", "cpp_ext"},
+    "serving": {"serving", "proto", "cpp_ext"},
+    "deploy": {"deploy", "proto", "cpp_ext", "ps_server", "worker", "serving"},
+}
+CPP_LAYERS = ("util", "schema", "optim", "store", "commit", "shards", "rpc", "session", "ops", "bindings")
+RPC_BASE = {"rpc/wire", "rpc/transport", "rpc/observe"}
+# A room of cpp_ext may include its own files, the layers left of its own, and these rooms of its layer.
+CPP_ROOMS = {
+    "rpc/wire": set(),
+    "rpc/transport": {"rpc/wire"},
+    "rpc/observe": {"rpc/wire", "rpc/transport"},
+    "rpc/client": RPC_BASE,
+    "rpc/server": RPC_BASE,
+    "store/table": set(),
+    "store/ssd": set(),
+    "store": {"store/table", "store/ssd"},
+    "store/changes": {"store", "store/table"},
+}
+# A store creates its log of changes, which reads the store's own maps.
+CPP_EXCEPTIONS = {("store/store.cc", "store/changes/change_log.h")}
+# A room of Python may import its own files, other top-level folders as MAY_IMPORT says, and these rooms of its folder.
+SESSION = {"worker/cache", "worker/id_trace", "worker/membership", "worker/session"}
+LOCAL = {"deploy/launch", "deploy/train"}
+PYTHON_ROOMS = {
+    "worker": set(),
+    "worker/cache": set(),
+    "worker/membership": set(),
+    "worker/metrics": set(),
+    "worker/models": set(),
+    "worker/data": {"worker/metrics"},
+    "worker/id_trace": {"worker/data"},
+    "worker/session": SESSION,
+    "worker/layers": {*SESSION, "worker/data"},
+    "worker/prefetch": {*SESSION, "worker/data"},
+    "worker/row_files": SESSION,
+    "worker/checkpoint": {*SESSION, "worker/layers"},
+    "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint"},
+    "worker/gateway": SESSION,
+    "worker/training": {
+        *SESSION,
+        *("worker/checkpoint", "worker/data", "worker/layers", "worker/metrics", "worker/models", "worker/prefetch"),
+    },
+    "serving/client": set(),
+    "serving/inference": {"serving/client"},
+    "serving": {"serving/client"},
+    "ps_server": set(),
+    "ps_server/process": set(),
+    "ps_server/shard": {"ps_server/process"},
+    "ps_server/coordinator/state": set(),
+    "ps_server/coordinator/storage": set(),
+    "ps_server/coordinator/procedures": {"ps_server/coordinator/state"},
+    "ps_server/coordinator": {
+        "ps_server/process",
+        *(f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")),
+    },
+    "deploy": set(),
+    "deploy/launch": set(),
+    "deploy/observe": set(),
+    "deploy/preflight": set(),
+    "deploy/examples": {"deploy/launch"},
+    "deploy/train": {"deploy/launch"},
+    "deploy/ray": LOCAL,
+    "deploy/bench": LOCAL,
+    "deploy/reference": {"deploy/train"},
+    "deploy/commands": {
+        *LOCAL,
+        *(f"deploy/{room}" for room in ("bench", "examples", "observe", "preflight", "ray")),
+    },
+}
+
+
+def python_files() -> list[Path]:
+    return sorted(
+        path
+        for folder in MAY_IMPORT
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+    )
+
+
+def cpp_includes() -> list[tuple[Path, str]]:
+    """(file, what it includes) of the layers; both are relative to cpp_ext."""
+    return [
+        (path.relative_to(ROOT / "cpp_ext"), line.split('"')[1])
+        for layer in CPP_LAYERS
+        for path in sorted((ROOT / "cpp_ext" / layer).rglob("*"))
+        if path.suffix in {".cc", ".h"}
+        for line in path.read_text().splitlines()
+        if line.startswith('#include "')
+    ]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Folders of ours, relative to the root, from which a file imports."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else []))
+        for alias in node.names:
+            parts = (*base, alias.name)
+            while parts and not ROOT.joinpath(*parts).is_dir():
+                parts = parts[:-1]
+            found.add("/".join(parts))
+    return found
+
+
+def room_of(folder: str, path: str) -> str:
+    """The room of ``folder`` in which a file or a folder lies: a sub-folder, or the file without its suffix."""
+    return path.removeprefix(folder + "/").split("/")[0].split(".")[0]
+
+
+def arrows_of(folder: str) -> tuple[set[str], set[tuple[str, str]]]:
+    """(rooms, arrows) of a folder: its files and sub-folders, and (who imports, what is imported) between them."""
+    rooms = {
+        path.stem if path.is_file() else path.name
+        for path in (ROOT / folder).iterdir()
+        if path.suffix in {".py", ".cc", ".h"} or (path.is_dir() and any(path.rglob("*.[pch]*")))
+    } - {"__init__", "__pycache__"}
+    arrows: set[tuple[str, str]] = set()
+    if folder.startswith("cpp_ext"):
+        pairs = [(f"cpp_ext/{path.as_posix()}", f"cpp_ext/{target}") for path, target in cpp_includes()]
+    else:
+        pairs = [
+            (path.relative_to(ROOT).as_posix(), target) for path in python_files() for target in imported_modules(path)
+        ]
+    for source, target in pairs:
+        if source.startswith(folder + "/") and target.startswith(folder + "/"):
+            ends = [
+                room_of(folder, end).removesuffix(".py").removesuffix(".cc").removesuffix(".h")
+                for end in (source, target)
+            ]
+            if ends[0] != ends[1] and set(ends) <= rooms:
+                arrows.add((ends[0], ends[1]))
+    return rooms, arrows
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of ours, as paths without suffix, that a file imports relatively."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else []))
+        for alias in node.names:
+            parts = (*base, alias.name)
+            while parts and not (ROOT.joinpath(*parts).is_dir() or ROOT.joinpath(*parts).with_suffix(".py").is_file()):
+                parts = parts[:-1]
+            found.add("/".join(parts))
+    return found
+
+
+def floors_of(rooms: set[str], arrows: set[tuple[str, str]]) -> int:
+    """The longest chain of imports, in rooms; 0 when there is a circle."""
+    left, floors = dict.fromkeys(rooms), 0
+    while left:
+        floor = [room for room in left if not any(source == room and target in left for source, target in arrows)]
+        if not floor:
+            return 0
+        floors += 1
+        left = dict.fromkeys(room for room in left if room not in floor)
+    return floors
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or [
+        "cpp_ext/rpc",
+        "cpp_ext/store",
+        "worker",
+        "deploy",
+        "ps_server/coordinator",
+        "serving",
+    ]:
+        rooms, arrows = arrows_of(name)
+        print(f"{name:24} {len(rooms):3} rooms {floors_of(rooms, arrows):3} floors {len(arrows):4} arrows")
