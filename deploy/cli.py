@@ -77,7 +77,7 @@ def _root(
         use_security(security)
 
 
-# Of click, or of the copy of it that typer brings.
+# These classes are click's, or those of the copy that typer brings.
 _UsageError: Any = typer.BadParameter.__base__
 
 

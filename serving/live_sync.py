@@ -225,7 +225,7 @@ class Follower:
             return time.monotonic() - min(self._caught_up.values())
 
     def _run(self, shard: int) -> None:
-        # Of this follower alone: one that comes after it, in this process or another, cannot show its key.
+        # The key is this follower's alone: a later one, in this process or another, cannot show it.
         cursor = f"{self._options.name}/{self._version.model}@{self._version.version}/{secrets.token_hex(4)}"
         key = _Key()
         while not self._stop.is_set():

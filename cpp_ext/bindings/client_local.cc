@@ -42,7 +42,7 @@ class LocalCluster {
     }
     return rows;
   }
-  // Of one session: each is a worker with sequences of its own.
+  // Shards for one session: each session is a worker with sequences of its own.
   [[nodiscard]] std::shared_ptr<rpc::LocalShards> shards() const { return shards_->for_another_worker(); }
 
  private:

@@ -269,7 +269,7 @@ py::dict stats(const KeyedClient& client) {
   return out;
 }
 
-// Of the calling thread's requests; empty ids: of none.
+// Sets the trace of the calling thread's requests; empty ids end it.
 void set_trace(const py::bytes& trace_id, const py::bytes& span_id) {
   rpc::TraceContext context;
   const auto trace = static_cast<std::string_view>(trace_id);

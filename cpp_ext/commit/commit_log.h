@@ -133,9 +133,9 @@ class CommitLog {
   // NotFound; kFailedPrecondition for an older operation. Parked pulls get kNotFound.
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
 
-  // Of held jobs: waits until all that belongs to the cut is applied and nothing else is, then calls `take` while
-  // nothing is written, and returns the windows of that instant; set_job goes on. kDeadlineExceeded with the worker
-  // ids it waited for, kUnavailable when a change of members or another cut came between.
+  // Takes a cut of frozen jobs: waits until all that belongs to it is applied and nothing else is. Then `take` runs
+  // while nothing is written. Returns the windows of that instant; set_job goes on. kDeadlineExceeded names the worker
+  // ids that were missing; kUnavailable: a change of members or another cut came between.
   Result<std::vector<JobImage>> cut(const std::vector<CutTarget>& targets,
                                     std::chrono::steady_clock::time_point deadline,
                                     const std::function<Status()>& take);

@@ -72,7 +72,7 @@ struct Job {
   ParkedPulls parked;
   std::optional<CutTarget> cut;  // while it is held for one
 
-  // Of a held job: whether a commit belongs to the cut.
+  // Whether a commit belongs to the cut of a frozen job.
   [[nodiscard]] bool is_within_cut(const Commit& commit) const;
   // Ids of the live workers whose commits the cut still waits for.
   [[nodiscard]] std::vector<std::uint32_t> missing_for_cut() const;

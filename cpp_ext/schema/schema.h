@@ -63,8 +63,8 @@ struct RowPolicy {
   std::uint64_t max_bytes = 0;
   EvictBy evict_by = EvictBy::kLru;
 
-  // Of a shard's memory budget, with an SSD: the table's rows are kept in memory up to it and not beyond; 0 = it
-  // shares what is left with the others.
+  // The share of a shard's memory budget that the table's rows may take when there is an SSD. 0: the table shares what
+  // is left with the others.
   float ram_share = 0.0f;  // [0, 0.9]
 
   bool operator==(const RowPolicy&) const = default;

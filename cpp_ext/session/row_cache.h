@@ -32,7 +32,7 @@ class RowCache {
   static constexpr std::uint8_t kMostUses = 255;
   static constexpr std::uint8_t kHalveEvery = 64;  // replacements of a set
 
-  // Of a row with its bookkeeping. A cache has at least one set of kWays rows.
+  // What a row takes with its bookkeeping. A cache has at least one set of kWays rows.
   [[nodiscard]] static constexpr std::size_t bytes_per_row(std::uint32_t dim) noexcept {
     return sizeof(std::uint64_t) + sizeof(Meta) + std::size_t{dim} * sizeof(float);
   }

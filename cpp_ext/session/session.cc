@@ -189,7 +189,7 @@ Status Session::finish_commit() {
   return status;
 }
 
-// Of the step that has prepared.
+// The step that has prepared gives its turn and its number back.
 void Session::end_turn() noexcept {
   prepared_.number.release();
   turns_.give_back();

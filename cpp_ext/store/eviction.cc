@@ -80,7 +80,7 @@ bool Store::Tiering::is_colder_elsewhere(const Table& table, const Counts& rows)
   return cold.table != nullptr && cold.table.get() != &table && 2 * cold.heat + 0.5 < heat_of(table, own);
 }
 
-// Of a stripe that has rows, the places that it is short of for so many more.
+// How many free places each stripe lacks for so many more rows.
 Store::Tiering::Counts Store::Tiering::missing_places(const Table& table, const Counts& rows) const {
   Counts missing{};
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
@@ -299,7 +299,7 @@ void Store::Tiering::save_before_erasure(const Table& table, std::uint64_t key, 
   }
 }
 
-// Of a row that is in memory: whether a conditional deletion spares it.
+// Whether a conditional deletion spares a row that is in memory.
 bool Store::Tiering::is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id,
                                const std::uint64_t* version) {
   if (version == nullptr) return false;

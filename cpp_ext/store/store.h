@@ -196,7 +196,7 @@ class Store {
   Status install(std::uint32_t table_id, const StoredRows& rows);
   // The last sequence given in a slot; it may go down. To be called when rows were installed.
   void set_sequence(std::uint32_t slot, std::uint64_t sequence);
-  // Of the versions given from now on.
+  // The lineage of the versions that are given from now on.
   void set_lineage(std::uint16_t lineage) noexcept;
   [[nodiscard]] std::uint16_t lineage() const noexcept;
   class Snapshot;

@@ -147,7 +147,7 @@ class Store::Sweep {
     if (warm == warmth_ && left_ > 0) ties_.push_back(row);
   }
 
-  // Of a slot's rows that are equally warm the first suffixes go, wherever the rows are.
+  // Equally warm rows of a slot go in the order of their suffixes, wherever they are.
   void settle_ties(std::uint32_t stripe) {
     std::sort(ties_.begin(), ties_.end(),
               [](const Seen& left, const Seen& right) { return left.suffix < right.suffix; });

@@ -135,7 +135,7 @@ Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint6
   SR_RETURN_IF_ERROR(table->failure());
   return each_missing<Tiering::Miss>(
       *table, impl_->slots, impl_->stripes, keys, [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
-        // Of those that are nowhere the pull tells itself.
+        // The pull itself counts keys that have no row.
         std::atomic<std::uint64_t>& counted = cause == FetchCause::kPull ? impl_->tier_misses : impl_->tier_ahead;
         return impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
                                        [&counted](const Tiering::Miss&, std::uint32_t id, const RowImage*) {

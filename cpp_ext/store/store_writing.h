@@ -50,7 +50,7 @@ struct WriteOptions {
   VersionFilter* filter = nullptr;  // null: every row is written
 };
 
-// Of one block: which keys are known to be nowhere, and which must be asked for again.
+// Which keys of one block are known to have no row, and which must be looked up again.
 struct Store::Absences {
   static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
   std::vector<std::uint64_t> tokens;    // by position

@@ -135,7 +135,7 @@ class StripeLog {
  public:
   [[nodiscard]] bool is_open() const noexcept { return !erased_.empty(); }
 
-  // Of so many slots, while there are no notes.
+  // What a log of so many slots takes while it has no notes.
   [[nodiscard]] static std::uint64_t bytes_for(std::uint64_t slots) noexcept {
     return slots * (sizeof(ChangeRing) + 3 * sizeof(std::uint64_t));
   }

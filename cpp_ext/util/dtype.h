@@ -14,11 +14,11 @@ namespace sparserow {
 // its scale (float32, a hundred-and-twenty-seventh of its largest magnitude) and a signed byte per column.
 enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
-// Of rows that are trained or sent.
+// Whether rows may be trained or sent as this dtype.
 [[nodiscard]] constexpr bool is_valid(Dtype dtype) noexcept { return static_cast<std::uint8_t>(dtype) <= 2; }
-// Of rows at rest.
+// Whether rows may be stored as this dtype.
 [[nodiscard]] constexpr bool is_storable(Dtype dtype) noexcept { return is_valid(dtype) || dtype == Dtype::kInt8; }
-// Of an element; not of kInt8, whose rows have a scale beside their elements.
+// The bytes of an element; not for kInt8, whose rows have a scale beside their elements.
 [[nodiscard]] constexpr std::size_t size_of(Dtype dtype) noexcept { return dtype == Dtype::kFloat32 ? 4 : 2; }
 [[nodiscard]] constexpr std::size_t row_bytes(Dtype dtype, std::size_t dim) noexcept {
   return dtype == Dtype::kInt8 ? sizeof(float) + dim : dim * size_of(dtype);

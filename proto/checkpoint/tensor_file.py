@@ -20,7 +20,7 @@ from ..documents import parse_json
 from ..errors import DataLoss
 from .folder import Piece
 
-# Of safetensors: the numpy dtype that holds it. bfloat16 has none, and is held as its bits.
+# Maps a dtype of safetensors to numpy's. bfloat16 has none there and is kept as its bits.
 DTYPES: dict[str, str] = {
     "BOOL": "|b1",
     "U8": "|u1",

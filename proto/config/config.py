@@ -41,7 +41,7 @@ def _tuple_of_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-# Of a shard with an SSD: below it a step of some thousand rows may find no room.
+# The least memory of a shard with an SSD: below it a step of some thousand rows may find no room.
 MIN_TIERED_BUDGET = 16 << 20
 
 # Annotations for fields. The last member is what an error says is allowed (proto/config/allowed.py reads it).
@@ -141,7 +141,7 @@ class LogConfig(StrictModel):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is written.")
 
 
-# Of a document, with its aliases written out.
+# The bounds of a document with its aliases written out.
 _MOST_BYTES = 4 << 20
 _MOST_VALUES = 200_000
 _MOST_DEPTH = 50

@@ -37,7 +37,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
     ),
 }
 _ROLES: dict[str, Role] = {method: role for role, methods in _METHODS.items() for method in methods}
-# Of the whole cluster: a token that names namespaces may not.
+# These methods concern the whole cluster: a token that names namespaces may not call them.
 _OF_ALL_NAMESPACES = frozenset(
     {
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),

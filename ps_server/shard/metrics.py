@@ -56,7 +56,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-# Of a shard with an SSD.
+# Only a shard with an SSD has these.
 _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("hits", "sparserow_ps_tier_hits", "Keys of pulls and commits whose rows were in memory (count)."),
     ("misses", "sparserow_ps_tier_misses", "Keys of pulls and commits that were looked for on the SSD (count)."),

@@ -191,7 +191,7 @@ TEST_CASE("a log with the windows of a cut answers again what is in it, and take
   CHECK(fresh.row() == 0.0f);
   CHECK(fresh.commit(1, 4, 2).is_ok());
   CHECK(fresh.row() == 1.0f);
-  // Of another generation they say nothing.
+  // Windows of another generation are ignored.
   fresh.set_members(4, 2);
   CHECK(fresh.commit(1, 2, 1).is_ok());
   CHECK(fresh.row() == 2.0f);

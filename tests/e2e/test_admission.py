@@ -64,7 +64,7 @@ def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[s
             assert session.step()
         table = session.table("user")
         weights = table.pull(np.arange(7))[:, 0]
-        # Of each key the second push and later ones; a step pushes a key once, its gradients summed.
+        # Each key's second push and later ones count; a step pushes a key once, its gradients summed.
         np.testing.assert_array_equal(weights, [1, 0, -3, 1, 1, 1, 1])
         assert rows_of(cluster) == {"user": 2}
         with pytest.raises(FailedPrecondition, match=r"policy\.evict_after_steps 3, the request says 0"):
@@ -101,7 +101,7 @@ def test_a_bound_is_of_the_whole_table_and_kept_in_the_background() -> None:
         before = table.pull(np.arange(2000))
         table.push(np.arange(2000), ones[:2000])
         moved = before - table.pull(np.arange(2000))
-        # Of the 2,000 that were pushed most, all but those beyond a shard's part are still there, with their sums.
+        # The 2,000 keys that were pushed most are still there with their sums, but for those beyond a shard's part.
         assert (moved < 0.06).all(axis=1).mean() > 0.9
 
 

@@ -46,7 +46,7 @@ class AdamByRow:
             weight.grad = None
 
 
-# Of the rows: on the servers, and in torch.
+# The rows' optimizers: on the servers, and in torch.
 OPTIMIZERS = {
     "sgd": (sr.SGD(lr=0.5), lambda weights: torch.optim.SGD(weights, lr=0.5)),
     "adagrad": (sr.Adagrad(lr=0.1), lambda weights: torch.optim.Adagrad(weights, lr=0.1)),

@@ -29,7 +29,7 @@ BLOCKS = [block for block in doc_blocks() if block.language == "python"]
 ELSEWHERE = {"docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster"}
 LONG = {"docs/serving.md: import io"}  # AOTInductor compiles for about a minute
 PUBLISHED = ("sr.ServingClient(", "sr.load_program(", "sr.DensePublisher(")  # what needs a published model
-# Of another text for a test: what a page says, and what stands for it.
+# What a page says, and what stands for it in the test.
 HERE = {
     "rank=rank, world_size=2": "rank=rank, world_size=1",  # the test is one worker
     "rows=1_000_000": "rows=1_000",

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from .session import Session
 
-# Of SessionStats; one sentence with its unit.
+# The fields of SessionStats, each with a sentence and its unit.
 _HELP = {
     "steps_committed": "Steps committed (count).",
     "steps_aborted": "Steps that no worker took (count).",

@@ -65,7 +65,7 @@ class Channel {
 
   // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
   void move(Endpoint endpoint);
-  // Of commits; with no budget for it nothing is added.
+  // The commits that a shard which comes back gets again. Without a budget it stays empty.
   [[nodiscard]] ReplayBuffer& replay_buffer() noexcept { return replay_.buffer(); }
 
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are

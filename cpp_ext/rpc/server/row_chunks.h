@@ -21,8 +21,8 @@ struct PullPart {
   TableDescriptor descriptor;
   std::span<const std::uint64_t> keys;   // (n)
   std::span<const std::uint64_t> known;  // (n) of a conditional pull, else empty
-  // Of the reply to a conditional pull, whose keys are those of the rows that differ: their places among the keys
-  // asked for, rising, with zeros up to 8 bytes.
+  // The reply to a conditional pull has the keys of rows that differ; these are their places among the keys asked
+  // for, rising, with zeros up to 8 bytes. Else empty.
   std::span<const std::uint32_t> positions = {};
 };
 

@@ -107,7 +107,7 @@ class Server {
   void install_jobs(const std::vector<JobImage>& images);
   // To be called when rows of a table were changed or dropped without a frame.
   void count_write(std::uint32_t table_id);
-  // Of connections made from now on; null: plain.
+  // Sets the TLS of connections made from now on; null: they are plain.
   void set_tls(std::shared_ptr<const TlsContext> tls);
   // Who may do what, from the next request on.
   [[nodiscard]] AccessList& access() noexcept;

@@ -83,7 +83,7 @@ struct ServerCore {
   // What is refused stays refused.
   void set_route(std::uint32_t epoch, std::vector<std::uint16_t> slot_owner);
   void set_refusal(const Status& refusal, std::vector<std::uint32_t> tables);
-  // Of new connections; null: plain.
+  // The TLS of new connections; null: they are plain.
   [[nodiscard]] std::shared_ptr<const TlsContext> tls() const;
   void set_tls(std::shared_ptr<const TlsContext> tls);
 

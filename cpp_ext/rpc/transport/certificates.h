@@ -16,8 +16,8 @@ struct KeyPair {
 // Signs itself; may sign others.
 Result<KeyPair> make_authority(const std::string& name, std::chrono::seconds valid);
 
-// Of `names` as OpenSSL writes them, such as "DNS:ps-0.ps,IP:10.0.0.1"; for servers and clients alike. Valid from
-// `begins` after now. kInvalidArgument says what is at fault.
+// Signs a certificate for servers and clients alike. `names` is as OpenSSL writes it, such as
+// "DNS:ps-0.ps,IP:10.0.0.1". It is valid from `begins` after now. kInvalidArgument names what is at fault.
 Result<KeyPair> sign_certificate(const KeyPair& authority, const std::string& name, const std::string& names,
                                  std::chrono::seconds begins, std::chrono::seconds valid);
 
@@ -26,7 +26,7 @@ struct CertificateFacts {
   std::string ends;
   std::string subject;
 };
-// Of the first certificate of a text. kInvalidArgument when there is none.
+// Reads the first certificate of a text. kInvalidArgument when there is none.
 Result<CertificateFacts> facts_of(const std::string& certificate);
 
 }  // namespace sparserow::rpc

@@ -57,7 +57,7 @@ Result<int> listen_tcp(const std::string& host, std::uint16_t port);
 // Likewise at a path, which must not exist, or be a socket that nobody listens on any more.
 Result<int> listen_unix(const std::string& path);
 [[nodiscard]] std::uint16_t local_port(int fd) noexcept;
-// Of whom a TCP socket is connected to, without the port; empty for a Unix socket.
+// The address of a TCP socket's peer, without the port; empty for a Unix socket.
 [[nodiscard]] std::string peer_address(int fd);
 
 }  // namespace sparserow::rpc

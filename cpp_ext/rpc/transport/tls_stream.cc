@@ -152,7 +152,7 @@ class TlsStream final : public Stream {
     SSL_set_bio(ssl_.get(), bio, bio);  // owns it
   }
 
-  // Of a server whose peer has not said anything that could begin a handshake there is no session yet.
+  // A server has no session until its peer sent bytes that could begin a handshake.
   Transfer begin() noexcept {
     if (ssl_) return {};
     if (ended_) return {0, Transfer::Want::kNothing, EPROTO};

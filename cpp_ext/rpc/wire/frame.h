@@ -213,8 +213,8 @@ struct ErrorPayload {  // message bytes follow
 };
 static_assert(sizeof(ErrorPayload) == 8);
 
-// Of HELLO: who the client is, and the number that the coordinator gave this epoch of the worker to prove it. A worker
-// that has one is served its steps, commits and writes on connections that have shown it alone.
+// HELLO names the worker, and the number that the coordinator gave this epoch of the worker to prove it. Steps, commits
+// and writes of a worker with such a number are served only on connections that have shown it.
 struct WorkerPayload {
   std::uint32_t job_id = 0;
   std::uint32_t worker_id = 0;
@@ -291,7 +291,7 @@ struct TableLayout {
   bool versions = false;
   bool found = false;
 };
-// Of a section as it stands in a frame; InvalidArgument for flags that the kind cannot carry.
+// The layout of a section in a frame. kInvalidArgument for flags that the kind cannot carry.
 Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags);
 // Bytes of a whole payload, descriptor included; a multiple of 8.
 [[nodiscard]] std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const TableLayout& layout) noexcept;

@@ -28,11 +28,11 @@ struct TraceSection {
 };
 static_assert(sizeof(TraceSection) == 40);
 
-// Of the requests that the calling thread makes from now on; one that is not set: of none.
+// Sets the trace of the requests that the calling thread makes from now on; one that is not set ends it.
 void set_trace_context(const TraceContext& context) noexcept;
 [[nodiscard]] const TraceContext& trace_context() noexcept;
 
-// Of a request; not set when it has none.
+// The trace of a request; not set when it has none.
 [[nodiscard]] TraceContext trace_of(const FrameHeader& header, std::span<const std::byte> body) noexcept;
 
 }  // namespace sparserow::rpc

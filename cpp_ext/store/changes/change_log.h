@@ -52,7 +52,7 @@ struct ErasedRow {
   std::uint32_t table_id = 0;
 };
 
-// Of one slot.
+// What changed in one slot.
 struct SlotChanges {
   enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
   std::uint32_t slot = 0;
@@ -65,7 +65,7 @@ struct SlotChanges {
   std::vector<ErasedRow> erased{};    // oldest first
 };
 
-// Of some slots of one stripe.
+// What changed in some slots of one stripe.
 struct StripeChanges {
   struct Row {
     std::uint64_t key = 0;

@@ -29,7 +29,7 @@ class BatchOrder {
     }
   }
 
-  // Of one stripe's keys, in their order: their positions in the block, and their suffixes.
+  // The positions in the block, and the suffixes, of one stripe's keys in their order.
   [[nodiscard]] std::span<const std::uint16_t> positions(std::uint32_t stripe) const noexcept {
     return {positions_.data() + begin_[stripe], positions_.data() + begin_[stripe + 1]};
   }

@@ -125,7 +125,8 @@ bool RowIndex::is_sparse(Segment segment) noexcept {
   return segment.count() > kStep && segment.entries() * 100ull < segment.count() * kEntries * 40ull;
 }
 
-// Of a segment that is not split. Segments differ in it by up to a third, as a function of what they hold.
+// The largest size of a segment before it is split. Segments differ in it by up to a third, as a function of their
+// prefix, so that they are not all split at once.
 std::uint32_t RowIndex::largest_count(Segment segment, std::uint64_t suffix) noexcept {
   const std::uint32_t depth = segment.depth();
   if (depth >= kMaxDepth) return kHardLimit;
@@ -176,7 +177,7 @@ void RowIndex::make_room(std::span<const std::uint64_t> suffixes) {
     const std::uint64_t prefix = prefix_of(suffixes[begin], segment.depth());
     std::size_t end = begin + 1;
     while (end < suffixes.size() && prefix_of(suffixes[end], segment.depth()) == prefix) ++end;
-    // Of a segment that was split, each half is looked at again.
+    // Each half of a segment that was split is looked at again.
     if (!grow_for(suffixes[begin], segment.entries() + (end - begin))) begin = end;
   }
 }

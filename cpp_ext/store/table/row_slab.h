@@ -39,7 +39,7 @@ class RowSlab {
   }
   [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), data(row) + data_bytes_}; }
 
-  // Of a slab with meta.
+  // The meta of a row; the slab must have been made with meta.
   [[nodiscard]] RowMeta meta(std::uint32_t row) const noexcept {
     const std::uint32_t chunk = row >> kRowBits;
     std::byte* metas = bases_[chunk] + chunks_[chunk].capacity * place_bytes();

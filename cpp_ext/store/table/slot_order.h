@@ -31,7 +31,7 @@ class SlotOrder {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     return (hash & high_mask()) | ((hash << slot_bits_) >> high_bits);
   }
-  // Of the slots of a stripe, which one: slot / stripe_count().
+  // The place of a suffix's slot among the slots of its stripe: slot / stripe_count().
   [[nodiscard]] constexpr std::uint32_t slot_in_stripe(std::uint64_t suffix) const noexcept {
     const std::uint32_t high_bits = slot_bits_ - stripe_bits_;
     return high_bits == 0 ? 0 : static_cast<std::uint32_t>(suffix >> (64 - high_bits));

@@ -150,7 +150,7 @@ class Table {
   Status failure_;  // guarded by failure_mutex_
 };
 
-// Of one row; beyond it the hardware's own prefetcher follows.
+// The bytes of one row that are prefetched; beyond them the hardware's own prefetcher follows.
 inline constexpr std::size_t kMaxFetched = 1024;
 
 // Always inlined, see RowIndex::prefetch. bytes > 0.
