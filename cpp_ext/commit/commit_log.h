@@ -13,7 +13,7 @@
 //
 // Exactly once: a commit is (job, worker, epoch, sequence). Each worker's last kWindow sequences are
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
-// nothing; one below the window is refused, because nobody knows any more. A refused commit leaves no
+// nothing; one below the window is refused, because its answer is forgotten. A refused commit leaves no
 // trace, so the same sequence may come again. ASSIGN and DELETE stand in the same window (write_once). An
 // earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. What such a worker
 // repeats is answered as before: its window stays with the job, and then for ten minutes (commit/retired_windows.h).
@@ -119,14 +119,14 @@ class CommitLog {
   // Membership changes in two phases, so that N and the members of a step are equal on all shards.
   //
   // freeze: takes no new commit of the job (kUnavailable, to be sent again), ends the epochs in `fence`
-  // (worker id, epoch) and reports every worker. A job that is not known reports nobody. With a lease, which is for
-  // freezes that decide nothing, the job goes on as before once it has ended: who held it may be gone.
+  // (worker id, epoch) and reports every worker. An unknown job reports no worker. A freeze that decides
+  // nothing has a lease: once it has ended, the job goes on as before, since the freezer may be gone.
   // kFailedPrecondition for an operation that is not newer than what was resolved.
   Result<std::vector<WorkerReport>> freeze(std::uint32_t job_id, std::uint64_t operation,
                                            const std::vector<WorkerKey>& fence,
                                            std::optional<std::chrono::milliseconds> lease = std::nullopt);
   // Resolves: creates a job or replaces its staleness and members, and takes commits again. What a member
-  // that left has prepared is applied when it is its final sequence, else forgotten; after that nobody waits
+  // that left has prepared is applied when it is its final sequence, else forgotten; after that no step waits
   // for it. A worker that is not named is dropped with all that it left. InvalidArgument for job id 0 or a
   // worker named twice; kFailedPrecondition for an older operation, or an epoch that goes down.
   Status set_job(const JobSpec& spec);
@@ -142,7 +142,7 @@ class CommitLog {
   // Windows of a cut, for the workers that the next set_job of the same generation names. Of an image that is `lossy`
   // each goes on from the first step that it names.
   void install(const std::vector<JobImage>& images);
-  // A write that nobody will ask about again; not while a cut is taken.
+  // Runs a write that has no sequence, so it cannot be repeated safely. It waits while a cut is taken.
   Result<std::uint64_t> write_unnamed(const std::function<Result<std::uint64_t>()>& write);
 
   Status prepare(Commit commit);                              // reserves; replaces an earlier try
@@ -175,7 +175,7 @@ class CommitLog {
 
   // Commits are counted here; other writes to the store are to be added.
   [[nodiscard]] WriteCounts& writes() noexcept { return writes_; }
-  // WriteCounts::by_others for a worker; one that may not call counts as nobody.
+  // WriteCounts::by_others for a worker. A fenced worker counts as an unnamed writer.
   [[nodiscard]] std::uint64_t writes_by_others(std::span<const std::uint32_t> table_ids, std::uint32_t job_id,
                                                const WorkerKey& worker);
   // "namespace/job"; nullopt for a job that this shard does not know.

@@ -1,6 +1,6 @@
 // One job as a shard sees it: its workers, their clocks, and the pulls that wait for them.
 //
-// Who may read: at staleness 0 a pull of step t waits until step t-1 is applied, at k until every live worker
+// Reads: at staleness 0 a pull of step t waits until step t-1 is applied, at k until every live worker
 // has committed step t-1-k; an async job has no clock.
 //
 // Not thread-safe: the commit log's mutex guards it. No callback is called here: pulls that may go on are
@@ -29,8 +29,8 @@ using WorkerProof = std::array<std::byte, 16>;
 
 inline constexpr std::int64_t kForever = INT64_MAX;
 
-// One epoch of a worker. It counts for the steps from first_step to until_step: in N of 1/N, and among those
-// whom a step waits for.
+// One epoch of a worker. It counts for the steps from first_step to until_step: in N of 1/N, and among the
+// workers that a step waits for.
 struct JobWorker {
   std::uint32_t rank = 0;
   std::int64_t first_step = 0;
@@ -43,8 +43,8 @@ struct JobWorker {
 
   [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }
   [[nodiscard]] bool counts(std::int64_t step) const noexcept { return first_step <= step && step <= until_step; }
-  // Its first step starts its clock there: what it never meant to commit holds nobody. Returns the steps that are
-  // lost by that: of a restored worker, those before it that were neither saved nor sent again.
+  // The worker's first step starts its clock there, so no step waits for commits that it never meant to make. Returns
+  // the steps that a restored worker loses by that: those before it that were neither saved nor sent again.
   std::vector<JobWindow::Range> name_step(std::int64_t step);
   std::vector<JobWindow::Range> start_at(std::int64_t step);
 };
@@ -91,14 +91,14 @@ struct Job {
   [[nodiscard]] std::vector<std::uint32_t> missing_for(std::int64_t step) const;
   // Steps between what a pull of `step` asks for and what is applied.
   [[nodiscard]] std::uint64_t steps_behind(std::int64_t step) const;
-  // How long and for whom a parked pull has waited, for its user.
+  // A text for the user: how long a parked pull has waited, and for which workers.
   [[nodiscard]] std::string waited_for(const ParkedPull& pull, std::chrono::steady_clock::time_point now) const;
 
-  // The first step of `steps` when all have it who count for it; nullopt else.
+  // The oldest pending step for which every counted worker has committed; nullopt when there is none.
   [[nodiscard]] std::optional<std::int64_t> next_complete_step() const;
   // Takes the commits of a step, in rank order.
   std::vector<Kept> take_step(std::int64_t step);
-  // Steps that every live worker has passed and nobody has commits for are complete as well.
+  // Steps that every live worker has passed, and that have no commits, are complete as well.
   void skip_empty_steps();
   // Forgets a worker with what it has prepared and what waits for its step; returns its bytes.
   std::uint64_t drop(const WorkerKey& key);

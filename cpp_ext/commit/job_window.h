@@ -1,7 +1,7 @@
 // What one worker of one epoch has committed to this shard, and what it has in doubt.
 //
 // Exactly once rests on it: each of the last kSequences sequences is remembered with its answer, in any
-// order of arrival; one that is older is refused, because nobody knows any more. A sequence is finished by
+// order of arrival; one that is older is refused, because its answer is forgotten. A sequence is finished by
 // being applied, or by ABORT: a late PREPARE of it then finds it finished.
 //
 // Steps: each comes once, under whatever sequence. A later one that arrives first does not stand for those
@@ -52,7 +52,7 @@ class JobWindow {
   // ABORT; does nothing to what is committed.
   void abort(std::uint64_t sequence);
 
-  // Steps before it are nobody's business: they count as done.
+  // Steps before it count as done.
   void start_at(std::int64_t step);
   [[nodiscard]] bool has_step(std::int64_t step) const;
   using Range = std::pair<std::uint64_t, std::uint64_t>;  // first, last

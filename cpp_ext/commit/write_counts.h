@@ -1,5 +1,4 @@
-// How often each table of this shard was written, and by whom: so that a worker that knows what it wrote itself learns
-// with one number whether anybody else wrote.
+// Counts writes per table and per worker, so that a worker can tell with one number whether anyone else wrote.
 //
 // Thread-safe; its mutex is a leaf. One entry a table that was written or asked about, and one for each worker that
 // asked about it, until it is forgotten.
@@ -16,7 +15,7 @@ namespace sparserow::rpc {
 
 class WriteCounts {
  public:
-  // The session of a worker. What has no step is nobody's: a worker does not know of its key-level calls.
+  // The session of a worker. Writes without a step have no writer: a worker does not know of its key-level calls.
   struct Writer {
     std::uint32_t job_id = 0;
     std::uint32_t worker_id = 0;
@@ -26,11 +25,10 @@ class WriteCounts {
 
   WriteCounts();
 
-  // After the write is in the store, and before anybody is told. writer: null is nobody.
+  // Counts a write, after it is in the store and before it is acknowledged. writer: null for one without a step.
   void add(std::uint32_t table_id, const Writer* writer);
-  // Equal numbers at two times: in between nobody else has written to any of these tables. Of another shard process,
-  // or another one of this shard, they differ.
-  // writer: null is nobody, of whom nothing is remembered.
+  // Two calls that give equal numbers show that only `writer` wrote to these tables between them. The numbers of two
+  // processes always differ. writer: null counts every write, and leaves no entry.
   [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
   void forget(const Writer& writer);
 

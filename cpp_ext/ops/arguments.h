@@ -84,7 +84,8 @@ void for_parts(int64_t floats, const Add& add) {
 // of a recorded lookup runs without gradient too.
 inline bool is_without_gradient(const at::Tensor& anchor) { return NoGradScope::is_active() || anchor.numel() == 0; }
 
-// The gradient of an anchor: always zero, its value is nobody's business. Anchors live on the host.
+// The gradient of an anchor, which is always zero: an anchor only connects a lookup to autograd. Anchors live on the
+// host.
 inline at::Tensor anchor_grad() { return at::zeros({1}, at::TensorOptions().dtype(at::kFloat)); }
 
 }  // namespace sparserow::ops

@@ -9,9 +9,9 @@
 // Two ways to be right about staleness:
 //   exact    what a forward sees is what it would have pulled itself. Rows are pulled without clock, but for those
 //            that a batch before this one has as well and whose step is not committed: they would change. hand_over()
-//            pulls these by the step's clock. When the shards say that nobody else wrote meanwhile, and the steps wrote
-//            no other keys than those of batches handed over here, that is all; else it asks again for every row, with
-//            the versions, and gets the rows that differ.
+//            pulls these by the step's clock. When the shards say that no other worker wrote meanwhile, and the steps
+//            wrote no other keys than those of batches handed over here, that is all; else it asks again for every row,
+//            with the versions, and gets the rows that differ.
 //   inexact  rows are pulled by the clock of the latest step that can use them. A batch that is used later than that
 //            is pulled again.
 //

@@ -2,7 +2,7 @@
 //
 // pull() takes the requests of a step's lookups. Rows that are fresh enough are copied into place; the others are asked
 // for in one call: those that are here but old by their version (a conditional pull brings only what differs), the rest
-// as ever. A step that finds all its rows asks nobody.
+// as ever. A step that finds all its rows asks no shard.
 //
 // Staleness. A row validated at step v serves the steps v to v + staleness, so the pull at v is made by the clock of
 // step v + staleness: what it brings is good enough for the last of them. That keeps every use within the job's own
@@ -14,8 +14,8 @@
 // when they are validated next; calls by key drop them as above. What a pull brings that was under way while rows were
 // dropped is validated before its next use.
 //
-// Thread-safe; its mutex is not held while the shards are asked. A storage of Python's takes the GIL under it, so
-// nobody may wait for it with the GIL.
+// Thread-safe; no thread has its mutex while the shards are asked. A storage of Python's takes the GIL under the mutex,
+// so a thread that has the GIL may not wait for it.
 #pragma once
 
 #include <atomic>

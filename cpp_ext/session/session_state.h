@@ -25,7 +25,7 @@ class Binding;
 struct SessionOptions {
   std::int64_t first_step = 0;
   std::uint64_t first_sequence = 1;
-  bool clocked = true;    // false: async, pulls wait for nobody
+  bool clocked = true;    // false: async, pulls never wait
   bool grad_sum = false;  // true: the shards do not scale gradients by 1/N
   std::chrono::milliseconds deadline{30'000};
   CacheOptions cache;
@@ -137,8 +137,8 @@ class SessionState {
   void record_pulls() noexcept { recording_pulls_.store(true); }
   std::vector<PullSpan> take_pull_spans();  // those since the last call
 
-  // A commit that is decided while its last phase is still to be sent. Whoever sends a later one, or reads rows
-  // that should show it, waits. DeadlineExceeded when nobody finished it, else check_usable().
+  // A commit that is decided while its last phase is still to be sent. A call that sends a later one, or
+  // reads rows that should show it, waits. kDeadlineExceeded when it is not finished in time, else check_usable().
   void begin_commit();
   void end_commit() noexcept;
   [[nodiscard]] bool is_committing() const noexcept { return committing_.load(); }

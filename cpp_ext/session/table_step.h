@@ -128,7 +128,7 @@ class TableStep {
   std::size_t mapped_ = 0;  // keys [0, mapped) are in the map
 
   std::vector<Memo> memos_;
-  std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when nobody reads it
+  std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when no lookup reads it
 
   std::vector<float> sums_;           // (>= u, dim)
   std::vector<std::uint8_t> staged_;  // (u)

@@ -34,7 +34,7 @@ class SavedImagePool {
   [[nodiscard]] SavedImage* take();
   // A chain from first to last; null: none.
   void give(SavedImage* first, SavedImage* last) noexcept;
-  // Gives all memory back to the system; nobody has a place any more.
+  // Gives all memory back to the system. No image may be in use.
   void clear() noexcept;
 
  private:

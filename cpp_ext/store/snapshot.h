@@ -96,7 +96,7 @@ class Store::Snapshot {
   // What a slot of a table remembered of keys without a row, as Store::filter_image gives it; empty: nothing.
   [[nodiscard]] std::vector<std::uint64_t> filter_image(std::uint32_t table_id, std::uint32_t slot) const;
   [[nodiscard]] SnapshotStats stats() const noexcept;
-  // Nothing is saved any more, and nobody waits. Idempotent.
+  // From now on nothing is saved, and no writer waits. Idempotent.
   void end();
 
   // ---- the writers

@@ -45,7 +45,7 @@ struct StoreOptions {
   std::uint64_t memory_budget_bytes = 0;  // of rows and indexes; 0 = no budget
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 1;                  // to begin with
-  std::uint64_t change_log_bytes = 64 << 20;  // of what followers have not taken yet; none while nobody follows
+  std::uint64_t change_log_bytes = 64 << 20;  // of changes that followers have not read; 0 bytes without followers
   SsdOptions ssd = {};                        // with a path: rows beyond the budget, which must not be 0, go to an SSD
   std::function<std::uint64_t()> unix_seconds = nullptr;  // null: the system's clock
 };

@@ -44,7 +44,7 @@ struct VersionFilter {
 // How the rows of a batch are written.
 struct WriteOptions {
   LastPush last_push;
-  float* scratch = nullptr;  // (dim); null: whoever writes sets the weights of new rows too
+  float* scratch = nullptr;  // (dim); null: the caller sets the weights of new rows too
   bool admits_all = false;   // also keys that the table's policy would refuse
   std::uint64_t observation = 0;
   VersionFilter* filter = nullptr;  // null: every row is written
@@ -53,8 +53,9 @@ struct WriteOptions {
 // Which keys of one block are known to have no row, and which must be looked up again.
 struct Store::Absences {
   static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
-  std::vector<std::uint64_t> tokens;    // by position
-  std::vector<std::uint16_t> deferred;  // positions whose row left or went while nobody held its stripe
+  std::vector<std::uint64_t> tokens;  // by position
+  std::vector<std::uint16_t>
+      deferred;  // positions whose row left memory, or was erased, between two locks of its stripe
 };
 
 // Rows of a stripe that are to be created, so that its index grows once for all of them.

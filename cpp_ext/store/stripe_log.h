@@ -1,6 +1,6 @@
-// What changed of late, for those who follow: notes of (sequence, table, key), oldest first, that grow while their
-// budget lets them, and then lose the oldest. floor() says up to which sequence of a slot changes may be missing, so a
-// reader who is behind it knows that the notes cannot tell.
+// The last changes, for followers: notes of (sequence, table, key), oldest first, that grow while their budget lets
+// them, and then lose the oldest. Changes of a slot up to floor() may be missing, so the notes are insufficient for a
+// reader that is behind it.
 //
 // Not thread-safe: guarded by their stripe's lock (store_impl.h). The budget is shared and atomic.
 #pragma once
@@ -123,10 +123,10 @@ class ChangeRing {
 // The slots of one stripe: rows that were written, and tombstones of rows that are gone. Not thread-safe: guarded by
 // the stripe's lock.
 //
-// A *look* takes what there is of a slot. A row that was written again is not noted again as long as nobody has looked
-// at its slot: whoever looks then finds the row as it is. So a slot holds a row once for each look, however hot it is;
-// and a note says of its row that it changed between the note and the next look. Where changes after a version are
-// wanted that is no look, notes do not tell (change_log.h).
+// A *read pass* takes all notes of a slot. A row that is written again is not noted again before the next pass over its
+// slot, since that pass reads the row as it is. So a slot has one note of a row for each pass, however hot the row is.
+// A note means that its row changed between the note and the next pass. Notes cannot tell which rows changed after a
+// version that was no pass's (change_log.h).
 //
 // Writes of all slots lie one behind the other, in order, and readers take all slots of the stripe in one go. A ring
 // for each of 16,384 slots cost 150 ns a write (lines that are in no cache, growth of thousands of small rings),
@@ -175,11 +175,11 @@ class StripeLog {
     erased_[slot].add(change, budget);
   }
 
-  // Somebody has what there is of a slot up to `sequence`, its last one.
+  // A read pass took the notes of a slot up to `sequence`, its last one.
   void see(std::uint32_t slot, std::uint64_t sequence) noexcept { seen_[slot] = std::max(seen_[slot], sequence); }
-  // The last look at a slot.
+  // The sequence of the last read pass over a slot.
   [[nodiscard]] std::uint64_t seen(std::uint32_t slot) const noexcept { return seen_[slot]; }
-  // Up to which sequence writes may be missing.
+  // Notes of writes up to this sequence may be missing.
   [[nodiscard]] std::uint64_t floor(std::uint32_t slot) const noexcept { return floors_[slot]; }
   [[nodiscard]] const ChangeRing& erasures(std::uint32_t slot) const noexcept { return erased_[slot]; }
 
@@ -252,7 +252,7 @@ class StripeLog {
     room_ = 0;
   }
 
-  std::vector<ChangeRing> erased_;      // by slot; empty while nobody follows
+  std::vector<ChangeRing> erased_;      // by slot; empty without followers
   std::vector<std::uint64_t> seen_;     // by slot
   std::vector<std::uint64_t> floors_;   // by slot, of writes
   std::vector<std::uint64_t> touched_;  // by slot

@@ -41,7 +41,7 @@ struct Request {
   std::vector<RowsSink> sinks;
   std::chrono::steady_clock::time_point deadline;
   std::uint32_t* open_requests = nullptr;   // counted down when done
-  std::uint64_t* reply_sequence = nullptr;  // where `sequence` of a ROWS goes, for who wants it
+  std::uint64_t* reply_sequence = nullptr;  // where `sequence` of a ROWS goes; null: nowhere
 
   // Written by the channel.
   bool done = false;

@@ -42,8 +42,8 @@ struct ClientOptions {
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
   std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
   std::string token;                         // shown in HELLO; empty: none
-  // For who can go on when a shard ends and comes back from a checkpoint: bytes of commits that are kept for each shard
-  // to be sent again, the newest one in any case; 0: none.
+  // Bytes of commits that are kept for each shard, to be sent again when it comes back from a checkpoint. The newest
+  // commit is kept in any case; 0: none is.
   std::uint64_t replay_bytes = 0;
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
 };
@@ -98,10 +98,10 @@ class Client final : public Shards {
   Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   [[nodiscard]] ClientStats stats() const;
 
-  // A shard is being restored: whoever waits goes on waiting for so long from now, whatever its deadline.
+  // A shard is being restored: every call goes on waiting for so long from now, whatever its deadline.
   void extend(std::chrono::milliseconds grace);
   [[nodiscard]] std::chrono::steady_clock::time_point grace() const override;
-  // Asks every shard for a sign of life, so that one that came back gets what is held for it.
+  // Asks every shard for a sign of life, so that one that came back gets the commits that are buffered for it.
   Status touch(std::chrono::milliseconds deadline);
   // A shard listens elsewhere now, as one that came back may; harmless when it does not. InvalidArgument: no such
   // shard.

@@ -1,11 +1,10 @@
 // The last commits and writes by key of a worker to one shard, kept so that they can be sent again to a process that
-// takes the shard's place: it has what a checkpoint had, and the commits after that are gone unless somebody still
-// holds them.
+// takes the shard's place. That process has what a checkpoint had; later commits are gone unless a worker kept them.
 //
-// A commit is held from its PREPARE on; it is *decided* once a COMMIT was sent. The newest one is always held, older
-// ones as far as the budget goes. What the shard has already it answers again and does not apply, so that nobody needs
-// to know which of them are saved. Of writes by key that the budget let go the sequences are kept, so that the shard
-// can count those that are lost; of steps it knows which ones are missing.
+// The buffer keeps a commit from its PREPARE on; the commit is *decided* once a COMMIT was sent. The newest one always
+// stays, older ones as far as the budget goes. The shard answers again what it has applied, so the buffer need not know
+// which commits are saved. The sequences of evicted writes by key stay, so that the shard can count lost ones. The
+// shard itself knows which steps are missing.
 //
 // Not thread-safe: the client's mutex guards it.
 #pragma once
@@ -33,7 +32,7 @@ class ReplayBuffer {
  public:
   explicit ReplayBuffer(std::uint64_t budget_bytes) : budget_bytes_(budget_bytes) {}
 
-  // Under its header's sequence, in place of what was held under it.
+  // Adds a commit under its header's sequence, in place of an earlier one of that sequence.
   void add(BufferedCommit commit);
   void decide(std::uint64_t sequence);
   // It was aborted.
@@ -43,8 +42,8 @@ class ReplayBuffer {
   [[nodiscard]] const BufferedCommit* from(std::uint64_t sequence) const;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
-  // Sequences of writes by key that the budget let go, oldest first, the newest kMaxEvicted. They stay when a shard was
-  // told: its process may end before anybody else knows, and the next one counts them from its own checkpoint.
+  // Sequences of writes by key that were evicted, oldest first, the newest kMaxEvicted. They stay when a shard was
+  // told: its process may end before it saves the count, and the next one counts them from its own checkpoint.
   struct Evicted {
     FrameHeader header;  // of the last
     std::deque<std::uint64_t> sequences;

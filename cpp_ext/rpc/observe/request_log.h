@@ -1,6 +1,6 @@
-// Requests that are worth a line or a span: those that were refused, and those that belong to a trace.
+// Keeps requests that are worth a line or a span: those that were refused, and those that belong to a trace.
 //
-// Bounded: when nobody takes them, the newest are dropped and counted. Thread-safe.
+// The log is bounded: when it is full, the newest requests are dropped and counted. Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// Who may do what on the data plane: tokens, each with a role and namespaces.
+// What peers may do on the data plane: tokens, each with a role and namespaces.
 //
-// A token comes with HELLO and is known by its SHA-256 alone. Roles hold those before them:
+// A token comes with HELLO and is known by its SHA-256 alone. Each role includes those before it:
 //   serve-read   LOOKUP, PULL without a step, SCAN, PING
 //   train        all of the data plane
 //   admin        as train; on the control plane also what shards and operators ask
@@ -41,7 +41,7 @@ struct Grant {
 // The tokens of a server, which may be changed while it runs. Thread-safe.
 class AccessList {
  public:
-  // nullopt: whoever reaches the server may do everything.
+  // nullopt: every peer that reaches the server may do everything.
   void set(std::optional<std::vector<Grant>> grants);
   // Changes with every set().
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }

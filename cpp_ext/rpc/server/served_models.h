@@ -1,8 +1,8 @@
 // What a serving process answers lookups from: stores by handle, replaced while it serves.
 //
 // A handle is id_of_name("MODEL@VERSION") or id_of_name("MODEL@ALIAS"). An alias may have a canary: a share of routing
-// keys, chosen by their hash, is answered from another version. A lookup sees one version whole: whoever found a store
-// keeps it alive.
+// keys, chosen by their hash, is answered from another version. A lookup sees one version whole, since it keeps the
+// store alive that it found.
 //
 // Thread-safe.
 #pragma once

@@ -44,7 +44,7 @@ struct ServerOptions {
   std::uint32_t max_client_connections = 0;  // from one address; 0: as many as there may be
   std::uint64_t client_inflight_bytes = 0;   // of request bodies from one address, at least a frame's; 0: no bound
   std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
-  std::optional<std::vector<Grant>> grants;  // who may do what; nullopt: whoever reaches it may do everything
+  std::optional<std::vector<Grant>> grants;  // what tokens may do; nullopt: every peer may do everything
   std::uint64_t cluster_id = 0;              // 0: of no cluster; a client that names one is refused
   std::uint16_t shard_index = 0;
   std::uint32_t default_deadline_ms = 30'000;   // of requests that carry none

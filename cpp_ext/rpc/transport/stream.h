@@ -52,9 +52,9 @@ class Stream {
 Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port);
 [[nodiscard]] int connect_error(const Stream& stream) noexcept;  // errno of the connect; 0 when connected
 
-// Bound and listening, non-blocking. kUnavailable naming host:port when it is taken.
+// A socket that is bound and listens, non-blocking. kUnavailable names host:port when it is taken.
 Result<int> listen_tcp(const std::string& host, std::uint16_t port);
-// Likewise at a path, which must not exist, or be a socket that nobody listens on any more.
+// The same at a path, which must not exist, or be a socket that no process listens on.
 Result<int> listen_unix(const std::string& path);
 [[nodiscard]] std::uint16_t local_port(int fd) noexcept;
 // The address of a TCP socket's peer, without the port; empty for a Unix socket.

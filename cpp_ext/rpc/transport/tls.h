@@ -1,5 +1,5 @@
 // TLS 1.2 and 1.3 under the frames, by OpenSSL: a Stream around a Stream. Its handshake is part of the first reads and
-// writes, so whoever waits for the first frame bounds it.
+// writes, so the deadline of the first frame bounds it.
 //
 // A server shows its certificate, and asks for one of the client when it has authorities for clients. A client checks
 // the server's certificate against its authorities, and the host that it dialled against the certificate's names.
@@ -15,7 +15,8 @@ namespace sparserow::rpc {
 
 // Texts in PEM. A certificate comes with the intermediate ones after it; a key has no passphrase.
 struct TlsTexts {
-  std::string authorities;  // whom to trust: of a client, required; of a server, empty asks clients for none
+  std::string
+      authorities;  // that are trusted: required of a client; a server without any asks clients for no certificate
   std::string certificate;  // of a server, required
   std::string key;
 };

@@ -14,7 +14,7 @@ namespace sparserow::rpc {
 
 using ContextPtr = OpensslPtr<SSL_CTX, SSL_CTX_free>;
 
-// host: whom a client has dialled; none: a server.
+// host: the name that a client has dialled; nullopt: the stream is a server's.
 [[nodiscard]] std::unique_ptr<Stream> make_tls_stream(std::unique_ptr<Stream> under, SSL_CTX* context,
                                                       const std::optional<std::string>& host);
 

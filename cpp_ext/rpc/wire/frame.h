@@ -257,8 +257,8 @@ static_assert(sizeof(ScanPagePayload) == 24);
 
 // ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
 
-// What a header alone can tell: version, flags, a length that is a multiple of 8 and at most max_body_bytes.
-// InvalidArgument. The type is not checked: an unknown one is refused by whoever dispatches.
+// Checks what a header alone can tell: version, flags, a length that is a multiple of 8 and at most max_body_bytes.
+// kInvalidArgument. The type is not checked: dispatch refuses an unknown one.
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes);
 
 // DataLoss when the frame carries a checksum that does not match; Ok when it carries none.

@@ -1,26 +1,27 @@
-// Which rows of a store changed, and which are gone, for those who follow it: serving processes, checkpoints.
+// Which rows of a store changed, and which are gone, for its followers: serving processes, checkpoints.
 //
 // A follower opens a *cursor*: for each slot the version up to which it has everything (0: it has nothing,
 // kNotFollowed: it does not want the slot). While a cursor is open each stripe keeps notes of the last writes to tables
-// that a cursor wants, and each slot a ring of tombstones of all tables (change_ring.h), within
-// StoreOptions::change_log_bytes for all of them; without a cursor there are none. A write to a table that nobody
-// follows costs one test, and its slot is not looked at. What every cursor has passed is dropped; what does not fit is
+// that a cursor wants, and each slot a ring of tombstones of all tables (stripe_log.h), within
+// StoreOptions::change_log_bytes for all of them; without a cursor there are none. A write to a table without followers
+// costs one test, and its slot is not read. What every cursor has passed is dropped; what does not fit is
 // forgotten, oldest first.
 //
-// read() says what a slot has for a cursor. VersionFilter wins: it names keys, whose rows are read afterwards and may
-// be newer.
+// read() says what a slot has for a cursor. The newest row wins: a read names keys, whose rows are read afterwards and
+// may be newer.
 //   kDelta     keys from the notes, or, where those cannot tell, from a scan of the slot by version; and tombstones.
-//              They cannot where they have forgotten, nor after a version that is none of a look: one that somebody
-//              wrote down who opened no cursor then.
+//              The notes are insufficient when they were truncated, or when the cursor's version did not come from
+//              an earlier read() of this log.
 //   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table was
 //              dropped, or the cursor is of another lineage or has nothing.
 //
 // So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
 //
-// A cursor may hold back rows that have changed little (change_hold.h). Then it moves past rows that the follower has
-// not got; what the follower may say that it has, when it opens the cursor again, is less (safe versions).
+// A cursor may let rows wait that have changed little (send_threshold.h). Then it moves past rows that the follower
+// lacks; the versions that the follower may record are lower (safe versions).
 //
-// Thread-safe. Locks: cursors_mutex_, then one stripe; writers of rows, who hold a stripe, never take the former.
+// Thread-safe. Locks: cursors_mutex_, then one stripe; writers of rows, which have a stripe's lock, never take the
+// former.
 #pragma once
 
 #include <atomic>
@@ -123,7 +124,7 @@ class ChangeLog {
     struct Slot {
       std::uint32_t slot = 0;
       std::uint64_t since = 0;    // version up to which the cursor has it
-      bool is_read_pass = false;  // and it is a look's (change_ring.h)
+      bool is_read_pass = false;  // and it is a read pass's (stripe_log.h)
     };
     std::vector<Slot> slots;
     std::vector<std::uint32_t> tables;         // that it wants, ascending; empty: all
@@ -163,7 +164,7 @@ class ChangeLog {
   using Clock = std::chrono::steady_clock;
   struct Cursor {
     std::vector<std::uint64_t> versions;     // (slot_count)
-    std::vector<std::uint8_t> is_read_pass;  // (slot_count) whether it is a look's
+    std::vector<std::uint8_t> is_read_pass;  // (slot_count) whether it is a read pass's
     std::vector<std::uint32_t> tables;       // ascending; empty: all
     std::chrono::seconds idle_limit{0};
     Clock::time_point used_at;

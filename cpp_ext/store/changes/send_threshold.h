@@ -1,4 +1,4 @@
-// What a follower does not want at once: rows that have changed little since they were last sent to it.
+// Lets rows wait that have changed little since they were last sent to a follower.
 //
 // With ThresholdOptions a changed row goes to the follower when one of these holds, and waits until then:
 //   - it was written `updates` times since it was last sent (0: they are not counted);

@@ -25,7 +25,7 @@ class SsdReaders {
   explicit SsdReaders(std::size_t most_threads) noexcept : most_threads_(most_threads) {}
   SsdReaders(const SsdReaders&) = delete;
   SsdReaders& operator=(const SsdReaders&) = delete;
-  ~SsdReaders();  // nobody may be in run()
+  ~SsdReaders();  // no thread may be in run()
 
   // Calls work(part) for each part below `parts`, each once, by up to `helpers` threads and by the caller; returns when
   // all have returned. It may not throw.

@@ -3,8 +3,8 @@
 //
 // A directory, addressed by a suffix's high bits, points at segments; a segment is an array of 64-byte buckets of five
 // suffixes and five row ids. A suffix's home bucket follows from its low bits; when it is full the entry goes to the
-// next bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that nobody
-// passed over, and an erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its
+// next bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that no
+// entry passed over, and an erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its
 // largest size (it differs between segments, so that they do not all grow at once) it is split in two.
 //
 // Invariants:

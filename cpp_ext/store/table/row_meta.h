@@ -1,10 +1,10 @@
-// Two bytes beside each row of a tiered store: how warm it is, what the SSD has of it, who needs it in memory.
+// Two bytes beside each row of a tiered store: its heat, what the SSD has of it, and how many commits pin it.
 //
 // heat (4 bits) counts uses and is halved whenever eviction passes by, so that it holds both how often and how
 // lately a row was used; a row that a scan brings in once has 1 and is among the first to go. pins counts
 // prepared commits, which must not wait for a disk.
 //
-// Atomic, so that readers of a row, who share its stripe's lock, can touch and pin it. kChanged and kStored are set
+// Atomic, so that readers of a row, which share its stripe's lock, can touch and pin it. kChanged and kStored are set
 // and cleared under the exclusive lock only.
 #pragma once
 
