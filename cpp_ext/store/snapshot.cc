@@ -305,9 +305,9 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
   return page;
 }
 
-// Images of suffixes before end_path (of the whole slot, at its end); these suffixes count as handed out from now on.
-// The stripe's lock is held, shared at least: only writers, who hold it exclusively, look at sides.
-void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out) {
+// Takes the images of suffixes before end_suffix (of the whole slot, at its end); these suffixes count as handed out
+// from now on. The caller shares the stripe's lock: only writers, which have it exclusively, read sides.
+void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_suffix, bool is_end, Slot& out) {
   const SlotOrder& slots = store_.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
@@ -317,7 +317,7 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
   std::uint64_t freed = 0;
   for (SavedImage** at = side.by_slot.empty() ? &taken : &side.by_slot[in_stripe]; *at != nullptr;) {
     SavedImage* const image = *at;
-    if (!is_end && image->suffix >= end_path) {
+    if (!is_end && image->suffix >= end_suffix) {
       at = &image->next;
       continue;
     }
@@ -337,7 +337,7 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
     if (last == nullptr) last = image;
   }
   dump.images->give(taken, last);
-  side.dumped = is_end ? slots.first_suffix(in_stripe + 1) : end_path;
+  side.dumped = is_end ? slots.first_suffix(in_stripe + 1) : end_suffix;
   side.is_done = is_end && slot + slots.stripe_count() >= slot_versions_.size();
   side_bytes_ -= freed;
 }

@@ -146,7 +146,7 @@ class Store::Snapshot {
   [[nodiscard]] bool is_small(const Table& table, std::uint64_t max_bytes) const;
   [[nodiscard]] bool collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out);
   Result<SnapshotPage> whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used);
-  void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_path, bool is_end, Slot& out);
+  void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_suffix, bool is_end, Slot& out);
   [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
     return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
   }

@@ -88,7 +88,7 @@ class Store::Tiering {
 
  private:
   static constexpr std::uint32_t kTokens = 8192;  // of each stripe
-  // Rows that come or go while a stripe is held, so that a pull waits for few of them. It meets every stripe.
+  // Rows that come or go under one lock of a stripe, so that a pull waits for few of them. A pull meets every stripe.
   static constexpr int kRowsAtOnce = 32;
 
   struct Victim {

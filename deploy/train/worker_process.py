@@ -77,7 +77,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
     except SparserowError as error:
         return {"error": error.number, "message": str(error)}
     except Exception as error:
-        # Often the echo of a peer's end; the parent prefers a peer's own words, and prints this otherwise.
+        # This error is often the echo of a peer's end. The parent prints it when no peer gave an error of its own.
         return {
             "error": Internal.number,
             "message": f"{type(error).__name__}: {error}",

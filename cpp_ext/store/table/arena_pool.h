@@ -49,7 +49,7 @@ class ArenaPool {
   void expect(std::uint64_t bytes);
 
   // Makes those arenas huge that have become nearly full. It copies 2 MiB for each (5 to 10 ms of a busy CPU,
-  // measured), so no lock that others wait for is to be held. Cheap when there are none.
+  // measured), so the caller must not have a lock for which others wait. Cheap when there are none.
   void collapse_huge_pages();
 
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
