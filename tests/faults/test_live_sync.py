@@ -144,14 +144,14 @@ def test_every_row_is_right_after_random_faults(side: TrainingSide) -> None:
 
 def test_freshness_is_counted(side: TrainingSide) -> None:
     serving = ServingSide(side, ShardAssignment())
-    wait_until(lambda: serving.live_sync.is_complete, "the first pages")
+    wait_until(lambda: serving.follower.is_complete, "the first pages")
     keys = np.arange(200, dtype=np.uint64)
     side.push(11, keys, np.ones((200, DIM), np.float32))
-    wait_until(lambda: serving.live_sync.stats().rows == 200, "the rows")
-    stats = serving.live_sync.stats()
+    wait_until(lambda: serving.follower.stats().rows == 200, "the rows")
+    stats = serving.follower.stats()
     assert sum(stats.freshness) > 0
     assert stats.freshness_sum_sec >= 0
-    serving.live_sync.close()
+    serving.follower.close()
 
 
 def test_another_cluster_or_schema_is_refused(side: TrainingSide) -> None:
