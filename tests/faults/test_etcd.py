@@ -23,7 +23,7 @@ from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Un
 from sparserow.proto.grpc_status import NotLeader
 from sparserow.proto.schema import SGD, TableSchema
 from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat
-from sparserow_process import Launcher, free_port, wait_until
+from sparserow_process import Launcher, free_port, stop, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)")
 
@@ -95,11 +95,11 @@ def test_who_has_lost_the_seat_without_knowing_it_writes_nothing(etcd: Etcd) -> 
 def test_a_write_waits_for_etcd_as_long_as_the_term_lasts(etcd: Etcd) -> None:
     one = seat(etcd, "a:1")
     term = lead(one)
-    etcd.process.send_signal(signal.SIGSTOP)
+    stop(etcd.process.pid)
     threading.Timer(0.5, etcd.process.send_signal, (signal.SIGCONT,)).start()
     one.save(term, {"n": 1})
     assert one.load(term) == {"n": 1}
-    etcd.process.send_signal(signal.SIGSTOP)
+    stop(etcd.process.pid)
     with pytest.raises(NotLeader):
         one.save(term, {"n": 2})
     etcd.process.send_signal(signal.SIGCONT)
@@ -185,7 +185,7 @@ def test_training_goes_on_whoever_leads(launcher: Launcher, etcd: Etcd) -> None:
     trained.go_on(5)
     assert facts(both) == before
     # etcd is away for longer than the leader's lease.
-    etcd.process.send_signal(signal.SIGSTOP)
+    stop(etcd.process.pid)
     wait_until(lambda: not _leads(first), "the leader to step down")
     trained.go_on(5)
     etcd.process.send_signal(signal.SIGCONT)

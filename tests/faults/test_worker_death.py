@@ -19,7 +19,7 @@ from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import error_of
 from sparserow.proto.schema import SGD, TableSchema
-from sparserow_process import DEADLINE_SEC, wait_until
+from sparserow_process import DEADLINE_SEC, stop, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "lone_worker.py"
 KEYS = np.arange(64, dtype=np.uint64)
@@ -168,7 +168,7 @@ def test_stopped_beyond_its_lease_and_back(cluster: LocalCluster, staleness: int
     try:
         survivor, stopped = scene.workers
         stopped.wait_for("prepared 2")
-        stopped.process.send_signal(signal.SIGSTOP)
+        stop(stopped.process.pid)
         survivor.wait_for(f"prepared {STEPS - 1}")  # its pulls waited until the lease ended
         stopped.process.send_signal(signal.SIGCONT)
         stopped.go_on()

@@ -36,26 +36,30 @@ def wait_until(holds: Callable[[], object], what: str, deadline_sec: float = DEA
 
 @contextlib.contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """Holds processes for the block: it begins when every thread of them stands still, which takes a busy machine some
-    time after the signal.
-    """
-
-    def stand_still() -> bool:
-        states = (path.read_text().rsplit(")", 1)[1].split()[0] for pid in pids for path in _threads(pid))
-        return all(state == "T" for state in states)
-
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    """Holds processes for the block: it begins when every thread of them stands still."""
     try:
-        wait_until(stand_still, "processes that stand still")
+        stop(*pids)
         yield
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 
 
-def _threads(pid: int) -> list[Path]:
-    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
+def stop(*pids: int) -> None:
+    """Sends SIGSTOP and waits until every thread stands still.
+
+    The kernel hands the signal to one thread, which stops the others once it has a CPU; until then they answer.
+    """
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(_stands_still(pid) for pid in pids), "processes that stand still")
+
+
+def _stands_still(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(stat.rsplit(")", 1)[1].split()[0] in "TZ" for stat in stats)
+    return False
 
 
 def free_port() -> int:
@@ -148,8 +152,11 @@ class Process:
         return self.popen.wait(DEADLINE_SEC)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal."""
-        self.popen.send_signal(number)
+        """Sends a signal; after SIGSTOP it waits until every thread stands still."""
+        if number == signal.SIGSTOP:
+            stop(self.popen.pid)
+        else:
+            self.popen.send_signal(number)
 
     def error_line(self) -> str:
         """Waits for the end with exit code 1 and one line of complaint, and returns that line."""
