@@ -2,9 +2,11 @@
 // doubt as it was; what nobody has is counted.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <future>
 #include <thread>
 
+#include "rpc/client/replay.h"
 #include "rpc/client/replay_buffer.h"
 #include "rpc_fixture.h"
 
@@ -308,4 +310,150 @@ TEST_CASE("the budget drops the oldest, a later try of a sequence replaces the e
   buffer.drop(4);
   CHECK(buffer.from(0) == nullptr);
   CHECK(buffer.bytes() == 0);
+}
+
+namespace {
+
+// A shard that answers what Replay sends, without a socket.
+struct ReplayedShard {
+  explicit ReplayedShard(std::uint64_t budget_bytes = 1 << 20) : replay(budget_bytes, true) {}
+
+  Replay replay;
+  std::uint64_t request_id = 0;
+
+  void add(FrameType type, std::uint64_t sequence, bool is_decided) {
+    BufferedCommit commit;
+    commit.header.type = static_cast<std::uint16_t>(type);
+    commit.header.sequence = sequence;
+    commit.body.resize(8 * sequence, std::byte{7});
+    commit.header.body_bytes = static_cast<std::uint32_t>(commit.body.size());
+    commit.decided = is_decided;
+    replay.buffer().add(std::move(commit));
+  }
+  // The header of the next frame; nullopt when there is none.
+  std::optional<FrameHeader> next() {
+    if (!replay.next(++request_id)) return std::nullopt;
+    return unsent();
+  }
+  [[nodiscard]] FrameHeader unsent() const {
+    FrameHeader header;
+    REQUIRE(replay.unsent().size() >= sizeof header);
+    std::memcpy(&header, replay.unsent().data(), sizeof header);
+    REQUIRE(replay.unsent().size() == sizeof header + header.body_bytes);
+    REQUIRE(check_crc(header, replay.unsent().subspan(sizeof header)).is_ok());
+    return header;
+  }
+  Result<Replay::Answer> answer(const std::vector<std::byte>& frame) {
+    FrameHeader header;
+    std::memcpy(&header, frame.data(), sizeof header);
+    return replay.on_reply(std::span(frame).subspan(sizeof header), header.section_count);
+  }
+  static std::vector<std::byte> ack(bool is_duplicate) {
+    AckPayload payload;
+    payload.duplicate = is_duplicate ? 1 : 0;
+    FrameHeader header;
+    header.type = static_cast<std::uint16_t>(FrameType::kAck);
+    return small_frame(header, SectionKind::kAck, bytes_of(payload), {});
+  }
+  static std::vector<std::byte> error(Code code) {
+    FrameHeader header;
+    header.type = static_cast<std::uint16_t>(FrameType::kError);
+    return error_frame(header, {code, "refused"});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("commits are sent again in order, decided ones whole and the one in doubt as PREPARE") {
+  ReplayedShard shard;
+  shard.add(FrameType::kPrepare, 2, true);
+  shard.add(FrameType::kAssign, 4, true);
+  shard.add(FrameType::kPrepare, 5, false);
+  shard.replay.note_incarnation(10);
+  CHECK_FALSE(shard.replay.is_due());
+  shard.replay.note_incarnation(10);
+  CHECK_FALSE(shard.replay.is_due());  // the same process
+  shard.replay.note_incarnation(11);
+  REQUIRE(shard.replay.is_due());
+  shard.replay.begin(true);
+  const auto sent = [&shard](FrameType type, std::uint64_t sequence, bool is_duplicate, bool is_applied) {
+    const auto header = shard.next();
+    REQUIRE(header);
+    CHECK(header->type == static_cast<std::uint16_t>(type));
+    CHECK(header->sequence == sequence);
+    CHECK(header->body_bytes == 8 * sequence);
+    CHECK(header->request_id == shard.request_id);
+    const auto answer = shard.answer(ReplayedShard::ack(is_duplicate));
+    REQUIRE(answer.is_ok());
+    CHECK(answer.value().refusal.is_ok());
+    CHECK(answer.value().is_applied == is_applied);
+  };
+  sent(FrameType::kCommit, 2, true, false);
+  sent(FrameType::kAssign, 4, false, true);
+  sent(FrameType::kPrepare, 5, false, false);  // it is held, not applied
+  CHECK_FALSE(shard.next());
+  CHECK_FALSE(shard.replay.is_due());
+}
+
+TEST_CASE("a frame that is refused for now is sent again; one that is refused for good ends") {
+  ReplayedShard shard;
+  shard.add(FrameType::kPrepare, 1, true);
+  shard.add(FrameType::kPrepare, 2, true);
+  shard.replay.begin(true);
+  REQUIRE(shard.next()->sequence == 1);
+  shard.replay.note_sent(70);
+  CHECK(shard.replay.unsent().size() == sizeof(FrameHeader) + 8 - 70);
+  const auto refused = shard.answer(ReplayedShard::error(Code::kUnavailable));
+  REQUIRE(refused.is_ok());
+  CHECK(refused.value().refusal.code() == Code::kUnavailable);
+  shard.replay.send_again();
+  CHECK(shard.unsent().sequence == 1);
+  const auto ended = shard.answer(ReplayedShard::error(Code::kFenced));
+  REQUIRE(ended.is_ok());
+  CHECK(ended.value().refusal.is_ok());
+  CHECK_FALSE(ended.value().is_applied);
+  REQUIRE(shard.next()->sequence == 2);
+}
+
+TEST_CASE("evicted writes are named first, once in each replay, to a shard that can count them") {
+  ReplayedShard shard(8);
+  for (std::uint64_t sequence = 1; sequence <= 3; ++sequence) {
+    BufferedCommit write;
+    write.header.type = static_cast<std::uint16_t>(FrameType::kAssign);
+    write.header.sequence = sequence;
+    write.body.resize(8);
+    write.header.body_bytes = 8;
+    write.decided = true;
+    shard.replay.buffer().add(std::move(write));
+  }
+  for (int round = 0; round < 2; ++round) {  // the shard may end before it saves the count
+    shard.replay.begin(true);
+    const auto lost = shard.next();
+    REQUIRE(lost);
+    CHECK(lost->type == static_cast<std::uint16_t>(FrameType::kAbort));
+    CHECK((lost->flags & kFrameLost) != 0);
+    SectionReader sections(shard.replay.unsent().subspan(sizeof(FrameHeader)), lost->section_count);
+    const auto section = sections.next();
+    REQUIRE((section.is_ok() && section.value()));
+    const auto table = parse_table(SectionKind::kTableKeys, section.value()->payload);
+    REQUIRE(table.is_ok());
+    const auto keys = table.value().keys;
+    CHECK(std::vector<std::uint64_t>(keys.begin(), keys.end()) == std::vector<std::uint64_t>{1, 2});
+    REQUIRE(shard.answer(ReplayedShard::ack(false)).is_ok());
+    CHECK(shard.next()->sequence == 3);
+    REQUIRE(shard.answer(ReplayedShard::ack(round == 1)).is_ok());
+    CHECK_FALSE(shard.next());
+  }
+  shard.replay.begin(false);
+  CHECK(shard.next()->sequence == 3);
+}
+
+TEST_CASE("a reply that is none is DataLoss") {
+  ReplayedShard shard;
+  shard.add(FrameType::kPrepare, 1, true);
+  shard.replay.begin(true);
+  REQUIRE(shard.next());
+  FrameHeader header;
+  header.type = static_cast<std::uint16_t>(FrameType::kAck);
+  CHECK(shard.answer(empty_frame(header)).status().code() == Code::kDataLoss);
 }

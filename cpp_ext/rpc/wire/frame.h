@@ -324,7 +324,7 @@ struct ScanPageView {
 };
 Result<ScanPageView> parse_scan_page(std::span<const std::byte> payload);
 
-// ---- WriteOptions.
+// ---- Writing.
 
 // A frame of one section made of `head` (a payload struct) and `tail`, padded; or of none.
 [[nodiscard]] std::vector<std::byte> small_frame(FrameHeader header, SectionKind kind, std::span<const std::byte> head,
