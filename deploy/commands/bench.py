@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Benchmark(str, Enum):
-    """The benchmarks; each is ``deploy/bench/NAME.py`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``.
+    """The benchmarks; each is a module of ``deploy/bench/`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``.
 
     One that takes long gives its figures one by one.
     """
