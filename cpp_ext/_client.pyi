@@ -19,9 +19,6 @@ def set_trace(trace_id: bytes = b"", span_id: bytes = b"") -> None:
     shards; without them: none. Raises InvalidArgument for another length.
     """
 
-def key_of_bytes(bytes: bytes) -> int:  # noqa: A002
-    """63-bit key of a string's bytes."""
-
 def learn_merge(trace: LookupTrace, roots: Sequence[_BatchTensor]) -> MergePlan: ...
 def id_of_name(name: str) -> int:
     """32-bit table id of ``namespace/name``; never 0."""

@@ -63,9 +63,6 @@ def certificate_facts(certificate: str) -> tuple[str, str, str]:
 def routes_to_canary(routing_key: int, share: float) -> bool:
     """Whether a routing key, which is not 0, belongs to the share [0, 1] of keys that a canary answers."""
 
-def key_of_bytes(bytes: bytes, /) -> int:  # noqa: A002
-    """63-bit key of a string's bytes."""
-
 def id_of_name(name: str, /) -> int:
     """32-bit table id of ``namespace/name``; never 0."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import control_pb2 as pb
 from .closing import Closing
 from .coordinators import CoordinatorChannel
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 from .route import owners_of_runs
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
@@ -106,7 +106,7 @@ class ControlClient(Closing):
         patience_sec: float = 0.0,
     ) -> None:
         if not deadline_sec > 0:
-            raise InvalidArgument(f"ControlClient.deadline_sec: {deadline_sec!r} is not allowed; allowed: > 0")
+            raise not_allowed("ControlClient.deadline_sec", deadline_sec, "> 0")
         self.address = address
         self._deadline_sec = deadline_sec
         self._security = security
@@ -244,7 +244,7 @@ class ControlClient(Closing):
                 "allowed: 0 <= rank < world_size, staleness >= 0 or None"
             )
         if grad_scale not in GRAD_SCALES:
-            raise InvalidArgument(f"grad_scale: {grad_scale!r} is not allowed; allowed: {', '.join(GRAD_SCALES)}")
+            raise not_allowed("grad_scale", grad_scale, GRAD_SCALES)
         request = pb.RegisterWorkerRequest(
             namespace=namespace,
             job=job,

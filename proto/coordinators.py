@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from . import control_pb2_grpc as pb_grpc
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 from .grpc_status import error_of_status, leader_of_status
 from .security.security import Security, open_channel
 
@@ -26,7 +26,7 @@ def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{what}: {address!r} is not allowed; allowed: HOST:PORT, such as 127.0.0.1:7000")
+        raise not_allowed(what, address, "HOST:PORT, such as 127.0.0.1:7000")
     return host, int(port)
 
 

@@ -5,6 +5,7 @@ Every error a user meets is a :class:`SparserowError`. Its text is one line: wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -88,6 +89,18 @@ class Internal(SparserowError, RuntimeError):  # noqa: N818
     """A bug of ours; please report it."""
 
     code, number = "Internal", 10
+
+
+def not_allowed(field: str, value: object, allowed: str | Iterable[str]) -> InvalidArgument:
+    """The error of a value that a field cannot have.
+
+    Args:
+        field: the name as the caller wrote it, such as ``train.lr`` or ``--rows``.
+        value: what was given; it is shown as Python shows it.
+        allowed: what may be given, as text or as the values themselves.
+    """
+    choices = allowed if isinstance(allowed, str) else ", ".join(allowed)
+    return InvalidArgument(f"{field}: {value!r} is not allowed; allowed: {choices}")
 
 
 _BY_NUMBER: dict[int, type[SparserowError]] = {

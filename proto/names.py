@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from .errors import InvalidArgument
+from .errors import not_allowed
 
 NAME_FORM = "1-255 printable characters, no '/'"
 FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/', neither '.' nor '..'"
@@ -13,7 +13,7 @@ FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/'
 def check_name(owner: str, name: str) -> None:
     """Raises InvalidArgument unless ``name`` may name a namespace, a table or a job; ``owner`` begins the message."""
     if not name or len(name) > 255 or not name.isprintable() or "/" in name:
-        raise InvalidArgument(f"{owner}: {name!r} is not allowed; allowed: {NAME_FORM}")
+        raise not_allowed(owner, name, NAME_FORM)
 
 
 def id_of_name(name: str) -> int:
@@ -31,4 +31,4 @@ def is_file_name(name: str) -> bool:
 def check_file_name(owner: str, name: str) -> None:
     """Raises InvalidArgument unless ``name`` is a plain file name; ``owner`` begins the message."""
     if not is_file_name(name):
-        raise InvalidArgument(f"{owner}: {name!r} is not allowed; allowed: {FILE_NAME_FORM}")
+        raise not_allowed(owner, name, FILE_NAME_FORM)

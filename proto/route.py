@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 
 MIN_SLOT_COUNT = 2
 MAX_SLOT_COUNT = 65536
@@ -18,9 +18,7 @@ DEFAULT_SLOT_COUNT = 16384
 def check_slot_count(slot_count: int) -> None:
     """Raises InvalidArgument unless ``slot_count`` is a power of two in [2, 65536]."""
     if not MIN_SLOT_COUNT <= slot_count <= MAX_SLOT_COUNT or slot_count & (slot_count - 1):
-        raise InvalidArgument(
-            f"slot_count: {slot_count} is not allowed; allowed: a power of two in [{MIN_SLOT_COUNT}, {MAX_SLOT_COUNT}]"
-        )
+        raise not_allowed("slot_count", slot_count, f"a power of two in [{MIN_SLOT_COUNT}, {MAX_SLOT_COUNT}]")
 
 
 def owners_of_runs(runs: Sequence[tuple[int, int]], slot_count: int) -> NDArray[np.uint16]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 from .names import check_name
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -21,7 +21,7 @@ _MAX_FLOAT32 = 3.4028234663852886e38
 
 def _check(owner: str, name: str, value: float, allowed: str, ok: bool) -> None:
     if not ok or not math.isfinite(value) or abs(value) > _MAX_FLOAT32:
-        raise InvalidArgument(f"{owner}.{name}: {value!r} is not allowed; allowed: {allowed}")
+        raise not_allowed(f"{owner}.{name}", value, allowed)
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,7 @@ class RowPolicy:
         check("max_rows", "0 to 2**63 - 1", 0 <= self.max_rows < 2**63)
         check("max_bytes", "0 to 2**63 - 1", 0 <= self.max_bytes < 2**63)
         if self.evict_by not in EVICT_BY:
-            raise InvalidArgument(
-                f"RowPolicy.evict_by: {self.evict_by!r} is not allowed; allowed: {', '.join(EVICT_BY)}"
-            )
+            raise not_allowed("RowPolicy.evict_by", self.evict_by, EVICT_BY)
         if self.evict_by != "lru" and not self.max_rows and not self.max_bytes:
             raise InvalidArgument(
                 f"RowPolicy.evict_by: {self.evict_by!r} is not allowed without max_rows or max_bytes; allowed: lru"
@@ -271,9 +269,9 @@ class Table:
         except InvalidArgument as error:
             raise InvalidArgument(str(error).replace("RowPolicy.", "Table.", 1)) from None
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise InvalidArgument(f"Table.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+            raise not_allowed("Table.dtype", self.dtype, DTYPES)
         if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"Table.seed: {self.seed!r} is not allowed; allowed: [0, 2**64)")
+            raise not_allowed("Table.seed", self.seed, "[0, 2**64)")
 
 
 @dataclass(frozen=True)
@@ -295,15 +293,15 @@ class TableSchema:
         for part in ("namespace", "name"):
             check_name(f"TableSchema.{part}", getattr(self, part))
         if not 1 <= self.dim <= MAX_DIM:
-            raise InvalidArgument(f"TableSchema.dim: {self.dim!r} is not allowed; allowed: [1, {MAX_DIM}]")
+            raise not_allowed("TableSchema.dim", self.dim, f"[1, {MAX_DIM}]")
         given: Any = self.optimizer
         if not isinstance(given, RowOptimizer):
             allowed = "SGD, Adagrad, RowWiseAdagrad, Adam"
-            raise InvalidArgument(f"TableSchema.optimizer: {self.optimizer!r} is not allowed; allowed: {allowed}")
+            raise not_allowed("TableSchema.optimizer", self.optimizer, allowed)
         if self.dtype not in DTYPES:
-            raise InvalidArgument(f"TableSchema.dtype: {self.dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+            raise not_allowed("TableSchema.dtype", self.dtype, DTYPES)
         if not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"TableSchema.seed: {self.seed!r} is not allowed; allowed: [0, 2**64)")
+            raise not_allowed("TableSchema.seed", self.seed, "[0, 2**64)")
 
     @property
     def full_name(self) -> str:

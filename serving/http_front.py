@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.config.http_limits import HttpLimits
-from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ..proto.fair_memory import FairMemory
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
@@ -231,6 +231,6 @@ def _parsed(data: bytes) -> _Asked:
         raise InvalidArgument("model and routing_key must be strings")
     deadline_ms = body.get("deadline_ms", DEADLINE_SEC * 1000)
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 1 <= deadline_ms <= 600_000:
-        raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: [1, 600000]")
+        raise not_allowed("deadline_ms", deadline_ms, "[1, 600000]")
     keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
     return _Asked(model, keys, routing_key, deadline_ms / 1000)

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
-from ..proto import changes_pb2 as pb
-from ..proto import changes_pb2_grpc as pb_grpc
+from ..proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ..proto.change_replies import METHOD, read_reply
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable

@@ -17,6 +17,7 @@ from ..cpp_ext import _server
 from ..proto.errors import InvalidArgument, NotFound
 from ..proto.published.model_names import handle_of, parse_model, routing_hash
 from ..proto.published.registry import Alias
+from ..proto.row_keys import hash_key
 from ..proto.security.security import check_namespace, process_security, reaches_namespace
 from .client.shard_assignment import ShardAssignment
 from .loaded_version import LoadedVersion
@@ -58,7 +59,7 @@ def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
     """
     if not hashed and (not text.isdecimal() or int(text) >= 2**64):
         raise InvalidArgument(f"key {text!r} is no integer in [0, 2**64); strings are hashed with --hash")
-    key = int(_server.key_of_bytes(text.encode())) if hashed else int(text)
+    key = hash_key(text) if hashed else int(text)
     return key if modulo is None else key % modulo
 
 

@@ -15,7 +15,6 @@
 #include "session/prefetcher.h"
 #include "session/session.h"
 #include "session/table_access.h"
-#include "util/hash.h"
 
 namespace sparserow::bindings {
 namespace {
@@ -327,9 +326,6 @@ void bind_session(py::module_& module) {
         return learn_merge(trace.lookups(), BatchTensors(roots).span());
       },
       py::arg("trace"), py::arg("roots"));
-  module.def(
-      "key_of_bytes", [](const py::bytes& bytes) { return key_of_bytes(static_cast<std::string_view>(bytes)); },
-      py::arg("bytes"));
 }
 
 }  // namespace sparserow::bindings

@@ -360,7 +360,6 @@ void bind_hash(py::module_& module) {
         return slot_of(hash, slot_count);
       },
       py::arg("hash"), py::arg("slot_count") = kDefaultSlotCount);
-  module.def("key_of_bytes", [](const py::bytes& bytes) { return key_of_bytes(std::string_view(bytes)); });
   module.def("id_of_name", [](const std::string& name) { return id_of_name(name); });
 }
 

@@ -35,9 +35,6 @@ static_assert(std::endian::native == std::endian::little, "keys are hashed as li
   return static_cast<std::uint32_t>(hash >> (64 - std::countr_zero(slot_count)));
 }
 
-// 63-bit key of a string or a composite's canonical bytes (never 2^63 or more, so it fits a torch id).
-[[nodiscard]] std::uint64_t key_of_bytes(std::string_view bytes) noexcept;
-
 // 32-bit id of "namespace/name"; collisions are refused by the coordinator. Zero is reserved.
 [[nodiscard]] std::uint32_t id_of_name(std::string_view name) noexcept;
 

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...cpp_ext import _client
-from ...cpp_ext import torch_ops as ops
+from ...cpp_ext import _client, torch_ops as ops
 from ...worker.cache.settings import OwnCommits, RowCache, cache_arguments
 from .harness import Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, shard_process, table_id

@@ -29,8 +29,7 @@ from ...worker.session.connect import connect
 from ...worker.session.session import Session
 from ..launch.child_processes import first_line, stop
 from ..launch.readiness import wait_until_ready
-from .click_model import TABLES, CpuClock, ZipfBatches, distributed_step
-from .click_model import Size as ModelSize
+from .click_model import TABLES, CpuClock, Size as ModelSize, ZipfBatches, distributed_step
 from .harness import Contender, Figure, median, process_cpu, time_in_turns
 from .processes import other_process
 
@@ -169,8 +168,10 @@ def _collect(pipe: Connection) -> None:
     """A collector of OpenTelemetry that takes spans in and drops them."""
     try:
         import grpc
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+        from opentelemetry.proto.collector.trace.v1 import (
+            trace_service_pb2 as otlp,
+            trace_service_pb2_grpc as otlp_grpc,
+        )
     except ImportError as error:
         raise SystemExit(f"bench observe: needs {error.name}; {install_command('otel')}") from None
 

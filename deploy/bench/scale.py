@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ...proto import control_pb2 as pb
-from ...proto import control_pb2_grpc as pb_grpc
+from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.schema import Adagrad, Constant, RowPolicy, TableSchema
 from ...proto.security.security import open_channel

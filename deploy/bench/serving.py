@@ -19,8 +19,7 @@ import grpc
 import numpy as np
 
 from ...cpp_ext import _server
-from ...proto import serving_pb2 as pb
-from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
 from ...proto.published.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
 from ...proto.published.model_names import handle_of

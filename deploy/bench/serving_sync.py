@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from ...proto import serving_pb2 as pb
-from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.schema import SGD
 from ...worker.session.connect import connect
 from ..launch.local_cluster import local_cluster

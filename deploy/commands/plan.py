@@ -30,9 +30,8 @@ def plan(
     from rich.table import Table
 
     from ...proto.config.units import format_bytes, parse_bytes
-    from ...proto.errors import InvalidArgument
-    from ..preflight.planning import Load, TableShape
-    from ..preflight.planning import plan as make_plan
+    from ...proto.errors import not_allowed
+    from ..preflight.planning import Load, TableShape, plan as make_plan
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -40,7 +39,7 @@ def plan(
     try:
         count = int(float(rows))
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"--rows: {rows!r} is not allowed; allowed: a number, such as 2e9") from None
+        raise not_allowed("--rows", rows, "a number, such as 2e9") from None
     table = TableShape(count, dim, optimizer, dtype, skew)
     load = Load(batch * lookups, workers, wire)
     made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards)

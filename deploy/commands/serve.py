@@ -100,8 +100,7 @@ def serve(
     from ...serving.client.replica_pool import split_addresses
     from ...serving.client.shard_assignment import ShardAssignment
     from ...serving.live_sync import ThresholdOptions
-    from ...serving.process import ControlPlane, ServeOptions
-    from ...serving.process import serve as run_serve
+    from ...serving.process import ControlPlane, ServeOptions, serve as run_serve
     from ...serving.row_memory import RowMemory
     from ...serving.service import Address
     from ...serving.versions import ServedModels

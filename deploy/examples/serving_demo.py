@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...proto import serving_pb2 as pb
-from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Unavailable
 from ...proto.security.security import open_channel, process_security

@@ -9,8 +9,7 @@ import grpc
 import numpy as np
 
 from ...cpp_ext import _server
-from ...proto import changes_pb2 as pb
-from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import InvalidArgument, NotFound
 from ...proto.grpc_status import error_of_status

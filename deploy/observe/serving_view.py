@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 
-from ...proto import serving_pb2 as pb
-from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import error_of_status

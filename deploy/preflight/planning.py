@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -54,7 +54,7 @@ class TableShape:
                 raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [{low}, {high}]")
         for name, text, allowed in (("optimizer", self.optimizer, OPTIMIZERS), ("dtype", self.dtype, DTYPE_BYTES)):
             if text not in allowed:
-                raise InvalidArgument(f"--{name}: {text!r} is not allowed; allowed: {', '.join(allowed)}")
+                raise not_allowed(f"--{name}", text, allowed)
 
     @property
     def row_bytes(self) -> int:
@@ -82,7 +82,7 @@ class Load:
             if not 1 <= value <= 10**9:
                 raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [1, {10**9}]")
         if self.wire not in DTYPE_BYTES:
-            raise InvalidArgument(f"--wire: {self.wire!r} is not allowed; allowed: {', '.join(DTYPE_BYTES)}")
+            raise not_allowed("--wire", self.wire, DTYPE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def plan(table: TableShape, load: Load, *, budget_bytes: int, has_ssd: bool, sha
     if shards is None:
         shards = 1 if has_ssd else needed
     if not 1 <= shards <= 65535:
-        raise InvalidArgument(f"--shards: {shards} is not allowed; allowed: [1, 65535]; or add an SSD")
+        raise not_allowed("--shards", shards, "[1, 65535]; or add an SSD")
     if shards < needed and not has_ssd:
         raise InvalidArgument(f"--shards: {shards} do not hold {in_memory} bytes; allowed: at least {needed}, or --ssd")
     memory_row = table.row_bytes + (TIERED_OVERHEAD if has_ssd else MEMORY_OVERHEAD)

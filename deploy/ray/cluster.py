@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...proto.config.config import ClusterConfig, LogConfig
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.extras import install_command
 from ...proto.security.security import process_security
 from ..launch.readiness import wait_until_ready
@@ -78,15 +78,12 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         if self.strategy not in ("SPREAD", "STRICT_SPREAD", "PACK"):
-            raise InvalidArgument(
-                f"RayOptions.strategy: {self.strategy!r} is not allowed; allowed: SPREAD, STRICT_SPREAD, PACK"
-            )
+            raise not_allowed("RayOptions.strategy", self.strategy, "SPREAD, STRICT_SPREAD, PACK")
         if self.cpus_per_shard < 0:
             raise InvalidArgument(f"RayOptions.cpus_per_shard: {self.cpus_per_shard} is not allowed; allowed: >= 0")
         if self.log.level not in ("debug", "info"):
-            raise InvalidArgument(
-                f"RayOptions.log.level: {self.log.level!r} is not allowed; allowed: debug, info: a shard says in its "
-                "log where it serves"
+            raise not_allowed(
+                "RayOptions.log.level", self.log.level, "debug, info: a shard says in its log where it serves"
             )
 
 

@@ -15,16 +15,25 @@ from pydantic import TypeAdapter
 
 from .. import control_pb2 as pb
 from ..documents import Count, HexId64, Int, SlotCount, Text, checked, parse_json
-from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ..errors import (
+    DataLoss,
+    FailedPrecondition,
+    NotFound,
+    ResourceExhausted,
+    SparserowError,
+    not_allowed,
+)
 from ..schema_message import message_of_schema, schema_of_message
-from .entries import CheckpointName as CheckpointName
-from .entries import FileFacts as FileFacts
-from .entries import JobEntry as JobEntry
-from .entries import PartEntry as PartEntry
-from .entries import SlotsEntry as SlotsEntry
-from .entries import TableEntry as TableEntry
-from .entries import WorkerEntry as WorkerEntry
-from .entries import number_of as number_of
+from .entries import (
+    CheckpointName as CheckpointName,
+    FileFacts as FileFacts,
+    JobEntry as JobEntry,
+    PartEntry as PartEntry,
+    SlotsEntry as SlotsEntry,
+    TableEntry as TableEntry,
+    WorkerEntry as WorkerEntry,
+    number_of as number_of,
+)
 from .folder import Folder
 
 FORMAT = 2
@@ -383,7 +392,7 @@ def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]
         InvalidArgument: ``keep`` below 1.
     """
     if keep < 1:
-        raise InvalidArgument(f"checkpoint.keep: {keep} is not allowed; allowed: >= 1")
+        raise not_allowed("checkpoint.keep", keep, ">= 1")
     names = list_names(folder, known)
     kept = {*names[-keep:], last_read_whole(folder)}.intersection(names)
     needed = set(kept)

@@ -9,7 +9,7 @@ import os
 import posixpath
 import re
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
 
 MOST_CHARACTERS = 4096
 # A server opens these where no roots are named; other schemes only where a root has them.
@@ -86,4 +86,4 @@ def _parts_of(what: str, url: str) -> tuple[str, str]:
 
 
 def _refused(what: str, url: str, allowed: str) -> InvalidArgument:
-    return InvalidArgument(f"{what}: {url[:200]!r} is not allowed; allowed: {allowed}")
+    return not_allowed(what, url[:200], allowed)

@@ -6,7 +6,7 @@ import re
 
 import xxhash
 
-from ..errors import InvalidArgument
+from ..errors import not_allowed
 from ..names import id_of_name
 
 DEFAULT_ALIAS = "live"
@@ -16,9 +16,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 def check_name(what: str, name: str) -> str:
     """Raises InvalidArgument unless ``name`` may name a model or an alias."""
     if not NAME_PATTERN.fullmatch(name) or name.isdecimal():
-        raise InvalidArgument(
-            f"{what}: {name!r} is not allowed; allowed: 1 to 100 of A-Z a-z 0-9 _ . -, not digits alone"
-        )
+        raise not_allowed(what, name, "1 to 100 of A-Z a-z 0-9 _ . -, not digits alone")
     return name
 
 

@@ -17,11 +17,10 @@ from pydantic import AfterValidator, TypeAdapter
 
 from ..checkpoint.folder import Folder
 from ..documents import Positive, Share, Text, checked, parse_json
-from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ..errors import DataLoss, FailedPrecondition, NotFound, not_allowed
 from .manifest import MANIFEST, MOST_BYTES, Manifest
 from .model_names import NAME_PATTERN, check_name
-from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES
-from .shared_file import SharedFile, signature
+from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES, SharedFile, signature
 
 ALIASES = "aliases.json"
 CLAIM = "claim.json"  # of a version: by the process that publishes it
@@ -166,7 +165,7 @@ class ModelRegistry:
             NotFound: there is no such alias or version.
         """
         if not 0 < share <= 1:
-            raise InvalidArgument(f"canary share: {share!r} is not allowed; allowed: (0, 1]")
+            raise not_allowed("canary share", share, "(0, 1]")
         check_name("alias", alias)
 
         def begin(aliases: dict[str, Alias]) -> Alias:
@@ -203,7 +202,7 @@ class ModelRegistry:
             InvalidArgument: ``keep`` is below 1.
         """
         if keep < 1:
-            raise InvalidArgument(f"keep: {keep} is not allowed; allowed: >= 1")
+            raise not_allowed("keep", keep, ">= 1")
         gone: list[int] = []
 
         def choose(content: bytes | None) -> None:

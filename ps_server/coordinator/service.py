@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError
+from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError, not_allowed
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
@@ -213,7 +213,7 @@ class CoordinatorService:
         """Holds the answer until every rank has come and every shard knows the members."""
         self._cluster.check_ready()
         if not 0 <= request.grad_scale < len(GRAD_SCALES):
-            raise InvalidArgument(f"grad_scale: {request.grad_scale} is not allowed; allowed: MEAN (0), SUM (1)")
+            raise not_allowed("grad_scale", request.grad_scale, "MEAN (0), SUM (1)")
         terms = JobTerms(
             world_size=request.world_size,
             staleness=request.staleness if request.HasField("staleness") else None,

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
-from ...proto import changes_pb2 as pb
-from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.change_replies import METHOD, write_reply
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.unary_replies import account_of
 from .cursor_owners import CursorOwners
 from .engine import ShardEngine
@@ -165,7 +164,7 @@ def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
 
 def _idle_sec(seconds: int) -> int:
     if not 1 <= seconds <= _MOST_IDLE_SEC:
-        raise InvalidArgument(f"idle_sec: {seconds} is not allowed; allowed: [1, {_MOST_IDLE_SEC}]")
+        raise not_allowed("idle_sec", seconds, f"[1, {_MOST_IDLE_SEC}]")
     return seconds
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import grpc
 
-from ...proto import control_pb2 as pb
-from ...proto import control_pb2_grpc as pb_grpc
+from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.coordinators import ELECTION_SEC, Addresses
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status

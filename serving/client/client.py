@@ -10,21 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client, _server
 from ...proto.closing import Closing
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, error_of
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, error_of, not_allowed
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
+from ...proto.row_keys import Keys, as_keys
 from ...proto.security.security import Security, loaded_security
-from ...proto.whole_numbers import whole_numbers
 from .replica_map import ReplicaMap, TableShape
 from .replica_pool import Asked, ReplicaPool, ReplicaPoolOptions, split_addresses
 
-Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str]"
 _NOT_FOUND = NotFound.number
 _INVALID = (InvalidArgument.number, FailedPrecondition.number)
 
@@ -150,9 +149,9 @@ class ServingClient(Closing):
     ) -> dict[str, LookupRows]:
         """Rows of several tables in one call, all of one version; as :meth:`lookup`."""
         if not isinstance(deadline_ms, int) or deadline_ms < 1:
-            raise InvalidArgument(f"deadline_ms: {deadline_ms!r} is not allowed; allowed: integers >= 1")
+            raise not_allowed("deadline_ms", deadline_ms, "integers >= 1")
         deadline = time.monotonic() + deadline_ms / 1000
-        keys_of = {name: as_lookup_keys(keys) for name, keys in tables.items()}
+        keys_of = {name: as_keys(keys) for name, keys in tables.items()}
         routing = routing_hash(routing_key)
         for is_last in (False, True):
             version, shapes = self._resolve(routing)
@@ -246,26 +245,6 @@ class AsyncServingClient:
             self._pool,
             lambda: self._client.lookup_many(tables, deadline_ms=deadline_ms, routing_key=routing_key),
         )
-
-
-def as_lookup_keys(keys: Keys) -> NDArray[np.uint64]:
-    """(n) uint64; strings by the hash that ``hash_key`` gives.
-
-    Raises:
-        InvalidArgument: a single string, neither integers nor strings, or negative (names the first one).
-    """
-    if isinstance(keys, str | bytes):
-        raise InvalidArgument(f"keys: {keys!r} is not allowed; allowed: (n) integers or strings, such as [{keys!r}]")
-    if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str):
-        return np.array([_client.key_of_bytes(str(key).encode()) for key in keys], dtype=np.uint64)
-    array = whole_numbers(keys)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidArgument(
-            f"keys: {array.dtype} of shape {array.shape} is not allowed; allowed: (n) integers in [0, 2**64) or strings"
-        )
-    if array.dtype.kind == "i" and bool((array < 0).any()):
-        raise InvalidArgument(f"keys: {int(array[array < 0][0])} is not allowed; allowed: [0, 2**64)")
-    return np.ascontiguousarray(array, dtype=np.uint64)
 
 
 def _table_of(

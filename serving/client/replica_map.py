@@ -10,8 +10,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from ...proto import serving_pb2 as pb
-from ...proto import serving_pb2_grpc as pb_grpc
+from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.coordinators import parse_address
 from ...proto.errors import (
     FailedPrecondition,

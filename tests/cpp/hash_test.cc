@@ -11,7 +11,6 @@ TEST_CASE("row_hash has its golden values") {
   CHECK(row_hash(0x7u, 42ull) == 0xb117e48ca46dc725ull);
   CHECK(row_hash(0xffffffffu, 18446744073709551615ull) == 0x77bba92baed59fb2ull);
   CHECK(row_hash(0x12345678u, 123456789012345ull) == 0x95369c7e29038a64ull);
-  CHECK(key_of_bytes("user:17") == 0x386a5f06970276a1ull);
   CHECK(id_of_name("ads/user_id") == 0x4ea8d181u);
 }
 
@@ -29,12 +28,6 @@ TEST_CASE("slot_of takes the top bits") {
   CHECK(slot_of(0x0003ffffffffffffull, 16384) == 0);
   CHECK(slot_of(0x8000000000000000ull, 2) == 1);
   CHECK(slot_of(0xffffull << 48, 65536) == 65535);
-}
-
-TEST_CASE("key_of_bytes fits a torch id") {
-  for (const char* text : {"", "a", "user:17", "a much longer string than the hash's block of sixteen bytes"}) {
-    CHECK(key_of_bytes(text) < (std::uint64_t{1} << 63));
-  }
 }
 
 }  // namespace sparserow

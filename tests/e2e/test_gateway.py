@@ -13,8 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import sparserow as sr
-from sparserow.proto import rows_pb2 as pb
-from sparserow.proto import rows_pb2_grpc as pb_grpc
+from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow_process import Launcher, Process, free_port, stopped, wait_until
 
 DIM = 4

@@ -15,8 +15,7 @@ import pytest
 import sparserow as sr
 from prometheus_client.parser import text_string_to_metric_families
 from sparserow.deploy.train.training_run import run_worker
-from sparserow.proto import rows_pb2 as pb
-from sparserow.proto import rows_pb2_grpc as pb_grpc
+from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import write_click_log

@@ -9,8 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.proto import changes_pb2 as pb
-from sparserow.proto import changes_pb2_grpc as pb_grpc
+from sparserow.proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 
 DIM = 4

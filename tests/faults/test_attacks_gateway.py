@@ -11,8 +11,7 @@ import psutil
 import pytest
 import sparserow as sr
 from sparserow.deploy.launch.security_files import Role, add_token, init_security
-from sparserow.proto import rows_pb2 as pb
-from sparserow.proto import rows_pb2_grpc as pb_grpc
+from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security, open_channel
 from sparserow_process import Launcher, Process

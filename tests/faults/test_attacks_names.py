@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import sparserow as sr
-from sparserow.proto import changes_pb2, control_pb2, rows_pb2, serving_pb2
-from sparserow.proto import control_pb2 as pb
+from sparserow.proto import changes_pb2, control_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.request_names import NAMES, TEXTS, check_names

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from checkpoint_rows import rows_of_checkpoint
-from sparserow.worker.data import key_of
+from sparserow.proto.row_keys import hash_key
 from sparserow_process import Launcher
 
 SAMPLES, TEST_SAMPLES, VALUES, ROWS = 4000, 1000, 20, 2**44
@@ -56,5 +56,5 @@ def updates(launcher: Launcher, address: str, folder: Path) -> dict[int, int]:
     """How often each sample was trained on: as many commits as its row has had."""
     assert launcher.start("checkpoint", "save", str(folder), f"--coordinator={address}").end() == 0
     (rows,) = (rows for table, rows in rows_of_checkpoint(folder).items() if table.endswith(".id"))
-    sample_of = {key_of(str(sample)) % ROWS: sample for sample in range(SAMPLES)}
+    sample_of = {hash_key(str(sample)) % ROWS: sample for sample in range(SAMPLES)}
     return {sample_of[key]: count for key, (_, count, *_) in rows.items()}

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from sparserow.proto import etcd_pb2 as pb
-from sparserow.proto import etcd_pb2_grpc as pb_grpc
+from sparserow.proto import etcd_pb2 as pb, etcd_pb2_grpc as pb_grpc
 
 
 class SlowEtcd(pb_grpc.KVServicer, pb_grpc.LeaseServicer):

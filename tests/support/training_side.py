@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 from sparserow.cpp_ext import _server
-from sparserow.proto import control_pb2 as pb
-from sparserow.proto import control_pb2_grpc
+from sparserow.proto import control_pb2 as pb, control_pb2_grpc
 from sparserow.proto.errors import Unavailable, error_of
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema

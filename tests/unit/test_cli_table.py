@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from sparserow.deploy import cli
-from sparserow.deploy import commands as commands_package
+from sparserow.deploy import cli, commands as commands_package
 
 SHARED = {"__init__", "options", "result_file", "terminal"}
 FILES = {path.stem for path in Path(commands_package.__file__).parent.glob("*.py")} - SHARED

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from sparserow.proto import control_pb2 as pb
-from sparserow.proto import errors
+from sparserow.proto import control_pb2 as pb, errors
 from sparserow.proto.control import ControlClient
 from sparserow.proto.coordinators import parse_address
 from sparserow.proto.errors import InvalidArgument, SparserowError, Unavailable

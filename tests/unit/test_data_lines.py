@@ -10,8 +10,8 @@ import random
 import numpy as np
 import pytest
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.proto.row_keys import hash_key, hash_keys
 from sparserow.worker.data.bad_line import BadLine, BadLinePolicy
-from sparserow.worker.data.keys import key_of, keys_of
 from sparserow.worker.data.line_checker import check_lines
 from sparserow.worker.data.line_decoder import LineDecoder
 from sparserow.worker.data.line_layout import LineLayout
@@ -36,17 +36,17 @@ def window_of(text: bytes, line: int = 1) -> Window:
 
 def test_key_is_xxh3_shifted_right_by_one():
     # Golden values of XXH3_64bits with seed 0, from the algorithm's reference vectors.
-    assert key_of("") == 0x2D06800538D394C2 >> 1
-    assert key_of("a") == 0xE6C632B61E964E1F >> 1
-    assert keys_of([b"", b"a"]).tolist() == [key_of(b""), key_of(b"a")]
-    assert all(0 <= key_of(str(i)) < 2**63 for i in range(1000))
+    assert hash_key("") == 0x2D06800538D394C2 >> 1
+    assert hash_key("a") == 0xE6C632B61E964E1F >> 1
+    assert hash_keys([b"", b"a"]).tolist() == [hash_key(b""), hash_key(b"a")]
+    assert all(0 <= hash_key(str(i)) < 2**63 for i in range(1000))
 
 
 def test_values_missing_values_comments_and_blanks():
     text = b'# heading\nyes, 1.5, x, ?, red\n\nno,,x,-2e3,\n  \nno, 3, x, 4 ,"a,b"\r\nyes, ?, x, 0, ?'
     lines = LineDecoder(LAYOUT).decode(window_of(text), BadLinePolicy())
     np.testing.assert_array_equal(lines.numeric, [[1.5, math.nan], [math.nan, -2000], [3, 4], [math.nan, 0]])
-    assert lines.keys[:, 0].tolist() == [key_of("red"), key_of(""), key_of("a,b"), key_of("")]
+    assert lines.keys[:, 0].tolist() == [hash_key("red"), hash_key(""), hash_key("a,b"), hash_key("")]
     assert lines.labels.tolist() == [1, 0, 0, 1]
     assert lines.labels.dtype == np.float32
 
@@ -88,8 +88,8 @@ def test_hexadecimal_tokens_are_checked():
     layout = LineLayout(("y", "c"), 0, {"0": 0.0, "1": 1.0}, (), (1,), delimiter="\t", token="hex")
     decode = LineDecoder(layout).decode
     assert decode(window_of(b"0\t05db9164\n1\t\n"), BadLinePolicy()).keys[:, 0].tolist() == [
-        key_of("05db9164"),
-        key_of(""),
+        hash_key("05db9164"),
+        hash_key(""),
     ]
     for token in (b"xyz", b"123456789", b" 1"):
         with pytest.raises(BadLine, match=r"column c.*1-8 hexadecimal digits"):
@@ -128,7 +128,7 @@ def test_both_paths_mean_the_same():
         lines = LineDecoder(LAYOUT).decode(window, BadLinePolicy("skip"))
         assert lines.labels.tolist() == [row.label for row in slow], text
         np.testing.assert_array_equal(lines.numeric, [row.numeric for row in slow], err_msg=repr(text))
-        assert lines.keys[:, 0].tolist() == [key_of(row.tokens[0]) for row in slow], text
+        assert lines.keys[:, 0].tolist() == [hash_key(row.tokens[0]) for row in slow], text
 
 
 def test_windows_cover_a_file_and_their_spans_cover_them(tmp_path):

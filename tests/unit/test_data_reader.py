@@ -14,7 +14,8 @@ import torch
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
-from sparserow.worker.data import BadLine, ReadOptions, fit_features, key_of, open_reader
+from sparserow.proto.row_keys import hash_key
+from sparserow.worker.data import BadLine, ReadOptions, fit_features, open_reader
 
 COUNTING = ["format=csv", "csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}"]
 
@@ -65,7 +66,7 @@ def test_criteo_forms_read_the_same(tmp_path, form):
     torch.testing.assert_close(batch.dense[0, :4], torch.tensor([math.log(4), 0.0, -math.log(2), 0.0]))
     assert batch.sparse.shape == (3, 26)
     assert batch.sparse.dtype == torch.int64
-    assert batch.sparse[0].tolist() == [key_of("05db9164"), key_of(""), *[key_of("ab")] * 24]
+    assert batch.sparse[0].tolist() == [hash_key("05db9164"), hash_key(""), *[hash_key("ab")] * 24]
     assert batch.labels.tolist() == [1, 1, 1]
 
 
@@ -114,7 +115,7 @@ def test_csv_schema_by_name_position_and_header(tmp_path):
     )
     for config in (by_name, by_position):
         (batch,) = reader_of(config, batch_size=4)
-        assert (batch.labels.tolist(), batch.dense.tolist(), batch.sparse.tolist()) == ([1], [[2]], [[key_of("u;v")]])
+        assert (batch.labels.tolist(), batch.dense.tolist(), batch.sparse.tolist()) == ([1], [[2]], [[hash_key("u;v")]])
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import sparserow as sr
-from sparserow.serving.client.client import as_lookup_keys
-from sparserow.worker.session.keys import as_keys
-
-BOTH = pytest.mark.parametrize("take", [as_keys, as_lookup_keys])
+from sparserow.proto.row_keys import as_keys
 
 
-@BOTH
-def test_integers_and_strings_are_keys(take: Callable[[Any], Any]) -> None:
-    assert take([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
-    assert take(["a", "b"]).tolist() == [sr.hash_key("a"), sr.hash_key("b")]
-    assert take([]).shape == (0,)
+def test_integers_and_strings_are_keys() -> None:
+    assert as_keys([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
+    assert as_keys(["a", "b"]).tolist() == [sr.hash_key("a"), sr.hash_key("b")]
+    assert as_keys([]).shape == (0,)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -33,6 +27,6 @@ def test_integers_and_strings_are_keys(take: Callable[[Any], Any]) -> None:
         ([1.5], r"float64 of shape \(1,\) is not allowed"),
     ],
 )
-def test_what_is_no_sequence_of_keys_is_refused(take: Callable[[Any], Any], given: Any, words: str) -> None:
+def test_what_is_no_sequence_of_keys_is_refused(given: Any, words: str) -> None:
     with pytest.raises(sr.InvalidArgument, match=words):
-        take(given)
+        as_keys(given)

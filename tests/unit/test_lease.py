@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from sparserow.proto import control_pb2 as pb
-from sparserow.proto import control_pb2_grpc as pb_grpc
+from sparserow.proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient, WorkerIdentity
 from sparserow.proto.errors import Unavailable
 from sparserow.proto.grpc_status import status_of_error

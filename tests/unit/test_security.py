@@ -16,9 +16,7 @@ from sparserow.deploy.launch.security_files import (
     revoke_token,
     sign_certificate,
 )
-from sparserow.proto import changes_pb2, serving_pb2
-from sparserow.proto import control_pb2 as pb
-from sparserow.proto import rows_pb2 as rows_pb
+from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2 as rows_pb, serving_pb2
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.security.security import Security, bearer_token
 from sparserow.ps_server.process import access

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -43,15 +43,13 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not isinstance(cache.bytes, int) or not 0 < cache.bytes <= memory:
-        raise InvalidArgument(
-            f"{where}.bytes: {cache.bytes!r} is not allowed; allowed: 1 to {memory}, the memory of this machine"
-        )
+        raise not_allowed(f"{where}.bytes", cache.bytes, f"1 to {memory}, the memory of this machine")
     if not isinstance(cache.staleness, int) or not 0 <= cache.staleness < 2**31:
-        raise InvalidArgument(f"{where}.staleness: {cache.staleness!r} is not allowed; allowed: [0, 2**31)")
+        raise not_allowed(f"{where}.staleness", cache.staleness, "[0, 2**31)")
     if cache.own_commits not in ("exact", "bounded"):
-        raise InvalidArgument(f"{where}.own_commits: {cache.own_commits!r} is not allowed; allowed: exact, bounded")
+        raise not_allowed(f"{where}.own_commits", cache.own_commits, "exact, bounded")
     if cache.storage not in ("auto", "host", "device"):
-        raise InvalidArgument(f"{where}.storage: {cache.storage!r} is not allowed; allowed: auto, host, device")
+        raise not_allowed(f"{where}.storage", cache.storage, "auto, host, device")
     if staleness is not None and cache.staleness > staleness:
         raise InvalidArgument(
             f"{where}.staleness: {cache.staleness} is not allowed at staleness {staleness}; allowed: 0 to {staleness}"

@@ -15,7 +15,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of, not_allowed
 from ..session.session import Session
 from .random_state import random_state
 from .state_tree import encode_tree
@@ -123,11 +123,11 @@ def save(
     """
     control, identity = cluster_of(session, "save")
     if keep is not None and (not isinstance(keep, int) or keep < 1):
-        raise InvalidArgument(f"save.keep: {keep!r} is not allowed; allowed: >= 1, or None")
+        raise not_allowed("save.keep", keep, ">= 1, or None")
     if not isinstance(full_every, int) or full_every < 1:
-        raise InvalidArgument(f"save.full_every: {full_every!r} is not allowed; allowed: >= 1")
+        raise not_allowed("save.full_every", full_every, ">= 1")
     if side_budget is not None and (not isinstance(side_budget, int) or side_budget < 1):
-        raise InvalidArgument(f"save.side_budget: {side_budget!r} is not allowed; allowed: >= 1, or None")
+        raise not_allowed("save.side_budget", side_budget, ">= 1, or None")
     if reader is not None:
         stateful(reader, "save.reader")
     session.flush()

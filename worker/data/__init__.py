@@ -3,7 +3,6 @@
 from .bad_line import BadLine
 from .batch import Batch
 from .features import Features, FeatureSpec
-from .keys import key_of, keys_of
 from .open_reader import feature_spec, find_files, fit_features, open_reader
 from .reader import ClickReader, DataFile, ReadOptions
 from .synthetic import SyntheticLog, write_click_log
@@ -20,8 +19,6 @@ __all__ = [
     "feature_spec",
     "find_files",
     "fit_features",
-    "key_of",
-    "keys_of",
     "open_reader",
     "write_click_log",
 ]

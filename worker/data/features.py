@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .keys import Keys
 from .line_decoder import Lines
 
 _QUANTILE_SAMPLE_ROWS = 200_000
@@ -88,7 +87,7 @@ class Features:
             out[:, column] = np.nan_to_num(value, nan=0.0)
         return out
 
-    def sparse(self, lines: Lines) -> Keys:
+    def sparse(self, lines: Lines) -> npt.NDArray[np.int64]:
         """(n, n_sparse) int64."""
         ids = [lines.keys]
         for feature, edges in zip(self.spec.buckets, self.edges, strict=True):

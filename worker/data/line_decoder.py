@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from ...proto.row_keys import hash_keys
 from .bad_line import BadLinePolicy
-from .keys import Keys, keys_of
 from .line_checker import HEX_TOKEN, check_lines
 from .line_layout import LineLayout
 from .line_windows import Window
@@ -36,7 +36,7 @@ class Lines:
     """
 
     numeric: npt.NDArray[np.float64]
-    keys: Keys
+    keys: npt.NDArray[np.int64]
     labels: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class LineDecoder:
         except _NotAccepted:
             rows = check_lines(self._layout, piece, policy)
         numeric = np.array([row.numeric for row in rows], dtype=np.float64)
-        keys = [keys_of(row.tokens) for row in rows]
+        keys = [hash_keys(row.tokens) for row in rows]
         return Lines(
             numeric.reshape(len(rows), len(self._layout.numeric)),
             np.array(keys, dtype=np.int64).reshape(len(rows), len(self._layout.categorical)),
@@ -155,11 +155,11 @@ class LineDecoder:
             tokens = [token.strip(b" ") for token in tokens]
         return merged.indices.to_numpy(), tokens
 
-    def _keys(self, tokens: list[bytes]) -> Keys:
+    def _keys(self, tokens: list[bytes]) -> npt.NDArray[np.int64]:
         tokens = [b"" if token in self._missing else token for token in tokens]
         if self._layout.token == "hex" and not all(HEX_TOKEN.fullmatch(token) for token in tokens if token):
             raise _NotAccepted
-        return keys_of(tokens)
+        return hash_keys(tokens)
 
     def _label_values(self, tokens: list[bytes]) -> npt.NDArray[np.float32]:
         try:

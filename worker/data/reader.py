@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 from .bad_line import BadLine, BadLinePolicy
 from .batch import Batch
 from .features import Features
@@ -77,7 +77,7 @@ class ReadOptions:
         )
         for name, value, allowed, ok in checks:
             if not ok:
-                raise InvalidArgument(f"ReadOptions.{name}: {value!r} is not allowed; allowed: {allowed}")
+                raise not_allowed(f"ReadOptions.{name}", value, allowed)
 
     @property
     def window_lines(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SparserowError
+from ...proto.errors import FailedPrecondition, ResourceExhausted, SparserowError, not_allowed
 
 MOST_CLIENTS = 65_536
 FORGET_AFTER_SEC = 3600.0
@@ -143,9 +143,9 @@ class PushWindows:
 
 def _check(key: ClientKey, sequence: int) -> None:
     if not 1 <= len(key.client.encode()) <= 200:
-        raise InvalidArgument(f"client: {key.client!r} is not allowed; allowed: 1 to 200 bytes")
+        raise not_allowed("client", key.client, "1 to 200 bytes")
     if sequence < 1:
-        raise InvalidArgument(f"sequence: {sequence} is not allowed; allowed: 1, 2, 3, ...")
+        raise not_allowed("sequence", sequence, "1, 2, 3, ...")
 
 
 def _note_error(task: asyncio.Task[None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tracing import Trace
 from .device_copy import DeviceCopy
@@ -67,9 +67,9 @@ def prefetch(
     """
     staleness = session.placement.staleness
     if not isinstance(depth, int) or depth < 1:
-        raise InvalidArgument(f"prefetch.depth: {depth!r} is not allowed; allowed: >= 1")
+        raise not_allowed("prefetch.depth", depth, ">= 1")
     if not isinstance(hints, int) or hints < 0:
-        raise InvalidArgument(f"prefetch.hints: {hints!r} is not allowed; allowed: >= 0")
+        raise not_allowed("prefetch.hints", hints, ">= 0")
     if exact is None:
         exact = staleness == 0
     if not exact and staleness is not None and staleness < depth:

@@ -17,14 +17,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client
-from ...proto import changes_pb2 as pb
-from ...proto import changes_pb2_grpc as pb_grpc
+from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import FileFacts
 from ...proto.checkpoint.tensor_file import Tensor
 from ...proto.config.units import format_bytes
 from ...proto.control import ClusterView, ControlClient
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.published.manifest import (
     MANIFEST,
@@ -297,7 +296,7 @@ def _dtypes(
     patterns = dict(dtype) if isinstance(dtype, Mapping) else ({} if dtype is None else {"*": dtype})
     for pattern, chosen in patterns.items():
         if chosen not in SERVED_DTYPES:
-            raise InvalidArgument(f"dtype: {chosen!r} is not allowed; allowed: {', '.join(SERVED_DTYPES)}")
+            raise not_allowed("dtype", chosen, SERVED_DTYPES)
         if not any(fnmatch.fnmatchcase(schema.name, pattern) for schema in schemas):
             names = ", ".join(schema.name for schema in schemas)
             raise InvalidArgument(f"dtype[{pattern!r}] matches no table; tables: {names}")
@@ -312,7 +311,7 @@ def _dtypes(
 def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in card.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None.__class__):
-            raise InvalidArgument(f"card[{key!r}]: {value!r} is not allowed; allowed: text, numbers, true, false, null")
+            raise not_allowed(f"card[{key!r}]", value, "text, numbers, true, false, null")
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidArgument(f"card[{key!r}]: {value!r} is not finite")
     return dict(card)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...proto.row_keys import KeyArray
 from ...proto.schema import TableSchema
-from ..session.keys import KeyArray
 from ..session.session import Session
 from ..session.table import Rows
 from .storage import format_of, new_file, scratch_folder

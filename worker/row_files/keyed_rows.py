@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...proto.errors import DataLoss, InvalidArgument
-from ..session.keys import KeyArray, as_keys
+from ...proto.row_keys import KeyArray, as_keys
 from ..session.session import Session
 from ..session.table import Rows, first_nonfinite_row
 from .export import Progress

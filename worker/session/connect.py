@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...cpp_ext import _client
 from ...proto.control import ControlClient, WorkerIdentity
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import DTYPES, Dtype
 from ...proto.security.security import Security, loaded_security
 from ..cache.settings import RowCache, cache_arguments, check_cache
@@ -77,9 +77,7 @@ def connect(
     _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
     if namespace_policy not in (None, "new", "continue"):
-        raise InvalidArgument(
-            f"connect.namespace_policy: {namespace_policy!r} is not allowed; allowed: new, continue, None"
-        )
+        raise not_allowed("connect.namespace_policy", namespace_policy, "new, continue, None")
     no_grad = no_grad_arguments(no_grad_bytes, no_grad_sec, staleness)
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
     shown = None if security is None else loaded_security(security)
@@ -140,14 +138,14 @@ def _reached(control: ControlClient, job_id: int) -> int:
 
 def _check(staleness: int | None, wire_dtype: str, on_nonfinite: str, **seconds: float) -> None:
     if staleness is not None and (not isinstance(staleness, int) or not 0 <= staleness < 2**31):
-        raise InvalidArgument(f"connect.staleness: {staleness!r} is not allowed; allowed: [0, 2**31), or None")
+        raise not_allowed("connect.staleness", staleness, "[0, 2**31), or None")
     if wire_dtype not in DTYPES:
-        raise InvalidArgument(f"connect.wire_dtype: {wire_dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+        raise not_allowed("connect.wire_dtype", wire_dtype, DTYPES)
     for name, given in seconds.items():
         if not 0 < given <= 86400:
-            raise InvalidArgument(f"connect.{name}: {given!r} is not allowed; allowed: (0, 86400]")
+            raise not_allowed(f"connect.{name}", given, "(0, 86400]")
     if on_nonfinite not in ("raise", "skip"):
-        raise InvalidArgument(f"connect.on_nonfinite: {on_nonfinite!r} is not allowed; allowed: raise, skip")
+        raise not_allowed("connect.on_nonfinite", on_nonfinite, "raise, skip")
 
 
 def _placement(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 
 
 class SessionJoinHook(JoinHook):
@@ -53,7 +53,7 @@ def checked_micro_batches(options: dict[str, Any]) -> int:
         )
     count = options.get("micro_batches", 1)
     if not isinstance(count, int) or count < 1:
-        raise InvalidArgument(f"Join.micro_batches: {count!r} is not allowed; allowed: an integer >= 1")
+        raise not_allowed("Join.micro_batches", count, "an integer >= 1")
     return count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 
 NO_GRAD_BYTES = 128 << 20
 NO_GRAD_SEC = 10.0
@@ -24,10 +24,10 @@ def no_grad_arguments(no_grad_bytes: int, no_grad_sec: float | None, staleness: 
         InvalidArgument: names the argument that is out of range.
     """
     if not isinstance(no_grad_bytes, int) or not 0 <= no_grad_bytes < 2**63:
-        raise InvalidArgument(f"connect.no_grad_bytes: {no_grad_bytes!r} is not allowed; allowed: [0, 2**63)")
+        raise not_allowed("connect.no_grad_bytes", no_grad_bytes, "[0, 2**63)")
     if no_grad_sec is not None and staleness == 0:
         raise InvalidArgument("connect.no_grad_sec: it has no effect at staleness 0; allowed: None")
     if no_grad_sec is not None and not 0.001 <= no_grad_sec < math.inf:
-        raise InvalidArgument(f"connect.no_grad_sec: {no_grad_sec!r} is not allowed; allowed: >= 0.001, or None")
+        raise not_allowed("connect.no_grad_sec", no_grad_sec, ">= 0.001, or None")
     seconds = NO_GRAD_SEC if no_grad_sec is None else no_grad_sec
     return {"no_grad_bytes": no_grad_bytes, "no_grad_ms": 0 if staleness == 0 else round(1000 * seconds)}

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace as otel
+from opentelemetry import context as otel_context, trace as otel
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from ...cpp_ext import _client

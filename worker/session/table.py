@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ...cpp_ext import _client
 from ...proto.errors import InvalidArgument
+from ...proto.row_keys import KeyArray, Keys, as_keys
 from ...proto.schema import TableSchema
-from .keys import KeyArray, Keys, as_keys
 
 Rows = NDArray[np.float32]
 

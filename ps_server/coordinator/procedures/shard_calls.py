@@ -14,8 +14,7 @@ from typing import Any
 
 import grpc
 
-from ....proto import control_pb2 as pb
-from ....proto import control_pb2_grpc as pb_grpc
+from ....proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ....proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
 from ....proto.grpc_status import error_of_status
 from ....proto.schema import TableSchema

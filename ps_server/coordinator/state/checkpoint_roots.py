@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....proto.checkpoint.urls import PLAIN_SCHEMES, check_url, is_inside, scheme_of
-from ....proto.errors import FailedPrecondition, InvalidArgument
+from ....proto.errors import FailedPrecondition, not_allowed
 from ....proto.security.security import process_security
 
 _KEY = "checkpoint_roots"
@@ -48,8 +48,9 @@ class CheckpointRoots:
                 "--checkpoint-root URL"
             )
         if scheme_of(checked) not in PLAIN_SCHEMES:
-            raise InvalidArgument(
-                f"url: {checked!r} is not allowed; allowed: an absolute path, or one of {', '.join(PLAIN_SCHEMES)}; "
-                f"others where {_KEY} names them"
+            raise not_allowed(
+                "url",
+                checked,
+                f"an absolute path, or one of {', '.join(PLAIN_SCHEMES)}; others where {_KEY} names them",
             )
         return checked

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....proto.errors import FailedPrecondition, InvalidArgument
+from ....proto.errors import FailedPrecondition, not_allowed
 from .epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
 
 WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
@@ -271,9 +271,9 @@ class DataLeases:
             FailedPrecondition: as :meth:`JobData.answer`.
         """
         if not 0 < ask.chunks <= MOST_CHUNKS:
-            raise InvalidArgument(f"chunks: {ask.chunks} is not allowed; allowed: [1, {MOST_CHUNKS}]")
+            raise not_allowed("chunks", ask.chunks, f"[1, {MOST_CHUNKS}]")
         if ask.epoch < 1:
-            raise InvalidArgument(f"epoch: {ask.epoch} is not allowed; allowed: >= 1")
+            raise not_allowed("epoch", ask.epoch, ">= 1")
         if ask.trained is not None:
             ask.trained.check()
         data = self.jobs.get(job_id)

@@ -22,7 +22,7 @@ import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ....proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, InvalidArgument
+from ....proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, not_allowed
 from ....proto.names import check_name, id_of_name
 from .ended_jobs import EndedJobs
 
@@ -121,7 +121,7 @@ class Membership:
         """
         check_name("job", name)
         if not 0 <= rank < terms.world_size:
-            raise InvalidArgument(f"rank: {rank} is not allowed; allowed: [0, world_size ({terms.world_size}))")
+            raise not_allowed("rank", rank, f"[0, world_size ({terms.world_size}))")
         job = self._job(namespace, name, rank, terms)
         if job.gathered and terms.staleness == 0:  # it was here before: its steps are over, whoever still works
             self._begin_generation(job)

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ....proto.errors import FailedPrecondition, NotFound, not_allowed
 
 _ASKED_SEC = 5.0  # a process that waits for a place asks for it more often
 
@@ -119,10 +119,7 @@ class ShardBook:
             FailedPrecondition: the rows of the former process are lost.
         """
         if not 0 <= index < len(self.shards):
-            raise InvalidArgument(
-                f"shard: {index} is not allowed; allowed: [0, {len(self.shards) - 1}], the cluster has "
-                f"{len(self.shards)} shards"
-            )
+            raise not_allowed("shard", index, f"[0, {len(self.shards) - 1}], the cluster has {len(self.shards)} shards")
         shard = self.shards[index]
         if shard.instance != instance:
             if shard.is_live:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ....proto.errors import InvalidArgument
+from ....proto.errors import not_allowed
 from ....proto.route import check_slot_count, owners_of_runs, runs_of_owners
 
 
@@ -34,7 +34,7 @@ class SlotMap:
         """
         check_slot_count(slot_count)
         if not 1 <= shards <= slot_count:
-            raise InvalidArgument(f"shards: {shards} is not allowed; allowed: [1, slot_count ({slot_count})]")
+            raise not_allowed("shards", shards, f"[1, slot_count ({slot_count})]")
         owners = np.arange(slot_count, dtype=np.uint64) * np.uint64(shards) // np.uint64(slot_count)
         return SlotMap(1, owners.astype(np.uint16))
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import grpc
 
-from ....proto import etcd_pb2 as pb
-from ....proto import etcd_pb2_grpc as pb_grpc
+from ....proto import etcd_pb2 as pb, etcd_pb2_grpc as pb_grpc
 from ....proto.coordinators import parse_address
 from ....proto.errors import (
     DataLoss,

@@ -1,0 +1,75 @@
+"""The public names of Sparserow, by module; ``__init__.py`` imports each when it is first used."""
+
+from .deploy.launch.local_cluster import LocalCluster as LocalCluster, local_cluster as local_cluster
+from .deploy.launch.local_serving import LocalServing as LocalServing, local_serving as local_serving
+from .proto.errors import (
+    DataLoss as DataLoss,
+    DeadlineExceeded as DeadlineExceeded,
+    FailedPrecondition as FailedPrecondition,
+    Fenced as Fenced,
+    Internal as Internal,
+    InvalidArgument as InvalidArgument,
+    NotFound as NotFound,
+    ResourceExhausted as ResourceExhausted,
+    SparserowError as SparserowError,
+    StaleRoute as StaleRoute,
+    Unavailable as Unavailable,
+)
+from .proto.row_keys import hash_key as hash_key
+from .proto.schema import (
+    SGD as SGD,
+    Adagrad as Adagrad,
+    Adam as Adam,
+    Constant as Constant,
+    Normal as Normal,
+    RowPolicy as RowPolicy,
+    RowWiseAdagrad as RowWiseAdagrad,
+    Table as Table,
+    TableSchema as TableSchema,
+    Uniform as Uniform,
+    XavierNormal as XavierNormal,
+    XavierUniform as XavierUniform,
+)
+from .proto.security.security import Security as Security, use_security as use_security
+from .serving.client.client import (
+    AsyncServingClient as AsyncServingClient,
+    LookupRows as LookupRows,
+    ServingClient as ServingClient,
+)
+from .serving.inference.inference import (
+    LookupCache as LookupCache,
+    Prediction as Prediction,
+    ServedModel as ServedModel,
+)
+from .serving.inference.load_program import load_program as load_program
+from .worker.cache.settings import RowCache as RowCache
+from .worker.checkpoint import (
+    RestoredCheckpoint as RestoredCheckpoint,
+    SavedCheckpoint as SavedCheckpoint,
+    keep_rows as keep_rows,
+    restore as restore,
+    save as save,
+)
+from .worker.layers.deferred import deferred as deferred
+from .worker.layers.dense_rows import DenseRows as DenseRows, dense_on_servers as dense_on_servers
+from .worker.layers.distribute import distribute as distribute
+from .worker.layers.fuse_lookups import merge_lookups as merge_lookups
+from .worker.layers.lift import lift_embeddings as lift_embeddings
+from .worker.prefetch import prefetch as prefetch
+from .worker.publish.dense_publishing import DensePublisher as DensePublisher
+from .worker.publish.publishing import Published as Published, publish as publish
+from .worker.row_files import (
+    export_table as export_table,
+    import_table as import_table,
+    import_weights as import_weights,
+)
+from .worker.session.connect import connect as connect
+from .worker.session.in_process import InProcessCluster as InProcessCluster
+from .worker.session.otel_trace import record_otel as record_otel
+from .worker.session.session import Session as Session
+from .worker.session.session_metrics import SessionMetrics as SessionMetrics
+from .worker.session.session_stats import SessionStats as SessionStats
+from .worker.session.table import TableRows as TableRows
+from .worker.session.transaction import NonFiniteGradient as NonFiniteGradient
+
+__version__: str

@@ -1,0 +1,72 @@
+"""Keys of rows: what users and readers give, as integers.
+
+A string's key is ``xxh3_64(bytes, seed=0) >> 1``: 63 bits, so that it fits a torch int64 id. Every reader, table and
+serving client computes it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from .errors import InvalidArgument, not_allowed
+
+KeyArray: TypeAlias = NDArray[np.uint64]
+Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str] | Sequence[bytes]"
+
+
+def hash_key(value: str | bytes | tuple[str | bytes, ...]) -> int:
+    """The 63-bit key of a string or a composite, the same in every process and language.
+
+    xxh3_64 of the bytes (UTF-8 of a string), shifted right by one so that it fits a torch id. A composite's bytes
+    are each part's length (uint32, little-endian) and bytes.
+
+    Returns:
+        A key in [0, 2**63).
+    """
+    if isinstance(value, tuple):
+        parts = [part.encode() if isinstance(part, str) else part for part in value]
+        value = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return xxh3_64_intdigest(value.encode() if isinstance(value, str) else value) >> 1
+
+
+def hash_keys(tokens: Iterable[bytes]) -> NDArray[np.int64]:
+    """The keys of tokens: (n) int64, non-negative, in their order; each is :func:`hash_key` of its token."""
+    return np.fromiter((xxh3_64_intdigest(token) >> 1 for token in tokens), dtype=np.int64)
+
+
+def as_keys(keys: Keys) -> KeyArray:
+    """Keys as (n) uint64: integers as they are, strings hashed by :func:`hash_key`.
+
+    Raises:
+        InvalidArgument: a single string, not one-dimensional, not integers, or negative (names the first one).
+    """
+    if isinstance(keys, str | bytes):
+        raise not_allowed("keys", keys, f"(n) integers or strings, such as [{keys!r}]")
+    if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str | bytes):
+        return np.fromiter((hash_key(key) for key in keys), dtype=np.uint64, count=len(keys))  # type: ignore[arg-type]
+    array = _integers(keys)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"keys: dtype {array.dtype} of shape {array.shape} is not allowed; "
+            "allowed: (n) integers in [0, 2**64) or strings"
+        )
+    if array.dtype.kind == "i" and bool((array < 0).any()):
+        raise InvalidArgument(f"keys: {int(array[array < 0][0])} is not allowed; allowed: [0, 2**64)")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _integers(keys: Any) -> NDArray[Any]:
+    """Keys as an array; numpy makes floats of a list in which some integers have 64 bits and some have a sign."""
+    array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
+    if array.dtype.kind not in "iu" and not isinstance(keys, np.ndarray) and all(isinstance(key, int) for key in keys):
+        try:
+            array = np.array(keys, dtype=np.uint64)
+        except OverflowError:
+            bad = next(key for key in keys if not 0 <= key < 2**64)
+            raise not_allowed("keys", bad, "[0, 2**64)") from None
+    return array
