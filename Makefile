@@ -27,7 +27,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test test-py test-cpp test-full lint format sanitize clean
+.PHONY: setup demo test test-py test-cpp test-full lint format sanitize docs clean
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:
@@ -92,6 +92,14 @@ lint: setup
 format: setup
 	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format -q .
 	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+# The documents as a site in build/site; a broken link or a parameter that no signature has fails it.
+docs: setup
+	@test -x build/docs/bin/mkdocs || $(PY) -m venv build/docs
+	@build/docs/bin/pip install --quiet -r docs/requirements.txt
+	@mkdir -p build/lint && ln -sfn "$(CURDIR)" build/lint/sparserow
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet
+	@echo "sparserow: build/site/index.html"
 
 clean:
 	@rm -rf build dist *.egg-info cpp_ext/*.so proto/*_pb2*.py proto/*_pb2.pyi $(VENV)

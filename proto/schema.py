@@ -239,8 +239,16 @@ class Table:
         init: of rows that nobody has pushed to yet.
         optimizer: in place of the one given to ``distribute``; torch's own where the servers have a counterpart.
         seed: of initial rows and stochastic rounding; None is 0.
-        admit_after, admit_probability, admit_capacity, evict_after_steps, evict_after_seconds, evict_below_norm,
-            max_rows, max_bytes, evict_by, ram_share: as in :class:`RowPolicy`.
+        admit_after: as in :class:`RowPolicy`.
+        admit_probability: as in :class:`RowPolicy`.
+        admit_capacity: as in :class:`RowPolicy`.
+        evict_after_steps: as in :class:`RowPolicy`.
+        evict_after_seconds: as in :class:`RowPolicy`.
+        evict_below_norm: as in :class:`RowPolicy`.
+        max_rows: as in :class:`RowPolicy`.
+        max_bytes: as in :class:`RowPolicy`.
+        evict_by: as in :class:`RowPolicy`.
+        ram_share: as in :class:`RowPolicy`.
     """
 
     dtype: Dtype | None = None

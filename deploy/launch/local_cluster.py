@@ -92,7 +92,8 @@ def local_cluster(
         port: of the coordinator; 0 lets the system choose.
         slot_count: power of two in [2, 65536].
         io_threads: network threads of each shard.
-        worker_lease, shard_lease: seconds of silence after which a worker or a shard is given up.
+        worker_lease: seconds of silence after which a worker is given up.
+        shard_lease: seconds of silence after which a shard is given up.
         checkpoint_roots: absolute paths or URLs below which checkpoints are saved and restored; empty: any where no
             tokens are asked for, else none.
         log_level: least severity that the processes write to stderr.

@@ -56,8 +56,10 @@ def local_serving(
         root: folder of published models; None: rows come from the cluster at ``follow`` alone.
         follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
         namespace: of the tables, without a root.
-        shards, replicas: how many processes share the slots out, and how many of each there are.
-        sync_interval, poll: as in ``sparserow serve``.
+        shards: how many processes share the slots out.
+        replicas: how many processes serve each share.
+        sync_interval: seconds between rounds of live sync, as in ``sparserow serve``.
+        poll: seconds between looks at the aliases, as in ``sparserow serve``.
         unix_path: of a Unix socket of the data plane, where there is one process; None: none.
         log_level: least severity that the processes write to stderr.
         deadline_sec: within which all must be ready.

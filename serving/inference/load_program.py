@@ -20,7 +20,8 @@ def load_program(root: str, name: str, version: int, security: Security | None =
 
     Args:
         root: folder of published models, by path or URL.
-        name, version: of the model.
+        name: of the model.
+        version: its number.
         security: names the keys of trusted publishers; None: the process's.
 
     Raises:

@@ -68,7 +68,11 @@ def restore(
     Args:
         url: as given to ``save``.
         name: of the checkpoint; None: the newest.
-        model, optimizer, scaler, scheduler, reader: as given to ``save``; None leaves that part out.
+        model: as given to ``save``; None leaves it out.
+        optimizer: as given to ``save``; None leaves it out.
+        scaler: as given to ``save``; None leaves it out.
+        scheduler: as given to ``save``; None leaves it out.
+        reader: as given to ``save``; None leaves it out.
         renames: tables by another name now, {name in the checkpoint: present name}, within the session's namespace or
             as NAMESPACE/NAME. The rows of a renamed table get new versions.
         tables: only these, by their names in the checkpoint; None: all. With it other tables stay as they are: a warm

@@ -72,7 +72,10 @@ def lift_embeddings(
     Args:
         program: is left as it is. A graph module shares its other parameters with the result.
         session: from :func:`connect`.
-        optimizer, min_rows, tables, carry_weights: as those of :func:`distribute`.
+        optimizer: as that of :func:`distribute`.
+        min_rows: as that of :func:`distribute`.
+        tables: as that of :func:`distribute`.
+        carry_weights: as that of :func:`distribute`.
         check: inputs on which the result must equal the program, both in eval mode, to 1e-6 of the largest value.
 
     Returns:

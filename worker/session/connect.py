@@ -56,7 +56,8 @@ def connect(
         wire_dtype: of rows and gradients on the network.
         deadline_sec: of each call to the servers, waiting for slower workers included.
         gather_sec: how long to wait for the ranks that have not come yet.
-        rank, world_size: None takes those of ``torch.distributed`` when it is initialised, else 0 and 1.
+        rank: of this worker. None takes that of ``torch.distributed`` when it is initialised, else 0.
+        world_size: number of workers. None takes that of ``torch.distributed`` when it is initialised, else 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: keeps rows here for later steps; None: none.
         namespace_policy: of tables that the namespace has before the job begins: "new" refuses them, "continue" trains

@@ -1,0 +1,47 @@
+"""The site of the documents (``make docs``): its pages, its links, and the public names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sparserow
+import yaml
+from rooms import ROOT
+from sparserow.deploy.reference.site_pages import api_page, site_links
+
+GENERATED = {"index.md", "architecture.md", "api.md"}
+
+
+def pages_of(nav: Any) -> set[str]:
+    if isinstance(nav, str):
+        return {nav}
+    return set().union(*(pages_of(part) for part in (nav.values() if isinstance(nav, dict) else nav)))
+
+
+def test_every_page_has_its_place() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]) == pages | GENERATED
+
+
+def test_every_public_name_is_there() -> None:
+    text = api_page((ROOT / "__init__.pyi").read_text())
+    shown = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith("::: ")}
+    assert shown == set(sparserow.__all__)
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "expected"),
+    [
+        ("[Serving](docs/serving.md#x)", "", "[Serving](serving.md#x)"),
+        ("[plan](../plan.md)", "docs/measurements", "[plan](../plan.md)"),
+        ("[it](../ARCHITECTURE.md)", "docs", "[it](architecture.md)"),
+        ("[alerts](../deploy/monitoring/alerts.yaml)", "docs", "alerts (`deploy/monitoring/alerts.yaml`)"),
+        ("[`LICENSE`](LICENSE)", "", "`LICENSE`"),
+        ("[a](https://example.org/a)", "docs", "[a](https://example.org/a)"),
+        ("[gone](docs/gone.md)", "", "[gone](docs/gone.md)"),
+        ("[here](#part)", "docs", "[here](#part)"),
+    ],
+)
+def test_links_lead_somewhere_or_are_names(text: str, folder: str, expected: str) -> None:
+    assert site_links(text, ROOT / folder) == expected
