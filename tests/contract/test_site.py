@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import sparserow
 import yaml
 from rooms import ROOT
+from sparserow.deploy.reference.pictures import FOLDER, PICTURES
 from sparserow.deploy.reference.site_pages import api_page, site_links
 
 GENERATED = {"index.md", "architecture.md", "api.md"}
@@ -45,3 +47,9 @@ def test_every_public_name_is_there() -> None:
 )
 def test_links_lead_somewhere_or_are_names(text: str, folder: str, expected: str) -> None:
     assert site_links(text, ROOT / folder) == expected
+
+
+@pytest.mark.parametrize("name", sorted(PICTURES))
+def test_pictures_are_those_that_the_script_draws(name: str) -> None:
+    assert (FOLDER / name).read_text() == PICTURES[name]().svg()
+    assert ElementTree.fromstring(PICTURES[name]().svg()).tag.endswith("svg")
