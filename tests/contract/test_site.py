@@ -53,3 +53,11 @@ def test_links_lead_somewhere_or_are_names(text: str, folder: str, expected: str
 def test_pictures_are_those_that_the_script_draws(name: str) -> None:
     assert (FOLDER / name).read_text() == PICTURES[name]().svg()
     assert ElementTree.fromstring(PICTURES[name]().svg()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_opens_with_three_quick_facts(page: Any) -> None:
+    if page.stem in {"configuration", "errors", "metrics", "faq"}:
+        return  # of lists to look things up in
+    opening = page.read_text().partition("\n## ")[0]
+    assert len([line for line in opening.splitlines() if line.startswith("- ")]) == 3
