@@ -123,7 +123,7 @@ def test_publish_serve_look_up_and_swap(
 def check_bad_lookups(client: sr.ServingClient, addresses: list[str]) -> None:
     with pytest.raises(sr.NotFound, match="table 'item': is not in model 'ctr'; it has: user"):
         client.lookup("item", [1])
-    with pytest.raises(sr.InvalidArgument, match="keys: float64"):
+    with pytest.raises(sr.InvalidArgument, match="keys: dtype float64"):
         client.lookup("user", np.zeros(3))
     with pytest.raises(sr.InvalidArgument, match="keys: -1 is not allowed"):
         client.lookup("user", [-1])
