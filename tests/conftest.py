@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,3 +44,13 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     made = Launcher(tmp_path)
     yield made
     made.kill_all()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """A test that fails says what its processes said: their files are gone by the time that somebody looks."""
+    outcome = yield
+    report = outcome.get_result()
+    launcher = getattr(item, "funcargs", {}).get("launcher")
+    if report.when == "call" and report.failed and launcher is not None:
+        report.sections.extend(launcher.last_words())

@@ -19,6 +19,7 @@ import psutil
 
 DEADLINE_SEC = 120.0  # for a machine that has much else to do
 MARK = "SPARSEROW_TEST_MARK"
+_LAST_WORDS = 4000  # characters of each process in the report of a test that failed
 # What a coordinator says where other tests have the CPUs.
 _HELD_UP = re.compile(
     r"\S+ warning coordinator: the coordinator was held up for [\d.]+ s; all leases are longer by that"
@@ -110,6 +111,7 @@ class Process:
     def __init__(
         self, command: Sequence[str], name: str, folder: Path, environment: dict[str, str], stdin: int
     ) -> None:
+        self.name = name
         stem = folder / f"{uuid.uuid4().hex[:8]}-{name}"
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
@@ -229,6 +231,11 @@ class Launcher:
                     if re.search(pattern, words):
                         found[role].append(process)
         return found
+
+    def last_words(self) -> list[tuple[str, str]]:
+        """What each process that was started here has written last on standard error, with a heading."""
+        ends = [(process, process.err[-_LAST_WORDS:]) for process in self._started]
+        return [(f"standard error of {it.name} (process {it.popen.pid})", words) for it, words in ends if words]
 
     def kill_all(self) -> None:
         """Kills what lives, and reaps what was started here."""

@@ -11,6 +11,7 @@ from ....proto.checkpoint.folder import Folder
 from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
 from ..state.cluster import Cluster
 from .checkpoint_save import CheckpointSaves, config_of
+from .membership_change import CUT_DEADLINE_SEC
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,15 @@ _FULL_EVERY = 1 << 20
 _KEEP = 2
 _LONGEST_SEC = 86400.0
 _MOST_FOLDERS = 16  # of a job, each with its configuration in the coordinator's state
+
+
+def _pause_after_failure(every_sec: float, took_sec: float) -> float:
+    """Seconds from the end of a failed save to the next one.
+
+    A save that fails at its cut has held the jobs for as long as it took, up to the cut's deadline. Workers get as much
+    time before they are held again: otherwise a cut that fails each time would leave them none.
+    """
+    return max(every_sec - took_sec, min(took_sec, CUT_DEADLINE_SEC))
 
 
 class PeriodicSaves:
@@ -102,15 +112,13 @@ class PeriodicSaves:
             began, every_sec = loop.time(), min(jobs.values())
             try:
                 await self._save(url)
-            except Unavailable as error:  # somebody came or went, or a shard is away: soon again
-                log.info("rows are not saved to %s: %s", url, error)
-                every_now = min(1.0, every_sec)
             except SparserowError as error:
-                log.warning("rows are not saved to %s: %s", url, error)
-                every_now = every_sec
+                is_soon_again = isinstance(error, Unavailable)  # a worker came or went, or a shard is away
+                log.log(logging.INFO if is_soon_again else logging.WARNING, "rows are not saved to %s: %s", url, error)
+                took_sec = loop.time() - began
+                await asyncio.sleep(_pause_after_failure(min(1.0, every_sec) if is_soon_again else every_sec, took_sec))
             else:
-                every_now = every_sec
-            await asyncio.sleep(max(0.0, began + every_now - loop.time()))
+                await asyncio.sleep(max(0.0, began + every_sec - loop.time()))
         self._cluster.row_configs.pop(url, None)
         self._cluster.row_saves.pop(url, None)  # noted with the next change; a series without a job ends at once
 
