@@ -15,7 +15,6 @@ SHELL = [block for block in BLOCKS if block.language == ""]
 # Blocks that no test runs, and why. Of their sparserow commands tests/contract/test_documents.py checks the options.
 NOT_RUN = {
     "README.md: make demo": "it builds the native core; tests of the demo run `sparserow demo` itself",
-    "README.md:    trainer process": "a drawing",
     "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
     "docs/checkpoints.md: sparserow train": "alternatives in a line, and HOST:PORT",
     "docs/checkpoints.md: /ckpt/save": "a list of files",
