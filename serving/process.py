@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..cpp_ext import _server
+from ..proto.config.units import parse_bytes, parse_seconds
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound
@@ -20,6 +21,7 @@ from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
+from .client.replica_pool import split_addresses
 from .client.shard_assignment import ShardAssignment
 from .http_front import HttpFront
 from .live_sync import NO_THRESHOLD, FollowOptions, ThresholdOptions
@@ -64,6 +66,9 @@ class HttpDoor(Protocol):
     async def close(self) -> None: ...
 
 
+SYNC_INTERVAL = "100ms"  # of ``--sync-interval``
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """How a serving process is run.
@@ -105,6 +110,71 @@ class ServeOptions:
     sync_threshold: ThresholdOptions = NO_THRESHOLD
     poll_sec: float = 0.5
     grace_sec: float = 30.0
+
+    @staticmethod
+    def from_flags(
+        *,
+        model: Sequence[str],
+        root: str | None = None,
+        shard: str = "0/1",
+        replica: int = 0,
+        peers: str | None = None,
+        follow: str | None = None,
+        namespace: str | None = None,
+        host: str = "127.0.0.1",
+        told_host: str | None = None,
+        told_port: int = 0,
+        data_port: int = 0,
+        http_port: int | None = None,
+        unix_path: str | None = None,
+        memory_budget: str | None = None,
+        ssd_path: str | None = None,
+        io_threads: int = 2,
+        sync_interval: str = SYNC_INTERVAL,
+        sync_after_updates: int = 0,
+        sync_after_move: float = 0.0,
+        sync_max_delay: str | None = None,
+        poll: str = "500ms",
+        grace: str = "30s",
+    ) -> ServeOptions:
+        """The options that flags of ``sparserow serve`` mean, each with its flag's default.
+
+        Args:
+            model: the values of ``--model``.
+            told_host, told_port: as of :class:`ServeOptions`; the other arguments are flags of their names.
+
+        Raises:
+            InvalidArgument: a value is not allowed, or has no effect beside the others (names the flag).
+        """
+        poll_sec = parse_seconds(poll)
+        if not poll_sec > 0:
+            raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
+        if sync_max_delay is not None and not (sync_after_updates or sync_after_move):
+            raise InvalidArgument("--sync-max-delay has no effect without --sync-after-updates or --sync-after-move")
+        if (sync_after_updates or sync_after_move) and follow is None:
+            raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
+        if sync_interval != SYNC_INTERVAL and follow is None:
+            raise InvalidArgument("--sync-interval: has no effect without --follow")
+        return ServeOptions(
+            models=tuple(model),
+            place=ShardAssignment.parse(shard, replica),
+            root=root,
+            follow=follow,
+            namespace=namespace,
+            peers=split_addresses(peers) if peers is not None else (),
+            host=host,
+            told_host=told_host,
+            told_port=told_port,
+            data_port=data_port,
+            http_port=http_port,
+            unix_path=unix_path,
+            memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
+            io_threads=io_threads,
+            sync_interval_sec=parse_seconds(sync_interval),
+            sync_threshold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_max_delay or "5s")),
+            poll_sec=poll_sec,
+            grace_sec=parse_seconds(grace),
+        )
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -40,6 +40,7 @@ def coordinator(
     health_port: options.HealthPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
+    cluster_json: options.ClusterJson = None,
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
@@ -51,7 +52,6 @@ def coordinator(
     from ...proto.errors import InvalidArgument
     from ...ps_server.coordinator.leader_election import run_elected
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
-    from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
     from ...ps_server.coordinator.state.cluster import ClusterOptions
     from ...ps_server.coordinator.storage.etcd import EtcdAddress
     from ...ps_server.process.listen import is_loopback
@@ -63,17 +63,17 @@ def coordinator(
     except InvalidArgument as error:
         raise InvalidArgument(f"--job-memory: {error}") from None
 
-    cluster = validate(
-        ClusterConfig,
+    cluster = options.cluster_config(
+        cluster_json,
         {
             "shards": shards,
-            "port": port,
             "slot_count": slot_count,
             "worker_lease": worker_lease,
             "shard_lease": shard_lease,
             "checkpoint_roots": options.absolute_roots(checkpoint_root),
         },
     )
+    validate(ClusterConfig, {"port": port})
     start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
 
     etcd = EtcdAddress(state) if state is not None and "://" in state else None
@@ -81,16 +81,9 @@ def coordinator(
     async def run() -> None:
         stop = StopRequest()
         config = CoordinatorOptions(
-            cluster=ClusterOptions(
-                cluster.shards,
-                cluster.slot_count,
-                cluster.worker_lease,
-                cluster.shard_lease,
-                CheckpointRoots(cluster.checkpoint_roots, is_loopback=is_loopback(host)),
-                job_memory_sec,
-            ),
+            cluster=ClusterOptions.of_config(cluster, is_loopback=is_loopback(host), job_memory_sec=job_memory_sec),
             host=host,
-            port=cluster.port,
+            port=port,
             advertise=advertise,
             insecure=insecure,
             state=Path(state) if state is not None and etcd is None else None,
@@ -108,7 +101,7 @@ def coordinator(
                     elected.failure.result()
             return
         async with run_coordinator(config) as running:
-            print(f"sparserow: coordinator at {running.address}, waiting for {shards} shards", flush=True)
+            print(f"sparserow: coordinator at {running.address}, waiting for {cluster.shards} shards", flush=True)
             await stop.wait()
 
     uvloop.run(run())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ...proto.config.config import ClusterConfig
 
 
 def _follow_parent(parent_pid: int) -> int:
@@ -13,6 +16,30 @@ def _follow_parent(parent_pid: int) -> int:
 
         die_with_parent(parent_pid)
     return parent_pid
+
+
+def cluster_config(handed_down: str | None, flags: dict[str, Any]) -> ClusterConfig:
+    """The cluster of a command: that of its flags, or the validated one that a parent process hands down.
+
+    Args:
+        handed_down: ``--cluster-json``, as :meth:`ClusterConfig.handed_down` wrote it; it stands in place of all flags.
+        flags: values by key of ``ClusterConfig``.
+
+    Raises:
+        InvalidArgument: a value is not allowed (names the key).
+    """
+    import json
+
+    from ...proto.config.config import ClusterConfig, validate
+    from ...proto.errors import InvalidArgument
+
+    if handed_down is None:
+        return validate(ClusterConfig, flags)
+    try:
+        tree = json.loads(handed_down)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"--cluster-json: is no JSON: {error}") from None
+    return validate(ClusterConfig, tree, where="--cluster-json")
 
 
 def absolute_roots(roots: list[str] | None) -> list[str]:
@@ -80,6 +107,8 @@ Modulo = Annotated[
 WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
 ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]
 
+# What a parent process writes: all of the cluster's configuration at once.
+ClusterJson = Annotated[str | None, typer.Option(hidden=True)]
 DieWithParent = Annotated[int, typer.Option(hidden=True, callback=_follow_parent)]
 
 

@@ -33,6 +33,7 @@ def ps(
     ] = True,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",
+    cluster_json: options.ClusterJson = None,
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a parameter server until SIGTERM or Ctrl-C, then finish what is under way and leave."""
@@ -47,35 +48,24 @@ def ps(
     from ...ps_server.shard.engine import EngineOptions
     from ...ps_server.shard.server import ShardOptions, serve_shard
 
-    checked = validate(
-        ClusterConfig,
+    cluster = options.cluster_config(
+        cluster_json,
         {
             "memory_budget": memory_budget,
             "ssd_path": ssd_path,
             "ssd_bytes": ssd_bytes,
             "sweep_every": options.seconds_or_never(sweep_every),
             "io_threads": io_threads,
-            "port": port,
         },
     )
-    validate(ClusterConfig, {"port": control_port})
+    for number in (port, control_port):
+        validate(ClusterConfig, {"port": number})
     start_log(f"shard {shard}", validate(LogConfig, {"format": log_format, "level": log_level}))
-    engine = EngineOptions(
-        shard=shard,
-        host=host,
-        port=port,
-        memory_budget_bytes=checked.memory_budget or 0,
-        ssd_path=checked.ssd_path,
-        ssd_bytes=checked.ssd_bytes or 0,
-        sweep_every_sec=checked.sweep_every,
-        io_threads=io_threads,
-        observe=observe,
-    )
     telemetry = telemetry_from_environment("shard")
     config = ShardOptions(
         tracer=None if telemetry is None else telemetry.tracer,
         coordinator=coordinator,
-        engine=engine,
+        engine=EngineOptions.of_cluster(cluster, shard, host, port, observe=observe),
         control_port=control_port,
         advertise=advertise,
         insecure=insecure,

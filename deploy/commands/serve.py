@@ -87,7 +87,6 @@ def serve(
 
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
-    from ...proto.config.units import parse_bytes, parse_seconds
     from ...proto.errors import InvalidArgument
     from ...proto.security.security import process_security
     from ...ps_server.process.advertise import Advertised, advertised
@@ -97,11 +96,7 @@ def serve(
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.metrics import serve_metrics
     from ...ps_server.process.stopping import StopRequest
-    from ...serving.client.replica_pool import split_addresses
-    from ...serving.client.shard_assignment import ShardAssignment
-    from ...serving.live_sync import ThresholdOptions
     from ...serving.process import ControlPlane, ServeOptions, serve as run_serve
-    from ...serving.row_memory import RowMemory
     from ...serving.service import Address
     from ...serving.versions import ServedModels
 
@@ -111,39 +106,34 @@ def serve(
         check_port_free(host, number, option=name)
     check_host(host, insecure=insecure)
     told = advertised(advertise, host, follow)
-    seconds = {name: parse_seconds(value) for name, value in (("poll", poll), ("grace", grace))}
-    if not seconds["poll"] > 0:
-        raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
     if sync_hold is not None:
         if sync_max_delay is not None:
             raise InvalidArgument("--sync-hold is the former name of --sync-max-delay; give only --sync-max-delay")
         typer.echo("sparserow: --sync-hold is called --sync-max-delay now; the next version knows that alone", err=True)
         sync_max_delay = sync_hold
-    if sync_max_delay is not None and not (sync_after_updates or sync_after_move):
-        raise InvalidArgument("--sync-max-delay has no effect without --sync-after-updates or --sync-after-move")
-    if (sync_after_updates or sync_after_move) and follow is None:
-        raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
-    if sync_interval != "100ms" and follow is None:
-        raise InvalidArgument("--sync-interval: has no effect without --follow")
-    config = ServeOptions(
-        models=tuple(model),
-        place=ShardAssignment.parse(shard, replica),
+    config = ServeOptions.from_flags(
+        model=model,
         root=root,
+        shard=shard,
+        replica=replica,
+        peers=peers,
         follow=follow,
         namespace=namespace,
-        peers=split_addresses(peers) if peers is not None else (),
         host=host,
-        data_port=data_port,
         told_host=told.host,
         told_port=told.port or 0,
+        data_port=data_port,
         http_port=http_port,
         unix_path=unix_path,
-        memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path),
+        memory_budget=memory_budget,
+        ssd_path=ssd_path,
         io_threads=io_threads,
-        sync_interval_sec=parse_seconds(sync_interval),
-        sync_threshold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_max_delay or "5s")),
-        poll_sec=seconds["poll"],
-        grace_sec=seconds["grace"],
+        sync_interval=sync_interval,
+        sync_after_updates=sync_after_updates,
+        sync_after_move=sync_after_move,
+        sync_max_delay=sync_max_delay,
+        poll=poll,
+        grace=grace,
     )
     start_log(f"serving {shard}.{replica}", validate(LogConfig, {"format": log_format, "level": log_level}))
 

@@ -61,6 +61,7 @@ def up(
             help="Least severity that is logged: debug, info, warning or error. Default: warning; on Ray info."
         ),
     ] = None,
+    cluster_json: options.ClusterJson = None,
     parent_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Run a coordinator and its shards on this machine, or on Ray, until Ctrl-C.
@@ -70,15 +71,15 @@ def up(
     """
     import uvloop
 
-    from ...proto.config.config import ClusterConfig, LogConfig, validate
+    from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
     from ...ps_server.process.logs import start_log
     from ..launch.single_host import EmbeddedOptions
 
     parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
     try:
-        cluster = validate(
-            ClusterConfig,
+        cluster = options.cluster_config(
+            cluster_json,
             {
                 "shards": shards,
                 "port": port,

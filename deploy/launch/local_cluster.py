@@ -187,28 +187,14 @@ def _read_line(link: socket.socket) -> bytes:
 
 
 def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[str]:
-    command = [
+    return [
         sys.executable,
         "-m",
         f"{__package__.rpartition('.')[0]}.cli",
         *security_arguments(),
         "up",
-        f"--shards={config.shards}",
-        f"--port={config.port}",
-        f"--io-threads={config.io_threads}",
-        f"--slot-count={config.slot_count}",
-        f"--worker-lease={config.worker_lease}",
-        f"--shard-lease={config.shard_lease}",
-        f"--sweep-every={'never' if config.sweep_every is None else config.sweep_every}",
+        f"--cluster-json={config.handed_down()}",
         f"--log-format={log.format}",
         f"--log-level={log.level}",
         f"--parent-fd={parent_fd}",
-        *(f"--checkpoint-root={root}" for root in config.checkpoint_roots),
     ]
-    if config.memory_budget is not None:
-        command.append(f"--memory-budget={config.memory_budget}")
-    if config.ssd_path is not None:
-        command.append(f"--ssd-path={config.ssd_path}")
-    if config.ssd_bytes is not None:
-        command.append(f"--ssd-bytes={config.ssd_bytes}")
-    return command

@@ -19,7 +19,6 @@ from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.coordinators import parse_address
 from ...proto.errors import DeadlineExceeded, Unavailable
 from ...ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
-from ...ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
 from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from ...ps_server.process.advertise import is_wildcard
 from ...ps_server.process.listen import is_loopback
@@ -86,17 +85,10 @@ async def run_embedded(
         DeadlineExceeded: not ready within ``READY_DEADLINE_SEC``.
         SparserowError: an option or a port is at fault.
     """
-    cluster = options.cluster
     coordinator_options = CoordinatorOptions(
-        cluster=ClusterOptions(
-            cluster.shards,
-            cluster.slot_count,
-            cluster.worker_lease,
-            cluster.shard_lease,
-            CheckpointRoots(cluster.checkpoint_roots, is_loopback=is_loopback(options.host)),
-        ),
+        cluster=ClusterOptions.of_config(options.cluster, is_loopback=is_loopback(options.host)),
         host=options.host,
-        port=cluster.port,
+        port=options.cluster.port,
         advertise=options.advertise,
         insecure=options.insecure,
         metrics_port=options.metrics_port,
@@ -230,19 +222,12 @@ def _shard_command(options: EmbeddedOptions, coordinator: str, index: int, port:
         f"--shard={index}",
         f"--host={options.host}",
         f"--port={port}",
-        f"--io-threads={options.cluster.io_threads}",
+        f"--cluster-json={options.cluster.handed_down()}",
         f"--drain={_DRAIN_SEC}s",
-        f"--sweep-every={'never' if options.cluster.sweep_every is None else options.cluster.sweep_every}",
         f"--log-format={options.log.format}",
         f"--log-level={options.log.level}",
         f"--die-with-parent={os.getpid()}",
     ]
-    if options.cluster.memory_budget is not None:
-        command.append(f"--memory-budget={options.cluster.memory_budget}")
-    if options.cluster.ssd_path is not None:
-        command.append(f"--ssd-path={options.cluster.ssd_path}")
-    if options.cluster.ssd_bytes is not None:
-        command.append(f"--ssd-bytes={options.cluster.ssd_bytes}")
     if options.metrics_port is not None:
         command.append(f"--metrics-port={options.metrics_port + 1 + index if options.metrics_port else 0}")
     if options.advertise is not None or is_wildcard(options.host):

@@ -190,7 +190,7 @@ def ray_cluster(options: RayOptions, *, deadline_sec: float = 120.0) -> Iterator
 
 
 def require_ray() -> Any:
-    """The module; imported by who needs it alone.
+    """The module, imported when it is first needed.
 
     Raises:
         FailedPrecondition: it is not installed.
@@ -247,30 +247,21 @@ def _common(options: RayOptions) -> tuple[str, ...]:
 
 
 def _coordinator(options: RayOptions, folder: str) -> ServerCommand:
-    cluster = options.cluster
     arguments = (
         *(*security_arguments(), "coordinator", *_common(options)),
-        f"--shards={cluster.shards}",
-        f"--slot-count={cluster.slot_count}",
-        f"--worker-lease={cluster.worker_lease}s",
-        f"--shard-lease={cluster.shard_lease}s",
-        *(f"--checkpoint-root={root}" for root in cluster.checkpoint_roots),
+        f"--shards={options.cluster.shards}",
+        f"--cluster-json={options.cluster.handed_down()}",
         "--state={folder}/state.json",
     )
     return ServerCommand("coordinator", arguments, r"coordinator at (?P<address>\S+:\d+)", "--port", folder)
 
 
 def _shard(options: RayOptions, index: int, coordinator: str) -> ServerCommand:
-    cluster = options.cluster
-    sweep = "never" if cluster.sweep_every is None else f"{cluster.sweep_every}s"
-    optional = {"memory-budget": cluster.memory_budget, "ssd-path": cluster.ssd_path, "ssd-bytes": cluster.ssd_bytes}
     arguments = (
         *(*security_arguments(), "ps", *_common(options)),
         f"--coordinator={coordinator}",
         f"--shard={index}",
-        f"--io-threads={cluster.io_threads}",
-        f"--sweep-every={sweep}",
-        *(f"--{name}={value}" for name, value in optional.items() if value is not None),
+        f"--cluster-json={options.cluster.handed_down()}",
     )
     return ServerCommand(f"shard {index}", arguments, r"rows are served at (?P<address>\S+:\d+)", "--port")
 

@@ -122,6 +122,10 @@ class ClusterConfig(StrictModel):
             raise InvalidArgument(f"{others[0]} has no effect on a running cluster; remove it or remove address")
         return self
 
+    def handed_down(self) -> str:
+        """JSON of what was set, for ``--cluster-json`` of a child process: `options.cluster_config` reads it."""
+        return self.model_dump_json(exclude={"address"}, exclude_unset=True)
+
     @model_validator(mode="after")
     def _ssd_beside_memory(self) -> ClusterConfig:
         if self.ssd_bytes is not None and self.ssd_path is None:

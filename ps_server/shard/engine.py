@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
+from ...proto.config.config import ClusterConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
@@ -58,6 +59,21 @@ class EngineOptions:
     ssd_bytes: int = 0
     sweep_every_sec: float | None = None
     observe: bool = True
+
+    @staticmethod
+    def of_cluster(cluster: ClusterConfig, shard: int, host: str, port: int, *, observe: bool = True) -> EngineOptions:
+        """The engine of a shard of ``cluster``; ``port`` is the shard's, not the coordinator's."""
+        return EngineOptions(
+            shard=shard,
+            host=host,
+            port=port,
+            memory_budget_bytes=cluster.memory_budget or 0,
+            io_threads=cluster.io_threads,
+            ssd_path=cluster.ssd_path,
+            ssd_bytes=cluster.ssd_bytes or 0,
+            sweep_every_sec=cluster.sweep_every,
+            observe=observe,
+        )
 
 
 class ShardEngine:

@@ -1,7 +1,7 @@
 """All that a coordinator knows, and its form on disk. No I/O; not thread-safe.
 
-The saved form is one JSON document. It says who holds a lease, but not until when: after a restart all leases begin
-anew, so that nobody pays for the time in which there was no coordinator.
+The saved form is one JSON document. It names the holder of each lease, but no end: after a restart all leases begin
+anew, so that the time without a coordinator ends no lease.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint.manifest import Manifest
+from ....proto.config.config import ClusterConfig
 from ....proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ....proto.schema_message import message_of_schema, schema_of_message
 from .checkpoint_roots import CheckpointRoots
@@ -53,6 +54,18 @@ class ClusterOptions:
     shard_lease_sec: float = 10.0
     checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
     job_memory_sec: float = 3600.0
+
+    @staticmethod
+    def of_config(config: ClusterConfig, *, is_loopback: bool, job_memory_sec: float = 3600.0) -> ClusterOptions:
+        """The cluster of a validated configuration; ``is_loopback``: whether only this machine reaches it."""
+        return ClusterOptions(
+            config.shards,
+            config.slot_count,
+            config.worker_lease,
+            config.shard_lease,
+            CheckpointRoots(config.checkpoint_roots, is_loopback=is_loopback),
+            job_memory_sec,
+        )
 
 
 @dataclass

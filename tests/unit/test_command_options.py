@@ -1,0 +1,121 @@
+"""What a parent hands to its child processes, and what flags mean, without the command line's framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sparserow as sr
+from sparserow.deploy.commands.options import cluster_config
+from sparserow.proto.config.config import ClusterConfig, validate
+from sparserow.ps_server.coordinator.state.cluster import ClusterOptions
+from sparserow.ps_server.shard.engine import EngineOptions
+from sparserow.serving.process import ServeOptions
+
+SET: dict[str, Any] = {
+    "shards": 3,
+    "memory_budget": 32 << 20,
+    "ssd_path": "/ssd/a b",
+    "ssd_bytes": 64 << 20,
+    "sweep_every": None,
+    "port": 7001,
+    "slot_count": 64,
+    "io_threads": 5,
+    "worker_lease": 1.5,
+    "shard_lease": 2.5,
+    "checkpoint_roots": ["/ckpt", "s3://bucket/rows"],
+}
+
+
+def test_a_child_has_the_whole_configuration_of_its_parent() -> None:
+    assert {*SET, "address"} == {*ClusterConfig.model_fields}, "name the new key here, so that it is seen to arrive"
+    config = validate(ClusterConfig, SET)
+    assert cluster_config(config.handed_down(), {}) == config
+    defaults = validate(ClusterConfig, {})
+    assert cluster_config(defaults.handed_down(), {}) == defaults
+
+
+def test_a_configuration_that_is_handed_down_is_checked_as_flags_are() -> None:
+    with pytest.raises(sr.InvalidArgument, match="shards: 0 is not allowed"):
+        cluster_config('{"shards": 0}', {})
+    with pytest.raises(sr.InvalidArgument, match="shards: 0 is not allowed"):
+        cluster_config(None, {"shards": 0})
+    with pytest.raises(sr.InvalidArgument):
+        cluster_config("[1, 2]", {})
+
+
+def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
+    config = validate(ClusterConfig, SET)
+    assert EngineOptions.of_cluster(config, 1, "::1", 9, observe=False) == EngineOptions(
+        shard=1,
+        host="::1",
+        port=9,
+        memory_budget_bytes=32 << 20,
+        io_threads=5,
+        ssd_path="/ssd/a b",
+        ssd_bytes=64 << 20,
+        sweep_every_sec=None,
+        observe=False,
+    )
+    cluster = ClusterOptions.of_config(config, is_loopback=True, job_memory_sec=7.0)
+    assert (cluster.shards, cluster.slot_count, cluster.worker_lease_sec, cluster.shard_lease_sec) == (3, 64, 1.5, 2.5)
+    assert cluster.job_memory_sec == 7.0
+    assert cluster.checkpoint_roots.check("s3://bucket/rows/x") == "s3://bucket/rows/x"
+    with pytest.raises(sr.SparserowError):
+        cluster.checkpoint_roots.check("/elsewhere")
+
+
+def test_flags_of_serve() -> None:
+    options = ServeOptions.from_flags(
+        model=["ctr@live", "rank"],
+        root="/models",
+        shard="1/2",
+        replica=3,
+        peers="a:1,b:2",
+        follow="c:3",
+        memory_budget="64MiB",
+        sync_interval="50ms",
+        sync_after_updates=4,
+        sync_max_delay="2s",
+        poll="250ms",
+        grace="1min",
+    )
+    assert (options.models, options.peers, options.follow) == (("ctr@live", "rank"), ("a:1", "b:2"), "c:3")
+    assert (options.place.shard, options.place.shards, options.place.replica) == (1, 2, 3)
+    assert options.memory.budget_bytes == 64 << 20
+    assert (options.sync_interval_sec, options.poll_sec, options.grace_sec) == (0.05, 0.25, 60.0)
+    assert (options.sync_threshold.updates, options.sync_threshold.longest_sec) == (4, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"model": []}, "--model: is missing"),
+        ({"root": None}, "--root: is missing"),
+        ({"namespace": "n"}, "--namespace has no effect with --root"),
+        ({"poll": "0s"}, "--poll '0s' is not allowed; allowed: > 0"),
+        ({"peers": "a:1"}, "--peers has no effect with one shard"),
+        ({"shard": "2/2"}, "2/2"),
+        ({"sync_max_delay": "1s"}, "--sync-max-delay has no effect without --sync-after-updates or --sync-after-move"),
+        ({"sync_after_updates": 2}, "have no effect without --follow"),
+        ({"sync_interval": "1s"}, "--sync-interval: has no effect without --follow"),
+        ({"ssd_path": "/"}, "--ssd-path: needs --memory-budget"),
+        ({"grace": "soon"}, "soon"),
+    ],
+)
+def test_flags_of_serve_that_are_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(sr.InvalidArgument) as error:
+        ServeOptions.from_flags(**{"model": ["ctr"], "root": "/models", **flags})
+    assert words in str(error.value)
+
+
+def test_commands_of_children_name_no_option_of_the_cluster() -> None:
+    """A new option of the cluster reaches children without a change here."""
+    folder = Path(sr.__file__).resolve().parent / "deploy"
+    for source in ("launch/local_cluster.py", "launch/single_host.py", "ray/cluster.py"):
+        text = (folder / source).read_text()
+        assert "--cluster-json=" in text
+        asked_for = {"port", "shards"}  # each server's own port; the coordinator's command asks for its shards
+        named = [key for key in SET if f"--{key.replace('_', '-')}=" in text and key not in asked_for]
+        assert named == []
