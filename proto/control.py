@@ -62,7 +62,7 @@ class ClusterView:
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Who a worker is within its job.
+    """The identity of a worker within its job.
 
     Attributes:
         job_id, namespace_id: 32-bit, as in the frames of the data plane.

@@ -48,7 +48,7 @@ class Addresses:
 
         Args:
             error: of the call.
-            asked: whom it was for.
+            asked: the coordinator that the call was for.
             may_repeat: whether the call does no harm when it is done twice.
         """
         leader = leader_of_status(error)

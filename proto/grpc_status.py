@@ -11,9 +11,9 @@ LEADER_KEY = "sparserow-leader"
 # Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
 # A peer that is back is found within a second or two, however long it was away: leases are counted in seconds. The
 # least reconnect back-off is, for all its name, how long an attempt may take: a busy peer may not greet at once. A
-# connection whose packets nobody acknowledges is given up after 10 s: by itself TCP tries again as late as it was
-# silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets TCP_USER_TIMEOUT to
-# the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
+# connection whose packets stay without acknowledgement is given up after 10 s: by itself TCP tries again as late as
+# it was silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets
+# TCP_USER_TIMEOUT to the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
 _SILENCE_MS = 10_000
 # A server ends a connection that has not finished TLS and HTTP/2's greeting in time, and one without a call for long.
 # Connections have no greatest age: Load and Dump are streams of hours.
@@ -71,7 +71,7 @@ def status_of_error(error: SparserowError) -> tuple[grpc.StatusCode, str, tuple[
 
 
 def leader_of_status(error: grpc.RpcError) -> str | None:
-    """Who leads, of a call to a coordinator that does not (empty: it does not know); None of any other error."""
+    """The leader that a coordinator names which does not lead (empty: it knows none); None of any other error."""
     return next((str(value) for key, value in error.trailing_metadata() or () if key == LEADER_KEY), None)
 
 
@@ -80,7 +80,7 @@ def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> Spa
 
     Args:
         error: of a synchronous or an asyncio call.
-        peer: whom the call was for, such as ``coordinator 127.0.0.1:7000``.
+        peer: what the call was for, such as ``coordinator 127.0.0.1:7000``.
         remedy: ends the message when the peer cannot be reached, such as ``; start it with ...``.
     """
     details = (error.details() or "").strip()

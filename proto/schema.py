@@ -236,7 +236,7 @@ class Table:
 
     Args:
         dtype: of stored weights. Optimizer state is always float32.
-        init: of rows that nobody has pushed to yet.
+        init: initial rows of keys without a push.
         optimizer: in place of the one given to ``distribute``; torch's own where the servers have a counterpart.
         seed: of initial rows and stochastic rounding; None is 0.
         admit_after: as in :class:`RowPolicy`.

@@ -1,6 +1,6 @@
 """HTTP/JSON for curl and for languages without gRPC.
 
-GET  /v1/health   200 when this process is ready, else 503; problems only for who has a token, where they are asked for
+GET  /v1/health   200 when this process is ready, else 503; problems only for a caller with a token, if there are tokens
 GET  /v1/models   versions and aliases of the namespaces that the token reaches
 POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
 

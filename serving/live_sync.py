@@ -125,9 +125,9 @@ class Follower:
     """Keeps a version's store as the training cluster's rows are. Thread-safe; ``close`` ends its threads.
 
     Args:
-        version: whose store follows; nobody else may write to it.
+        version: its store follows; no other code may write to it.
         owned: (slot_count) the slots of this process.
-        options: whom, and how.
+        options: the shards to follow, and how.
 
     Raises:
         Unavailable: the coordinator cannot be reached, or not every shard serves.

@@ -91,7 +91,7 @@ class _Book:
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def namespace_of(self, model: str, alias: Alias) -> str:
-        """Whose rows an alias serves; "" while nobody knows."""
+        """The namespace whose rows an alias serves; "" while it is not known."""
         served = self.versions.get((model, alias.version))
         return "" if served is None else served.loaded.namespace
 
@@ -169,7 +169,7 @@ class ServedModels:
         alias = book.aliases.get((model, which))
         if alias is None:
             known = [key for key, one in sorted(book.aliases.items()) if reaches(book.namespace_of(key[0], one))]
-            # Nobody knows whose a model is that could not be loaded.
+            # The namespace of a model that could not be loaded is not known.
             problem = book.problems.get((model, which)) if reaches("") else None
             served = ", ".join(f"{name}@{named}" for name, named in known) or "nothing yet"
             raise NotFound(f"model {model}@{which}: " + (problem or f"is not served here; served: {served}"))

@@ -1,7 +1,7 @@
 """``bench cache``: what a row cache of 5 % of a table's rows saves at Zipf(1.05), and what a probe of it costs.
 
 Bytes are those of pulls on the wire, both ways, after a warm-up; each run has the same batches. Which rows a cache can
-save depends on who changes them, so there are three: a worker that reads rows which nobody changes; one that trains
+save depends on the writers, so there are three: a worker that reads rows without writers; one that trains
 every row it looks up and sees its own steps at once (``own_commits: exact``), so that each row it meets again has
 changed; and one that trains and sees its own steps within the staleness (``bounded``).
 

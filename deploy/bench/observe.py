@@ -36,7 +36,7 @@ from .processes import other_process
 LIMIT_OF_UNOBSERVED = 0.97
 _START_SEC = 60.0
 _STOP_SEC = 20.0
-_LEASE_SEC = 120.0  # a busy machine ends nobody's
+_LEASE_SEC = 120.0  # a busy machine ends no lease
 _COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 

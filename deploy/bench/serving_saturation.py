@@ -145,7 +145,7 @@ def _load(contender: _Contender, way: _Way, size: Size, seconds: float) -> tuple
                 call(requests[len(own) % _PREPARED])
                 own.append(time.perf_counter() - begin)
             all_seconds.extend(own)
-        except BaseException as error:  # goes to who asked
+        except BaseException as error:  # the caller raises it
             ready.abort()
             failures.append(error)
 

@@ -9,7 +9,7 @@ The analytic bound leaves all but the sleeps out of account. Let worker i start 
 .. math:: S_i(t) = \max(E_i(t-1), E_j(t-1-k))
 
 * sync (k = 0): both wait for each other in every step, so a step takes :math:`c + D (1 - (1-p)^2)`.
-* async: nobody waits: :math:`c + D p`, less what the slower of the two loses by chance over so few steps.
+* async: no worker waits: :math:`c + D p`, less what the slower of the two loses by chance over so few steps.
 * in between there is no closed form: the recursion is run on the very sleeps that the workers drew.
 
 Hence async is at most :math:`(c + D(2p - p^2)) / (c + D p)` times as fast as sync: 2 - p = 1.9 for D much above c. All

@@ -1,4 +1,4 @@
-"""``bench sweeps``: what removing rows costs those who pull meanwhile.
+"""``bench sweeps``: what removing rows costs pulls meanwhile.
 
 Pulls arrive at half of the rate that a closed loop reaches, at times drawn beforehand, whether earlier ones are done
 or not; a pull's latency counts from when it was due. They are made natively, since Python's threads would wait for each

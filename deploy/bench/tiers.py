@@ -6,7 +6,7 @@ and the SSD's database alone, which reads as many rows in one batch as the store
 it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their part ends.
 
 A database goes on working behind its writes. In turns of one batch each had most of that work done while another had
-its turn, and who left both CPUs the least room seemed the fastest (5 million rows, uniform keys: the store was told at
+its turn, and the store that left both CPUs the least room seemed the fastest (5 million rows, uniform keys: it had
 0.42 of the database alone; in processes of their own, seconds at a time, it is 0.87). So turns are long, and the next
 one begins when both databases are at rest. And since the database that was filled last had more of its files in the
 system's cache, the files of both are read once before each law; what came from the disk all the same is told.

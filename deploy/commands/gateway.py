@@ -31,7 +31,7 @@ def gateway(
         typer.Option(help="Of this gateway among those of the cluster: its jobs bear it. Default: HOSTNAME-PORT."),
     ] = None,
     namespaces: Annotated[int, typer.Option(help="Namespaces that it is in at once; idle ones make room.")] = 64,
-    idle: Annotated[str, typer.Option(help="Time after which it leaves a namespace that nobody asks for.")] = "10min",
+    idle: Annotated[str, typer.Option(help="Time without a request after which it leaves a namespace.")] = "10min",
     metrics_port: options.MetricsPort = None,
     log_format: options.LogFormat = "plain",
     log_level: options.LogLevel = "info",

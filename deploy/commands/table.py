@@ -201,7 +201,7 @@ def parts_of(table: str) -> tuple[str, str]:
 
 @contextmanager
 def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
-    """A session that is alone in a job of its own, so that it waits for nobody and nobody for it."""
+    """A session that is alone in a job of its own, so that no worker waits for another."""
     from ...worker.session.connect import connect
 
     job = f"table-{os.getpid()}-{secrets.token_hex(4)}"

@@ -109,7 +109,7 @@ class ServingDemo:
                     lookup_p50_ms=float(np.median(seconds) * 1000),
                     version=published.version,
                 )
-        except BaseException as error:  # goes to who finishes
+        except BaseException as error:  # finish() raises it
             self._failure = error
 
     def _wait_for_rows(self) -> None:

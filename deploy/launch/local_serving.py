@@ -96,8 +96,10 @@ def local_serving(
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port that the system gives to nobody else meanwhile: a socket is bound to it and never listens, so that
-    one that names the port can."""
+    """A free port that the system gives to no other process meanwhile.
+
+    A socket is bound to it and never listens, so that a process that names the port can.
+    """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -134,7 +134,7 @@ def certificate_names(hosts: Sequence[str]) -> str:
 
 
 def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> str:
-    """Makes a token, adds its digest to a tokens file (made when there is none), and returns it: nobody can later.
+    """Makes a token, adds its digest to a tokens file (made when there is none), and returns it: no file keeps it.
 
     Raises:
         FailedPrecondition: the file has a token of that name.

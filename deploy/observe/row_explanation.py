@@ -99,7 +99,7 @@ def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int
             raise error_of_status(error, f"shard {shard} at {address}") from None
     if not row.exists:
         return {"tier": "none: the row does not exist, reads give its initial row"}
-    age = f"{row.age_ms / 1000:.1f} s" if row.age_ms >= 0 else "not known: nobody follows, and no policy goes by time"
+    age = f"{row.age_ms / 1000:.1f} s" if row.age_ms >= 0 else "not known: no follower, and no policy by time"
     return {
         "tier": "memory" if row.is_in_memory else "SSD",
         "updates": str(row.update_count),

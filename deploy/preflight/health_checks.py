@@ -90,7 +90,7 @@ def _text(path: Path) -> str:
 
 
 def _clock_is_synchronized() -> bool:
-    """What adjtimex(2) says: the kernel's clock is kept right by somebody. True where it may not be asked."""
+    """Whether a service keeps the kernel's clock right, by adjtimex(2). True where the call is not permitted."""
     buffer = (ctypes.c_char * 512)()  # struct timex, all 0: nothing is set
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     return bool(state != 5)  # TIME_ERROR
@@ -142,7 +142,7 @@ def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Fin
         yield Finding(
             "machine",
             "warning",
-            "nobody keeps the clock right: certificates, freshness and eviction by age go by it",
+            "no service keeps the clock right: certificates, freshness and eviction by age go by it",
             "run chrony or systemd-timesyncd, or set the host's clock",
         )
     else:
@@ -199,7 +199,12 @@ def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:
         try:
             check_port_free(host, port)
         except OSError as error:  # Unavailable is one; else the host is not this machine's
-            yield Finding("ports", "wrong", f"{address}: {error}", "choose another port, or end who uses it: ss -ltnp")
+            yield Finding(
+                "ports",
+                "wrong",
+                f"{address}: {error}",
+                "choose another port, or end the process that uses it: ss -ltnp",
+            )
         else:
             yield Finding("ports", "ok", f"{address} is free")
 

@@ -135,7 +135,7 @@ class Supervisor:
         try:
             last = self._follow(process)
         except BaseException:
-            process.kill()  # nobody would read what it says
+            process.kill()  # its output has no reader any more
             process.wait()
             raise
         return f"{last} (exit code {process.wait()})"

@@ -35,7 +35,7 @@ class Picture:
     """An SVG being drawn; lengths are in pixels, from the top left.
 
     Args:
-        description: what the picture shows, for readers who do not see it.
+        description: what the picture shows, for screen readers.
     """
 
     width: int

@@ -292,7 +292,7 @@ class Folder:
                     self._again(partial(self._file_system.rm, path, recursive=path == self._path))
 
     def abort_uploads(self, begins: str) -> None:
-        """Ends what killed writers have begun to send to an object store: nobody sees it, and it costs room.
+        """Ends uploads of killed writers to an object store: such parts are invisible and cost room.
 
         Args:
             begins: of names that lie directly in this folder, or in folders in it.

@@ -2,7 +2,7 @@
 
 Large ones go around the page cache where the file system allows it (O_DIRECT): what a save writes is not read again
 soon, and to copy it into new pages, which the system then writes, cost more CPU time than all else that a save does and
-drove out pages that somebody does read.
+drove out pages that other files' readers use.
 """
 
 from __future__ import annotations

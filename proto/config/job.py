@@ -198,8 +198,8 @@ class TrainConfig(StrictModel):
     )
     elastic: ElasticConfig | None = Field(
         None,
-        description="For workers that come and go: data is leased to whoever is there, and a worker that ends is "
-        "started again; null: each worker has its share, known beforehand.",
+        description="For workers that come and go: data is leased to the workers that are there, and a worker that "
+        "ends is started again; null: each worker has its share, known beforehand.",
         json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
     )
     threads: int = Field(

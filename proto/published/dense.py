@@ -30,7 +30,7 @@ WEIGHTS = "weights.safetensors"
 PROOF = "proof.json"  # beside the manifest, whose members the version before knows by heart
 CLAIM = "claim.json"  # by the process that writes them
 _GIVEN_UP_SEC = 3600.0  # after which a claim without a manifest is of a process that has ended
-_KEPT = 2  # whoever has just seen the one before the newest may still read it
+_KEPT = 2  # a reader that has just seen the one before the newest may still read it
 _MOST_BYTES = 65536  # of a manifest or a claim
 _NUMBER = re.compile(r"(\d{6,18})")
 
@@ -103,7 +103,7 @@ def write_dense(
     step: int,
     prove: Callable[[FileFacts], ProgramProof] | None = None,
 ) -> DenseVersion:
-    """Writes the next ones, and removes those that nobody needs any more.
+    """Writes the next ones, and removes those that no version needs any more.
 
     Args:
         version: its folder.

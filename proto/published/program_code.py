@@ -50,7 +50,7 @@ def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperat
     Args:
         model: the program's JSON.
         where: names it in errors.
-        is_signed: by a trusted publisher, who may use operators of libraries of its own.
+        is_signed: by a trusted publisher, which may use operators of libraries of its own.
         is_operator: whether torch has an operator of that namespace, name and overload.
 
     Raises:

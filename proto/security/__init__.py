@@ -1,1 +1,1 @@
-"""Who may do what: roles, tokens, TLS, and what is signed."""
+"""Roles, tokens, TLS and signatures."""

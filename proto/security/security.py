@@ -1,13 +1,13 @@
-"""Who a process is and whom it trusts: one YAML file for clients and servers, and one of the tokens that servers take.
+"""A process's identity and the certificates that it trusts: one YAML file for clients and servers, and one of tokens.
 
 ``security.yaml`` (paths are relative to it)::
 
-    ca: ca.pem              # whom to trust; without it connections are plain
+    ca: ca.pem              # the trusted authority; without it connections are plain
     cert: server.pem        # shown by servers, and by clients where a server asks for one
     key: server.key
     client_ca: ca.pem       # servers take only clients that show a certificate of these authorities
     token_file: token       # shown to servers
-    tokens: tokens.yaml     # who may come: what `sparserow token` writes
+    tokens: tokens.yaml     # accepted clients: the file that `sparserow token` writes
     verification_key: publisher.pub  # whose programs may be loaded
     signing_key: publisher.key       # signs the programs that are published
     limits:                 # of what servers let clients hold
@@ -92,7 +92,9 @@ class SecurityFile(StrictModel):
         False,
         description="Whether the token may be shown on plain connections, where others on the network can read it.",
     )
-    tokens: str | None = Field(None, description="File of the tokens that servers take; null: whoever reaches them.")
+    tokens: str | None = Field(
+        None, description="File of the tokens that servers take; null: servers take every client that reaches them."
+    )
     verification_key: str | None = Field(
         None, description="PEM file of publishers' public keys; programs without a signature of these are refused."
     )
@@ -110,11 +112,11 @@ class SecurityFile(StrictModel):
         if self.token_file is not None and self.ca is None and not self.token_in_clear:
             raise InvalidArgument(
                 "token_file without ca would send the token in clear; allowed: name ca, or set token_in_clear: true "
-                "where nobody else can read the network"
+                "where no other process can read the network"
             )
         if self.cert is not None and self.ca is None:
             raise InvalidArgument(
-                "ca is missing: who shows a certificate also dials others, and must know whom to trust"
+                "ca is missing: a process that shows a certificate also dials others, and needs an authority to trust"
             )
         return self
 
@@ -330,7 +332,7 @@ def channel_credentials(security: Security) -> grpc.ChannelCredentials:
 
 
 def open_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> grpc.Channel:
-    """A channel to ``HOST:PORT`` that shows who calls.
+    """A channel to ``HOST:PORT`` that shows the caller's token or certificate.
 
     Args:
         address: of the server.

@@ -389,7 +389,7 @@ class CoordinatorService:
         """Takes out workers and shards whose lease has ended, and tells the shards.
 
         Args:
-            late_sec: for so long this process could not listen (it was stopped, or starved); nobody pays for it.
+            late_sec: for so long this process could not listen (it was stopped, or starved); all leases grow by it.
         """
         if late_sec > 0:
             log.warning("the coordinator was held up for %.1f s; all leases are longer by that", late_sec)

@@ -1,4 +1,4 @@
-"""Who may call which method of the control plane, and the certificate of its servers."""
+"""Rights to the methods of the control plane, and the certificate of its servers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ChangesService:
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
         """The version of each slot, and a cursor there when one is asked for."""
         engine = self._checked(request.cluster_id)
-        if request.cursor:  # it keeps changes, and is nobody's to read: a publisher that comes again opens it anew
+        if request.cursor:  # it keeps changes and has no reader: a publisher that comes again opens it anew
             idle_sec = _idle_sec(request.idle_sec)
             self._owners.open(request.cursor, self._kept_key, account_of(context), idle_sec, is_owned=True)
         versions = await asyncio.to_thread(_followed, engine, engine.store.change_versions)

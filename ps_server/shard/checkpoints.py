@@ -29,7 +29,7 @@ from .loads import FILTER_PARTS
 
 log = logging.getLogger(__name__)
 
-# A cut whose dump nobody asks for is forgotten, so that writes do not go on saving images for it.
+# A cut without a request for its dump is forgotten, so that writes stop saving images for it.
 _UNCLAIMED_SEC = 60.0
 _ENDED_KNOWN = 64  # saves that are over, of which a late cut is refused
 _SHARED_SHARE = 4  # a part of less than this share of a file's bytes shares one
@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 class ShardCheckpoints:
     """Cuts and dumps of one shard. The snapshot of a cut belongs to one save and ends with its dump, or when
-    another save makes its cut: a coordinator makes one at a time, so nobody will ask for what the former one left.
+    another save makes its cut: a coordinator makes one at a time, so no request will come for what the former one left.
 
     Args:
         engine: the rows.
@@ -233,7 +233,7 @@ def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:
 
 
 def give_way() -> None:
-    """Lets other threads of this machine go first; for threads that nobody waits for."""
+    """Lets other threads of this machine go first; for threads of background work."""
     thread = threading.get_native_id()
     with suppress(OSError):  # a wish
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))

@@ -1,4 +1,4 @@
-"""Whose the cursors of this shard are: each belongs to whoever shows the number that was given when it was opened.
+"""Owners of this shard's cursors: a cursor belongs to the caller that shows the number given when it was opened.
 
 A follower of the version before asks for no number. Its cursor belongs to everybody, as then, but it cannot take over,
 acknowledge or close one that has an owner. Belongs to one event loop.

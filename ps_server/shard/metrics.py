@@ -38,7 +38,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     (
         "commits_lost",
         "sparserow_ps_commits_lost",
-        "Commits that were taken before the shard was restored, and that nobody sent again (count).",
+        "Commits that were taken before the shard was restored and that no worker sent again (count).",
     ),
     ("steps_reduced", "sparserow_ps_steps_reduced", "Steps whose commits were summed and applied once (count)."),
     ("pulls_clocked", "sparserow_ps_pulls_clocked", "Pulls that named a step (count)."),

@@ -66,7 +66,7 @@ class ShardService:
         return pb.SetRouteReply()
 
     async def HoldJob(self, request: pb.FreezeJobRequest, context: Any) -> pb.FreezeJobReply:
-        """Takes no new commit of a job, fences whom it is told, and reports."""
+        """Freezes a job: takes no new commit, fences the named workers, and reports."""
         return await self._control.run(self._engine().freeze_job, request)
 
     async def SetJob(self, request: pb.SetJobRequest, context: Any) -> pb.SetJobReply:

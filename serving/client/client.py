@@ -135,7 +135,7 @@ class ServingClient(Closing):
             table: of the model.
             keys: (n) integers in [0, 2**64), or strings, hashed as in training; may repeat.
             deadline_ms: after which the result is partial.
-            routing_key: who asks; chooses between an alias's version and its canary.
+            routing_key: names the caller; chooses between an alias's version and its canary.
 
         Raises:
             NotFound: no such table.

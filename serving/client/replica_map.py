@@ -1,4 +1,4 @@
-"""What a client knows of the serving processes: who answers for which shard, which versions and tables they have."""
+"""A client's view of the serving processes: their shards, versions and tables."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fetch_view(
         security: None: the process's.
 
     Raises:
-        Unavailable: for some shard nobody answers (names it, or why nobody at all did).
+        Unavailable: no process answers for some shard (the error names it, or says why none answered at all).
         FailedPrecondition: the processes do not belong together.
     """
     replies, failure = _ask(addresses, deadline_sec, security)

@@ -1,4 +1,4 @@
-"""The serving processes of a model as one: who they are, looked at again and again, and pooled connections to them."""
+"""The serving processes of a model as one: their addresses, refreshed again and again, and pooled connections."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ReplicaPool:
     """Thread-safe; ``close`` ends its thread.
 
     Args:
-        options: whom, and how.
+        options: the processes to reach, and how.
 
     Raises:
         Unavailable: no process answers for some shard.
@@ -151,7 +151,7 @@ class ReplicaPool:
         replica, or the best partial one at the deadline. Replicas take turns.
 
         Raises:
-            DeadlineExceeded: nobody answered anything.
+            DeadlineExceeded: no process answered.
         """
         with self._lock:
             clients = self._clients

@@ -52,7 +52,7 @@ def wrong(findings: Iterable[Finding], level: str = "wrong") -> str:
         ({"available_bytes": 1 << 20}, "wrong", "1.0 MiB of memory are available, the budget is 4.0 GiB"),
         ({"files": 1024}, "wrong", "1024 open files are allowed"),
         ({"unix_sec": 0.0}, "wrong", "the clock says 1970-01-01"),
-        ({"clock_is_synchronized": False}, "warning", "nobody keeps the clock right"),
+        ({"clock_is_synchronized": False}, "warning", "no service keeps the clock right"),
     ],
 )
 def test_a_machine_that_is_not_as_it_should_be(change: dict[str, object], level: str, words: str) -> None:

@@ -233,7 +233,7 @@ def stateful(reader: Any, where: str) -> Stateful:
 
 
 def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdentity]:
-    """The coordinator of a session and who it is there.
+    """The coordinator of a session and the session's identity there.
 
     Raises:
         FailedPrecondition: its shards are in this process.

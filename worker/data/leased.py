@@ -1,7 +1,7 @@
 """Batches of the parts of an epoch that the coordinator leases to this worker, for workers that come and go.
 
 A *chunk* is a run of whole lines of one file: every worker cuts the files alike. Which worker trains on a chunk is
-decided when it asks; the batches of a chunk are the same whoever it is, a pure function of (seed, epoch, chunk).
+decided when it asks; the batches of a chunk are the same for every worker, a pure function of (seed, epoch, chunk).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LeasedReader:
         lease_rows: lines of a chunk, rounded up to whole batches.
         leases: where chunks come from.
         settle: returns when all commits of this worker are acknowledged.
-        fills: whether to yield an empty batch while others have the last chunks, so that nobody waits for this worker's
+        fills: whether to yield an empty batch while others have the last chunks, so that no worker waits for this one's
             step; else it only waits.
     """
 

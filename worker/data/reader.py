@@ -224,7 +224,7 @@ class ClickReader:
         return read_windows(self._files[index].path, lines, _begin(self._files[index]))
 
     def batches_of(self, index: int, window: Window, order: Sequence[int]) -> Iterator[Batch]:
-        """The batches of a window of file ``index``, whoever reads it; shuffled by the seed and ``order`` alone. Does
+        """The batches of a window of file ``index``; a pure function of the seed and ``order``. Does
         not move the reader, but for its count of bad lines.
         """
         lines = self._decoders[index].decode(window, self._policy)

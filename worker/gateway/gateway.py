@@ -143,7 +143,7 @@ class Gateway:
         name: of this gateway among those of the cluster; its jobs are named after it, so that they do not pile up at
             the coordinator with each start.
         namespaces: whose jobs it is in at once, at most. Beyond that it leaves the one that was idle longest.
-        idle_sec: after which it leaves a namespace that nobody asked for.
+        idle_sec: time without a request after which it leaves a namespace.
     """
 
     def __init__(self, coordinator: str, name: str, *, namespaces: int = 64, idle_sec: float = 600.0) -> None:
@@ -288,7 +288,7 @@ class Gateway:
         self._leave_idle(longest, idle[longest])
 
     def leave_idle(self) -> None:
-        """Leaves the namespaces that nobody has asked for in ``idle_sec``; to be called now and then, in any thread."""
+        """Leaves the namespaces without a request for ``idle_sec``; to be called now and then, in any thread."""
         now = time.monotonic()
         with self._lock:
             idle = {

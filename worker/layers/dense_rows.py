@@ -32,7 +32,7 @@ from ..session.table import TableRows
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1
 _POLL_SEC = 0.02
-_LOOK_SEC = 0.5  # between looks at who is in the job
+_LOOK_SEC = 0.5  # between two requests for the job's members
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def dense_on_servers(
             does once its lease has ended.
 
     Returns:
-        The parameters' place, of which only who compiles the model needs :meth:`DenseRows.pull`.
+        The parameters' place; only a caller that compiles the model needs its :meth:`DenseRows.pull`.
 
     Raises:
         InvalidArgument: no parameter, or one that is not float32 (names it).
         FailedPrecondition: the model is wrapped in DDP, its dense tensors are on the servers already, or the table
             holds those of another model.
-        DeadlineExceeded: nobody has given the initial values.
+        DeadlineExceeded: no worker has given the initial values.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
@@ -131,7 +131,7 @@ class DenseRows:
 
         Raises:
             FailedPrecondition: the table is of another model.
-            DeadlineExceeded: nobody has given them in ``wait_sec``.
+            DeadlineExceeded: no worker has given them in ``wait_sec``.
         """
         table, marker = self.table, np.array([MARKER_KEY], dtype=np.uint64)
         deadline = time.monotonic() + wait_sec
@@ -140,14 +140,14 @@ class DenseRows:
         while not (found := table.pull(marker)[0]).any():
             if gives:
                 table.assign(self._ids.numpy(), self._flat_values())
-                table.assign(marker, self._layout[None])  # last: who sees it finds all values
+                table.assign(marker, self._layout[None])  # last: a worker that sees it finds all values
             elif (now := time.monotonic()) > deadline:
                 raise DeadlineExceeded(
                     f"dense_on_servers: no rank before rank {self._session.rank} has given table "
                     f"{self._schema.full_name!r} its initial values in {wait_sec:g} s"
                 )
             elif now - looked >= _LOOK_SEC:
-                looked, gives = now, self._session.is_lowest_rank()  # who left meanwhile may have given them
+                looked, gives = now, self._session.is_lowest_rank()  # a worker that left meanwhile may have given them
             else:
                 time.sleep(_POLL_SEC)
         if not np.array_equal(found, self._layout):

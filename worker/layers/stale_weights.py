@@ -1,4 +1,4 @@
-"""Tells who else holds the weights of layers whose rows have moved to the servers.
+"""Finds references to the weights of layers whose rows have moved to the servers.
 
 Such a weight is stale from then on and keeps its memory. What reads it by value cannot be seen; what asks for its
 gradient, a list of weights to regularise, say, meets an error.

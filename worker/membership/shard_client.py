@@ -19,7 +19,7 @@ def shard_client(
     Args:
         view: what the coordinator said of the cluster.
         security: certificates and token to show.
-        identity: of a worker; None: who reads without a step.
+        identity: of a worker; None: a reader without a step.
         options: of ``_client.Client``, such as ``wire_dtype`` and ``replay_bytes``.
 
     Raises:

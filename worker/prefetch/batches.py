@@ -124,7 +124,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Source:
-    """One pass of the loader, and who knows its position."""
+    """One pass of the loader, and the reader that knows its position."""
 
     batches: Iterator[Any]
     stateful: Stateful | None

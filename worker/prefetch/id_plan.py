@@ -44,7 +44,7 @@ class IdPlan(Protocol):
         ...
 
     def end(self) -> None:
-        """It is done with it, or the pass is over; whoever waits in ``guess`` goes on."""
+        """The pass is done with the batch, or over; a call that waits in ``guess`` goes on."""
         ...
 
 

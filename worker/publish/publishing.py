@@ -265,7 +265,7 @@ def _joined(pages: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
 def _slot_versions(
     control: ControlClient, view: ClusterView, cursor: str, schemas: tuple[TableSchema, ...]
 ) -> NDArray[np.uint64]:
-    """(slot_count) what each slot's owner has now; it keeps what changes afterwards for whoever follows."""
+    """(slot_count) versions that each slot's owner has now; it keeps later changes for followers."""
     addresses = {entry.shard: entry.control for entry in control.status().shards}
     versions = np.zeros(view.slot_count, np.uint64)
     for shard in view.shards:

@@ -4,7 +4,7 @@
         for batch in uneven_loader: ...   # ends with session.step(dense)
 
 For each step of the others the worker ends an empty one: it takes part in the vote and sends an empty commit, so at
-staleness 0 nobody waits for it. Gradients of rows stay divided by the number of workers that the job began with, as
+staleness 0 no worker waits for it. Gradients of rows stay divided by the number of workers that the job began with, as
 DDP's are by default (``divide_by_initial_world_size``).
 """
 

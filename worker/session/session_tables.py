@@ -88,7 +88,7 @@ class SessionTables:
             dim: columns.
             optimizer: runs on the shards; its ``lr`` is the default of ``push``. As that of :func:`distribute`.
             dtype: of stored weights.
-            init: of rows nobody has pushed to; None is zeros.
+            init: initial rows of keys without a push; None is zeros.
             seed: of initial rows.
             policy: which keys get a row and which rows go again; None: every key, and none.
 

@@ -15,7 +15,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     """One parameter group per table: ``{"name": table, "lr": float, "params": [anchor]}``.
 
     The updates run on the servers; ``lr`` of each group travels with every commit. ``session.step`` calls
-    :meth:`step`, so a scheduler sees the order it expects; nobody else may.
+    :meth:`step`, so a scheduler sees the order it expects; no other code may.
     """
 
     def __init__(self, name: str, anchor: Tensor, *, lr: float) -> None:

@@ -36,7 +36,7 @@ class TableRows:
         self._rows = _client.TableAccess(native, table_id=schema.id, schema_version=schema.version, dim=schema.dim)
 
     def pull(self, keys: Keys) -> Rows:
-        """(n, dim) float32, in the order of keys. A key nobody pushed to gives its initial row and stays unborn."""
+        """(n, dim) float32, in the order of keys. A key without a push gives its initial row, and no row is created."""
         return self._rows.pull(as_keys(keys))
 
     def push(self, keys: Keys, grads: Rows, lr: float | None = None) -> None:

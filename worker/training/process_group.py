@@ -33,7 +33,7 @@ class WorkerGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody is asked."""
+        """Whether the group has no other process to ask."""
         return self.world == 1 or not self.meets
 
     @property

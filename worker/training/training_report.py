@@ -52,7 +52,8 @@ class TrainResult:
         refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
         history: the epochs.
         shard_restores: how often a shard of the cluster ended and came back from a checkpoint while others went on.
-        commits_lost: that such shards had taken and nobody could send again; each is one worker's step, on one shard.
+        commits_lost: commits that such shards had taken and no worker could send again; each is a worker's step on one
+            shard.
         kept: where the trained model is, a line for each place; () where its rows and its tower are gone.
         commands: of the shell, that publish and serve what was kept, by ``publish`` and ``serve``.
     """

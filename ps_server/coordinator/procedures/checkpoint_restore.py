@@ -152,7 +152,7 @@ class CheckpointRestores:
         finally:
             self._current = None
             if restore.done.done() and not restore.done.cancelled():
-                restore.done.exception()  # nobody may wait for it any more
+                restore.done.exception()  # its callers may be gone
 
     async def _gather(self, restore: _Restore) -> None:
         job_id = restore.request.caller.job_id
@@ -332,7 +332,7 @@ def _request_to_repeat(request: pb.RestoreRequest, name: str) -> pb.RestoreReque
 
 
 def _is_same(one: pb.RestoreRequest, other: pb.RestoreRequest) -> bool:
-    """Whether two callers ask for the same, whoever they are."""
+    """Whether two requests ask for the same; their callers do not count."""
     plain = [pb.RestoreRequest.FromString(each.SerializeToString()) for each in (one, other)]
     for each in plain:
         each.ClearField("caller")

@@ -118,7 +118,7 @@ class CheckpointSaves:
         caller = self._caller(request.caller)
         folder = await asyncio.to_thread(Folder, self._cluster.checkpoint_roots.check(request.url))
         while True:
-            async with self._opening:  # not while another save goes on: those who are in it have to come here, too
+            async with self._opening:  # not while another save goes on: its workers come here, too
                 current = self._current
                 if current is None:
                     return await self._open(folder, caller)

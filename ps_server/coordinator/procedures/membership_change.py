@@ -108,7 +108,7 @@ class JobOperations:
         """
         changed = self._cluster.jobs.jobs.get(job_id)
         if self._taking is not None and (changed is None or not self._is_settled(job_id, changed)):
-            self._taking.cancel()  # nobody who comes or goes waits for a cut
+            self._taking.cancel()  # a worker that comes or goes does not wait for a cut
         async with self._lock_of(job_id):
             while True:
                 job = self._cluster.jobs.jobs.get(job_id)
@@ -143,7 +143,7 @@ class JobOperations:
             await self._change(job_id, roster, roster.gone([]), [])
             if job is not None:
                 roster.begin_generation(job.generation, job.full_name, job.terms.staleness)
-                # Nobody works by the new clock yet, and what was done by the former one says nothing about its steps.
+                # No worker has the new clock yet, and commits of the former one say nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
                 await self._shard_calls.tell_job(job_id, roster)
@@ -192,7 +192,7 @@ class JobOperations:
                 self._taking = None
 
     async def restart(self, job_id: int, first_step: int, load: Callable[[str], Awaitable[Result]]) -> Result:
-        """Holds a job while its rows are replaced; then its workers, who wait meanwhile, begin a new clock.
+        """Holds a job while its rows are replaced; then its workers, which wait meanwhile, begin a new clock.
 
         Args:
             job_id: its members are those of the present generation.
@@ -234,7 +234,7 @@ class JobOperations:
 
     async def _change(self, job_id: int, roster: Roster, gone: list[tuple[int, int]], members: list[Ticket]) -> None:
         if not gone and roster.has_all(members):
-            # Nothing to decide, as after a restart: the shards are told once more, and nobody is held meanwhile.
+            # The shards are told once more, as after a restart: there is nothing to decide, so no worker is held.
             roster.operation = self._next_operation()
             self._save()
             await self._shard_calls.tell_job(job_id, roster)

@@ -51,7 +51,7 @@ class ShardLink:
             raise error_of_status(error, self._peer) from None
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """A call with many replies; it ends with the shard, and with whoever iterates."""
+        """A call with many replies; it ends with the shard, and with its reader."""
         try:
             async for reply in getattr(self._stub, method)(request):
                 yield reply
@@ -115,7 +115,7 @@ class ShardCalls:
                 # Refused when a newer operation has begun there: its decision will be told in turn.
                 with contextlib.suppress(FailedPrecondition):
                     await link.call("SetJob", self._job_message(job_id, roster))
-            # Before it has the route it refuses whoever calls as not ready yet: nobody meets a shard half told.
+            # A shard without the route refuses every call as not ready: no caller meets a shard that is half told.
             await link.call("SetRoute", self._route_request())
             self._cluster.shards.mark_serving(shard.index, link.instance)
 

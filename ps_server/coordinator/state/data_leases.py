@@ -32,7 +32,7 @@ class Lease:
     """A chunk that is trained on now.
 
     Attributes:
-        holder: who has it.
+        holder: the worker that has it.
         step: with which its holder commits the first batch of it.
         skip: batches before that one, which the rows have already.
     """
@@ -104,7 +104,7 @@ class JobData:
 
     Attributes:
         generation: of the job when it was last asked.
-        skips: of chunks that nobody has, the batches that the rows have already; 0 where a chunk is not here.
+        skips: of chunks without a holder, the batches that the rows have already; 0 where a chunk is not here.
         records: of this epoch and those before.
     """
 
@@ -124,7 +124,7 @@ class JobData:
         return len(self.done) == self.chunks
 
     def goes_on(self, ask: Ask) -> bool:
-        """Whether workers who ask so after all were gone go on where these were: they are of the same run, and it was
+        """Whether workers that ask so after all were gone go on where these were: they are of the same run, and it was
         not at its end, or a scheduler started them again.
         """
         return self.run == ask.run and (ask.again or not self._is_at_end(ask.epochs))
@@ -156,7 +156,7 @@ class JobData:
 
         Args:
             ask: its words.
-            holder: who asks.
+            holder: the worker that asks.
             known: members of the job, and those whose end the shards have not been told yet.
 
         Raises:

@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Process:
-    """Who registered as a worker, and has not been heard to end since."""
+    """A process that registered as a worker and has not reported its end since."""
 
     rank: int
     epoch: int
@@ -76,7 +76,7 @@ class FaultBook:
         if former is None or not former.host or (former.host, former.pid) == (process.host, process.pid):
             return None
         if self._said_why(full_name, now):
-            return None  # whoever started them ended this one because of that fault
+            return None  # the launcher ended this one because of that fault
         return self._add(
             full_name, key[1], former, min(now, due), "it ended without a word; another process took its place"
         )

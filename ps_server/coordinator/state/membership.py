@@ -123,7 +123,7 @@ class Membership:
         if not 0 <= rank < terms.world_size:
             raise not_allowed("rank", rank, f"[0, world_size ({terms.world_size}))")
         job = self._job(namespace, name, rank, terms)
-        if job.gathered and terms.staleness == 0:  # it was here before: its steps are over, whoever still works
+        if job.gathered and terms.staleness == 0:  # it was here before: its steps are over for all workers
             self._begin_generation(job)
         ranks = self.identities.setdefault(job.job_id, {})
         identity = ranks.get(rank)
@@ -155,7 +155,7 @@ class Membership:
         return job
 
     def find(self, job_id: int, worker_id: int, epoch: int) -> Ticket:
-        """The ticket of a worker that says who it is.
+        """The ticket of a worker that names itself.
 
         Raises:
             Fenced: as :meth:`check`.
@@ -279,7 +279,7 @@ class Membership:
         return forgotten
 
     def extend(self, seconds: float) -> None:
-        """Lengthens every lease: for a time in which nobody could have been heard."""
+        """Lengthens every lease by a time in which no heartbeat could arrive."""
         for job in self.jobs.values():
             for member in job.members.values():
                 member.expires_at += seconds

@@ -1,4 +1,4 @@
-"""What shards are told of a job's workers: from which step to which each counts, and what became of who left. No I/O.
+"""A job's workers as shards know them: the steps for which each counts, and the ends of those that left. No I/O.
 
 Membership changes in an operation of two phases. FREEZE: every shard takes no new commit of the job, fences the workers
 that are gone, and reports what each worker committed. RESOLVE: one decision from all reports, told to all shards.
@@ -68,7 +68,7 @@ class Roster:
     spans: dict[WorkerKey, Span] = field(default_factory=dict)
 
     def gone(self, members: Iterable[Ticket]) -> list[WorkerKey]:
-        """Who lives as the shards were told, and is no member any more."""
+        """Workers that live for the shards and are no members any more."""
         present = {(ticket.worker_id, ticket.epoch) for ticket in members}
         return [span.key for span in self.spans.values() if span.until_step is None and span.key not in present]
 
@@ -89,7 +89,7 @@ class Roster:
 
         Args:
             operation: its number.
-            gone: who left.
+            gone: the workers that left.
             reports: what each of the shards has, by worker.
             newcomers: members of this generation; those that are known already stay as they are.
             reached: steps up to here are over, whatever the reports say.
@@ -110,12 +110,12 @@ class Roster:
         self._prune(reports)
 
     def begin_generation(self, generation: int, name: str, staleness: int | None) -> None:
-        """A new clock: nobody counts for it yet."""
+        """Begins a new clock, for which no worker counts yet."""
         self.generation, self.name, self.staleness = generation, name, staleness
         self.spans.clear()
 
     def _prune(self, reports: Sequence[Mapping[WorkerKey, Window]]) -> None:
-        """Forgets who left before the first step that any live worker has still to commit somewhere."""
+        """Forgets workers that left before the first step that any live worker has still to commit somewhere."""
         live = [span for span in self.spans.values() if span.until_step is None]
         if not live:
             return

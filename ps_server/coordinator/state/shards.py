@@ -191,7 +191,7 @@ class ShardBook:
         restores: int,
         now: float,
     ) -> None:
-        """Takes over what a former coordinator knew of a shard: who held it still does, for a lease from now on."""
+        """Takes over a former coordinator's knowledge of a shard: its process keeps it, for a lease from now on."""
         shard = self.shards[index]
         shard.instance, shard.lineage, shard.pid = instance, lineage, pid
         shard.control, shard.data = control, data
@@ -226,7 +226,7 @@ class ShardBook:
         return lost
 
     def extend(self, seconds: float) -> None:
-        """Lengthens every lease: for a time in which nobody could have been heard."""
+        """Lengthens every lease by a time in which no heartbeat could arrive."""
         for shard in self.shards:
             shard.expires_at += seconds
 

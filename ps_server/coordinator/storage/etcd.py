@@ -1,4 +1,4 @@
-"""A coordinator's seat in etcd: one of several leads, and only who leads can write the cluster's state.
+"""A coordinator's seat in etcd: one of several leads, and only the leader can write the cluster's state.
 
 The leader's key goes with the leader's lease. Each write of the state is a transaction that checks that this key is
 still the one with which the seat was won, so a leader that was held up beyond its lease can write nothing.
@@ -164,7 +164,7 @@ class EtcdSeat:
                 self._call("Lease", "LeaseRevoke", pb.LeaseRevokeRequest(ID=self._lease))
 
     def _ask(self, began: float) -> None:
-        """One round: renews the lease, and asks for the seat where nobody has it."""
+        """One round: renews the lease, and asks for the seat where it is free."""
         if self._lease and not self._renewed():
             self._lose()
             self._lease = 0
