@@ -63,28 +63,8 @@ class BatchTensors {
 };
 
 py::dict stats_of(const Session& session) {
-  const SessionStats stats = session.stats();
   py::dict out;
-  out["steps_committed"] = stats.steps_committed;
-  out["steps_aborted"] = stats.steps_aborted;
-  out["rows_pulled"] = stats.rows_pulled;
-  out["rows_pushed"] = stats.rows_pushed;
-  out["pulls"] = stats.pulls;
-  out["pulls_merged"] = stats.pulls_merged;
-  out["lookups_missed"] = stats.lookups_missed;
-  out["nonfinite_rows"] = stats.nonfinite_rows;
-  out["clipped_rows"] = stats.clipped_rows;
-  out["rows_prefetched"] = stats.rows_prefetched;
-  out["rows_hinted"] = stats.rows_hinted;
-  out["rows_deferred"] = stats.rows_deferred;
-  out["rows_revalidated"] = stats.rows_revalidated;
-  out["rows_refreshed"] = stats.rows_refreshed;
-  out["bytes_refreshed"] = stats.bytes_refreshed;
-  out["cache_hits"] = stats.cache_hits;
-  out["cache_misses"] = stats.cache_misses;
-  out["cache_revalidated"] = stats.cache_revalidated;
-  out["cache_refreshed"] = stats.cache_refreshed;
-  out["cache_bytes_saved"] = stats.cache_bytes_saved;
+  session.stats().for_each([&out](const char* name, std::uint64_t value) { out[name] = value; });
   return out;
 }
 

@@ -351,31 +351,7 @@ Status Session::skip_to(std::int64_t step) {
   return Status::ok();
 }
 
-SessionStats Session::stats() const noexcept {
-  const SessionState::Counters& now = state_->counters;
-  SessionStats out;
-  out.steps_committed = now.steps_committed.load();
-  out.steps_aborted = now.steps_aborted.load();
-  out.rows_pulled = now.rows_pulled.load();
-  out.rows_pushed = now.rows_pushed.load();
-  out.pulls = now.pulls.load();
-  out.pulls_merged = now.pulls_merged.load();
-  out.lookups_missed = now.lookups_missed.load();
-  out.nonfinite_rows = now.nonfinite_rows.load();
-  out.clipped_rows = now.clipped_rows.load();
-  out.rows_prefetched = now.rows_prefetched.load();
-  out.rows_hinted = now.rows_hinted.load();
-  out.rows_revalidated = now.rows_revalidated.load();
-  out.rows_deferred = now.rows_deferred.load();
-  out.rows_refreshed = now.rows_refreshed.load();
-  out.bytes_refreshed = now.bytes_refreshed.load();
-  out.cache_hits = now.cache_hits.load();
-  out.cache_misses = now.cache_misses.load();
-  out.cache_revalidated = now.cache_revalidated.load();
-  out.cache_refreshed = now.cache_refreshed.load();
-  out.cache_bytes_saved = now.cache_bytes_saved.load();
-  return out;
-}
+SessionStats Session::stats() const noexcept { return state_->counters.load(); }
 
 void Session::close() noexcept {
   state_->close();

@@ -14,6 +14,7 @@
 #include "session/lookup.h"
 #include "session/sequence_numbers.h"
 #include "session/session_cache.h"
+#include "session/session_counters.h"
 #include "shards/shards.h"
 #include "util/partition.h"
 #include "util/status.h"
@@ -33,29 +34,6 @@ struct SessionOptions {
   // together have more bytes, or a table's are older; 0: of any age. They are then read again by the same clock.
   std::uint64_t no_grad_bytes = std::uint64_t{128} << 20;
   std::chrono::milliseconds no_grad_age{0};
-};
-
-struct SessionStats {
-  std::uint64_t steps_committed = 0;
-  std::uint64_t steps_aborted = 0;
-  std::uint64_t rows_pulled = 0;
-  std::uint64_t rows_pushed = 0;
-  std::uint64_t pulls = 0;           // calls that crossed the seam
-  std::uint64_t pulls_merged = 0;    // of them: made for several lookups ahead of a forward
-  std::uint64_t lookups_missed = 0;  // lookups that had to pull although a merged pull went before
-  std::uint64_t nonfinite_rows = 0;
-  std::uint64_t clipped_rows = 0;       // summed gradients that were shortened
-  std::uint64_t rows_prefetched = 0;    // pulled before their step began
-  std::uint64_t rows_hinted = 0;        // that shards with an SSD were told of, and took up
-  std::uint64_t rows_deferred = 0;      // left for their step, because a step before it was to change them
-  std::uint64_t rows_revalidated = 0;   // of those prefetched: asked about again when their step began
-  std::uint64_t rows_refreshed = 0;     // of those: had changed and were sent again
-  std::uint64_t bytes_refreshed = 0;    // of their float32 weights
-  std::uint64_t cache_hits = 0;         // rows that a step took from the cache without asking
-  std::uint64_t cache_misses = 0;       // rows that were not there
-  std::uint64_t cache_revalidated = 0;  // rows that were there and were asked about
-  std::uint64_t cache_refreshed = 0;    // of those: had changed and were sent again
-  std::uint64_t cache_bytes_saved = 0;  // float32 weights of hits and of rows that had not changed
 };
 
 // A lookup as it happened, for a merge plan to be learnt from.
@@ -163,12 +141,7 @@ class SessionState {
 
   SequenceNumbers numbers;  // of every write
 
-  struct Counters {
-    std::atomic<std::uint64_t> steps_committed{0}, steps_aborted{0}, rows_pulled{0}, rows_pushed{0}, pulls{0},
-        pulls_merged{0}, lookups_missed{0}, nonfinite_rows{0}, clipped_rows{0}, rows_prefetched{0}, rows_hinted{0},
-        rows_deferred{0}, rows_revalidated{0}, rows_refreshed{0}, bytes_refreshed{0}, cache_hits{0}, cache_misses{0},
-        cache_revalidated{0}, cache_refreshed{0}, cache_bytes_saved{0};
-  } counters;
+  SessionCounters counters;
 
  private:
   Status pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);

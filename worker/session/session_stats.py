@@ -1,51 +1,44 @@
-"""What a session counts."""
+"""What a session counts. Each counter is one line here; metrics and documents have its sentence from here."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+
+
+def _counter(text: str) -> int:
+    counted: int = field(metadata={"text": text})
+    return counted
 
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session did since it was made.
+    """What a session did since it was made. :meth:`describe` has a sentence for each counter."""
 
-    Attributes:
-        steps_committed, steps_aborted: ends of steps.
-        rows_pulled, rows_pushed: unique rows that crossed to or from the shards.
-        pulls: calls for rows; ``pulls_merged`` of them served all lookups of a forward at once.
-        lookups_missed: lookups that had to pull although a merged pull or a prefetch went before.
-        nonfinite_rows: summed gradients with NaN or Inf.
-        clipped_rows: summed gradients that ``clip_row_norm`` shortened.
-        rows_prefetched: unique rows that were pulled before their step began.
-        rows_hinted: unique rows that shards with an SSD were told of before they were pulled.
-        rows_deferred: rows of exact prefetch that were left for their step, as a step before it was to change them.
-        rows_revalidated: of those prefetched, asked about again at their step, as others may have changed them.
-        rows_refreshed: of those, had changed and were sent again; ``bytes_refreshed`` counts their float32 weights.
-        cache_hits: unique rows that steps took from the row cache without asking; ``cache_misses`` were not there.
-        cache_revalidated: rows that were there and were asked about; ``cache_refreshed`` of them had changed.
-        cache_bytes_saved: float32 weights of hits, and of rows asked about that had not changed.
-    """
+    steps_committed: int = _counter("Steps committed (count).")
+    steps_aborted: int = _counter("Steps that no worker took (count).")
+    rows_pulled: int = _counter("Unique rows that came from the shards (count).")
+    rows_pushed: int = _counter("Unique rows whose gradients went to the shards (count).")
+    pulls: int = _counter("Calls for rows (count).")
+    pulls_merged: int = _counter("Calls for rows that served all lookups of a forward at once (count).")
+    lookups_missed: int = _counter("Lookups that had to pull although a merged pull or a prefetch went before (count).")
+    nonfinite_rows: int = _counter("Summed gradients of rows with NaN or Inf (count).")
+    clipped_rows: int = _counter("Summed gradients of rows that ``clip_row_norm`` shortened (count).")
+    rows_prefetched: int = _counter("Unique rows that were pulled before their step began (count).")
+    rows_hinted: int = _counter("Unique rows that shards with an SSD were told of before they were pulled (count).")
+    rows_deferred: int = _counter("Rows of exact prefetch that were left for their step, which changes them (count).")
+    rows_revalidated: int = _counter("Prefetched rows that were asked about again at their step (count).")
+    rows_refreshed: int = _counter("Prefetched rows that had changed and were sent again (count).")
+    bytes_refreshed: int = _counter("Float32 weights of prefetched rows that were sent again (bytes).")
+    cache_hits: int = _counter("Unique rows that steps took from the row cache without asking (count).")
+    cache_misses: int = _counter("Unique rows that steps sought in the row cache in vain (count).")
+    cache_revalidated: int = _counter("Unique rows of the row cache that were asked about by version (count).")
+    cache_refreshed: int = _counter("Of the rows asked about, those that had changed and were sent again (count).")
+    cache_bytes_saved: int = _counter("Float32 weights of hits and of rows asked about that had not changed (bytes).")
 
-    steps_committed: int
-    steps_aborted: int
-    rows_pulled: int
-    rows_pushed: int
-    pulls: int
-    pulls_merged: int
-    lookups_missed: int
-    nonfinite_rows: int
-    clipped_rows: int
-    rows_prefetched: int
-    rows_hinted: int
-    rows_deferred: int
-    rows_revalidated: int
-    rows_refreshed: int
-    bytes_refreshed: int
-    cache_hits: int
-    cache_misses: int
-    cache_revalidated: int
-    cache_refreshed: int
-    cache_bytes_saved: int
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        """A sentence for each counter, with its unit, by name."""
+        return {each.name: each.metadata["text"] for each in fields(cls)}
 
     def cache(self) -> dict[str, int]:
         """The row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
