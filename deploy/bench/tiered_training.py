@@ -25,6 +25,7 @@ from ...worker.layers.distribute import distribute
 from ...worker.models import DLRM
 from ...worker.prefetch import prefetch
 from ...worker.session.session import Session
+from ...worker.session.session_core import SessionCore
 from ...worker.session.session_parts import Placement
 from .harness import Figure, median
 from .processes import SLOT_COUNT
@@ -103,7 +104,7 @@ def _session(store: _server.Store, table_id: int, namespace: str) -> Iterator[Se
         client.shards, first_step=0, first_sequence=1, clocked=True, grad_sum=False, deadline_ms=120_000
     )
     try:
-        with Session(native, _Catalog(table_id), Placement(namespace=namespace)) as session:
+        with Session(SessionCore(native, _Catalog(table_id), Placement(namespace=namespace))) as session:
             yield session
     finally:
         server.stop()

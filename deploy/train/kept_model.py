@@ -119,7 +119,7 @@ def _publish(trained: TrainedModel, name: str, root: str, alias: str | None, dty
 def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     root, name = absolute(folder), check_name("name", job.name)
     trained.session.flush()
-    tower = trained.session.read_dense_rows()
+    tower = trained.session.core.read_dense_rows()
     is_signed = bool(loaded_security(None).signing_key)
     program = export_program(ProgramSource(trained.model, trained.example), is_signed=is_signed)
     place = Folder(root)

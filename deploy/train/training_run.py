@@ -120,8 +120,8 @@ def run_worker(
     ):
         metrics.session = SessionMetrics(session)
         if isinstance(trace, RecordedTrace):
-            session.record(trace)
-            return train_with(PsBackend(job, session, coordinator), session.end_record)
+            session.core.record(trace)
+            return train_with(PsBackend(job, session, coordinator), session.core.end_record)
         if telemetry is not None:
             from ...worker.session.otel_trace import record_otel
 

@@ -359,11 +359,11 @@ def test_schema_changes(cluster, tmp_path):
         with pytest.raises(NotFound, match=r"table 'before/nosuch' is not in save-000001; there are: before/gone, "):
             sr.restore(session, url, tables=["nosuch"])
 
-        session.catalog.drop_table("before", "kept")
+        session.core.catalog.drop_table("before", "kept")
         session.create_table("kept", dim=2 * DIM, optimizer=sr.Adagrad(lr=0.1))
         with pytest.raises(FailedPrecondition, match=r"table before/kept has dim 8, the checkpoint 4"):
             sr.restore(session, url)
-        session.catalog.drop_table("before", "kept")
+        session.core.catalog.drop_table("before", "kept")
         session.create_table("kept", dim=DIM, optimizer=sr.Adam(lr=0.1))
         with pytest.raises(FailedPrecondition, match=r"has optimizer Adam, the checkpoint Adagrad; .*reset_optimizer"):
             sr.restore(session, url)

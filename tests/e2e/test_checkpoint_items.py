@@ -64,7 +64,7 @@ def test_learning_rates_of_tables(cluster, tmp_path, left_out):
     name = f"rates-{left_out}"
     with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
         sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
-        session.set_learning_rates({"user": 0.25, "item": 0.5})
+        session.core.set_learning_rates({"user": 0.25, "item": 0.5})
         sr.save(session, str(tmp_path))
     if left_out:
         without(tmp_path, "rates")
@@ -72,7 +72,7 @@ def test_learning_rates_of_tables(cluster, tmp_path, left_out):
         sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
         sr.restore(session, str(tmp_path))
         expected = {"user": 1.0, "item": 1.0} if left_out else {"user": 0.25, "item": 0.5}
-        assert session.learning_rates() == expected
+        assert session.core.learning_rates() == expected
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -55,7 +55,7 @@ def run(address: str, folder: Path, body: str) -> subprocess.CompletedProcess[st
     [
         "session = connect()\n",
         "def main():\n    session = connect()\n    session.table\nmain()\n",
-        "session = connect()\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nsession.native.check_usable()\n"
+        "session = connect()\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nsession.core.native.check_usable()\n"
         "from sparserow.proto.control import ControlClient\n"
         "assert [job for job in ControlClient(sys.argv[1]).status().jobs if job.members], 'the child left the job'\n",
         "if __name__ == '__main__':\n"

@@ -105,7 +105,7 @@ def train_rank(rank: int, folder: Path, runs: list[str]) -> None:
                 tower = torch.cat([p.detach().flatten() for p in model.tower.parameters()]).numpy()
                 np.savez(folder / f"{name}.npz", tower=tower, **rows)
                 for table in ("one", "bag"):
-                    session.catalog.drop_table(session.namespace, table)
+                    session.core.catalog.drop_table(session.namespace, table)
             dist.barrier()
             time.sleep(0.3 * rank)  # rank 0 is back in the job before rank 1 has left it
     dist.destroy_process_group()

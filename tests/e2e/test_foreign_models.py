@@ -43,7 +43,7 @@ def example(name: str) -> ModuleType:
 
 def rows(session: sr.Session) -> dict[str, np.ndarray]:
     """Of all tables of the model, by table."""
-    return {table: session.table(table).pull(np.arange(VALUES)) for table in session.bound_tables()}
+    return {table: session.table(table).pull(np.arange(VALUES)) for table in session.core.bound_tables()}
 
 
 def test_it_trains_its_rows_and_forgetting_to_wrap_raises(cluster: sr.LocalCluster, name: str, example: ModuleType):

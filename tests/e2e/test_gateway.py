@@ -157,10 +157,10 @@ def test_clients_of_two_namespaces_and_made_up_tables(launcher: Launcher) -> Non
                 assert not reply.was_applied_before
             for table in tables:
                 assert table.pull(KEYS).tolist() == [[1.0] * DIM] * len(KEYS)
-            jobs = len(sessions[0].catalog.status().jobs)
+            jobs = len(sessions[0].core.catalog.status().jobs)
             code, _ = refused(lambda: stub.Push(push("me", 1, namespace="made-up"), timeout=60))
             assert code == grpc.StatusCode.NOT_FOUND
-            assert len(sessions[0].catalog.status().jobs) == jobs
+            assert len(sessions[0].core.catalog.status().jobs) == jobs
         gateway.signal(signal.SIGTERM)
         assert gateway.end() == 0
         for session in sessions:
@@ -172,7 +172,7 @@ def test_a_gateway_leaves_what_nobody_asks_for_and_keeps_its_name(launcher: Laun
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "n0", staleness=None) as session:
 
         def jobs_of_gateways() -> list[str]:
-            return sorted(job.name for job in session.catalog.status().jobs if job.name.startswith("gateway-"))
+            return sorted(job.name for job in session.core.catalog.status().jobs if job.name.startswith("gateway-"))
 
         for namespace in ("n0", "n1", "n2"):
             with sr.connect(cluster.address, namespace, job="maker", staleness=None) as maker:
@@ -213,7 +213,7 @@ def test_a_push_of_a_gateway_that_was_fenced_is_made_in_a_new_job(launcher: Laun
             stub.Push(push("me", 1, value=-1.0), timeout=60)
 
             def gateway_jobs() -> int:
-                jobs = session.catalog.status().jobs
+                jobs = session.core.catalog.status().jobs
                 return sum(bool(job.members) for job in jobs if "gateway" in job.name)
 
             assert gateway_jobs() == 1

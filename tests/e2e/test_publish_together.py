@@ -49,7 +49,7 @@ def test_a_publication_that_fails_leaves_the_one_beside_it_alone(tmp_path: Path)
         loaded = load_version(registry, registry.manifest("ctr", version), ShardAssignment())
         assert loaded.store.stats()[0].rows == len(KEYS)
         assert registry.resolve("ctr", "live").version == version
-        assert publish_from(session.catalog, "ads", Publication("ctr", root)).version == 3, "numbers are used once"
+        assert publish_from(session.core.catalog, "ads", Publication("ctr", root)).version == 3, "numbers are used once"
 
 
 def test_commands_that_move_aliases_at_once_all_count(tmp_path: Path, launcher: Launcher) -> None:

@@ -167,7 +167,7 @@ def test_another_number_of_workers_is_refused_before_a_row_is_touched(launcher, 
         run = launcher.start(*words)
         assert run.popen.wait(WAIT_SEC) == 0, run.err
         with sr.connect(cluster.address, namespace="demo") as session:
-            name = next(table.name for table in session.catalog.list_tables("demo"))
+            name = next(table.name for table in session.core.catalog.list_tables("demo"))
             table = session.table(name)
             later = np.full_like(table.pull(key), 5.0)
             table.assign(key, later)

@@ -94,7 +94,7 @@ def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.
         sr.connect(cluster.address, "shop", job="others", security=secured.folder / "trainer.yaml") as session,
         ControlClient(cluster.address, security=Security.load(secured.folder / "ads.yaml")) as control,
     ):
-        assert session.identity is not None
+        assert session.core.identity is not None
         for call in (
             lambda identity: control.heartbeat_worker(identity, step=99),
             lambda identity: control.lease_data(identity, run="r", epoch=1, epochs=1, chunks=1, done=(), step=1),
@@ -102,11 +102,11 @@ def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.
             lambda identity: control.report_fault(identity, message="m", traceback="", echo=False, deadline_sec=5),
         ):
             with pytest.raises(sr.FailedPrecondition, match="does not reach namespace 'shop'"):
-                call(session.identity)
+                call(session.core.identity)
         session.create_table("cart", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(KEYS)  # it is in its job still
         with ControlClient(cluster.address, security=Security.load(secured.folder / "trainer.yaml")) as owner:
-            assert owner.heartbeat_worker(session.identity).lease_sec > 0
-            owner.report_fault(session.identity, message="of a shop", traceback="t", echo=False, deadline_sec=5)
+            assert owner.heartbeat_worker(session.core.identity).lease_sec > 0
+            owner.report_fault(session.core.identity, message="of a shop", traceback="t", echo=False, deadline_sec=5)
             assert "of a shop" in [fault.message for fault in owner.list_faults()]
         assert "shop" not in [fault.namespace for fault in control.list_faults()]
 

@@ -22,8 +22,8 @@ DIM = 4
 
 def check_others_are_refused(address: str, session: Session, table: sr.Table, proof: bytes) -> None:
     """What another client sends in the worker's name changes nothing."""
-    assert session.identity is not None
-    forged = replace(session.identity, proof=proof)
+    assert session.core.identity is not None
+    forged = replace(session.core.identity, proof=proof)
     before = table.pull(KEYS)
     with ControlClient(address) as control:
         for call in (

@@ -57,7 +57,7 @@ def test_a_forgotten_name_is_used_again(launcher: Launcher, tmp_path: Path, stal
     with sr.connect(scene.address, "nights", job="nightly", staleness=staleness) as session:
         steps_of(session, distributed(session), 10)
         sr.save(session, str(tmp_path / "rows"))
-        former = session.identity
+        former = session.core.identity
     assert former is not None
 
     def names() -> list[str]:
@@ -68,8 +68,8 @@ def test_a_forgotten_name_is_used_again(launcher: Launcher, tmp_path: Path, stal
 
     wait_until(lambda: "nights/nightly" not in names(), "the job to be forgotten")
     with sr.connect(scene.address, "nights", job="nightly", staleness=staleness) as session:
-        assert session.identity is not None
-        assert session.identity.worker_id > former.worker_id
+        assert session.core.identity is not None
+        assert session.core.identity.worker_id > former.worker_id
         model = distributed(session)
         steps_of(session, model, 3)
         late_frames_change_nothing(scene.address, former, knows_what_was_taken=True)

@@ -98,7 +98,7 @@ def test_a_plan_that_fails_leaves_no_table(tmp_path: Path) -> None:
         part = flip_a_bit(url, "save-000001")
         with pytest.raises(DataLoss, match=str(part)):
             sr.restore(a, str(url))
-        assert [table.full_name for table in a.catalog.list_tables("a")] == ["a/rows"]
+        assert [table.full_name for table in a.core.catalog.list_tables("a")] == ["a/rows"]
 
 
 def refusals(session: sr.Session, url: Path) -> list[str]:

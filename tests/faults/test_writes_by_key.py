@@ -42,7 +42,7 @@ def test_steps_beside_threads_that_write_by_key_are_all_applied() -> None:
     stored = np.array([900, 901], np.uint64)
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=0) as session:
         table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
-        native = session.native
+        native = session.core.native
         is_over = threading.Event()
 
         def write() -> None:

@@ -90,7 +90,7 @@ def test_refusals_name_layer_and_reason(name: str, session: sr.Session) -> None:
     with pytest.raises(sr.FailedPrecondition, match=rf"tower\.user_id.*{reason}"):
         sr.distribute(model, session, optimizer=SGD, min_rows=10)
     assert type(model.tower.user_id) is nn.Embedding
-    assert session.catalog.list_tables("ads") == ()
+    assert session.core.catalog.list_tables("ads") == ()
 
 
 def test_a_pattern_without_a_layer_is_an_error(session: sr.Session) -> None:
@@ -143,7 +143,7 @@ def test_a_layer_that_is_excluded_stays_local(session: sr.Session) -> None:
     model.tower.other = nn.Embedding(ROWS, DIM)
     sr.distribute(model, session, optimizer=SGD, min_rows=10, exclude=["tower.u*"])
     assert model.tower.user_id.weight.requires_grad
-    assert session.bound_tables() == ("tower.other",)
+    assert session.core.bound_tables() == ("tower.other",)
 
 
 def test_a_model_is_distributed_once(session: sr.Session) -> None:
@@ -180,7 +180,7 @@ def test_deferred_layers_take_the_init_they_were_given(session: sr.Session) -> N
     assert not model.small.weight.is_meta
     assert not nn.Embedding(2_000_000, 1).weight.is_meta
     sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
-    inits = {schema.name: schema.init for schema in session.catalog.list_tables("ads")}
+    inits = {schema.name: schema.init for schema in session.core.catalog.list_tables("ads")}
     assert inits["plain"] == sr.Normal(0.0, 1.0)
     assert inits["uniform"] == sr.Uniform(-0.25, 0.25)
     assert inits["by_data"] == sr.Normal(1.0, 0.5)
@@ -214,7 +214,7 @@ def test_deferred_layers_stay_when_their_model_is_moved(session: sr.Session, whe
     assert model.tables["user"].weight.is_meta
     assert (model.out.weight.device.type, model.tables["user"].weight.dtype) == ("cpu", torch.float32)
     sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
-    inits = {schema.name: schema.init for schema in session.catalog.list_tables("ads")}
+    inits = {schema.name: schema.init for schema in session.core.catalog.list_tables("ads")}
     assert inits == {"tables.user": sr.Normal(0.0, 1e-4), "tables.item": sr.Uniform(-0.5, 0.5)}
     assert model.to("cpu")(torch.tensor([1_999_999])).shape == (1, 1)
 

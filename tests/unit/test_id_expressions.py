@@ -147,7 +147,7 @@ def train(model: nn.Module, session: sr.Session, batches: Any) -> list[int]:
 
 
 def all_rows(session: sr.Session) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: session.table(name).pull(np.arange(ROWS)) for name in sorted(session.bound_tables())}
+    return {name: session.table(name).pull(np.arange(ROWS)) for name in sorted(session.core.bound_tables())}
 
 
 def assert_equal_rows(session: sr.Session, make: Callable[[], nn.Module], batches: list[Any]) -> None:

@@ -89,7 +89,7 @@ def test_results_and_training_equal_the_local_model(session: sr.Session, capture
     local = model()
     program = CAPTURES[capture](model())
     lifted = lift(program, session, check=batch(0))
-    assert sorted(session.bound_tables()) == LIFTED
+    assert sorted(session.core.bound_tables()) == LIFTED
     names = [name for name in sorted(lifted.state_dict()) if not name.endswith("._extra_state")]
     assert names == ["day.weight", "head.bias", "head.weight"]
     lifted.train()
@@ -152,7 +152,7 @@ def test_tables_options_and_existing_rows(session: sr.Session) -> None:
 
 def test_check_finds_a_table_with_rows_of_its_own(session: sr.Session) -> None:
     schema = sr.TableSchema("lift", "top", DIM, sr.SGD(lr=0.05), init=sr.Normal(0.0, 1.0))
-    session.catalog.create_table(schema)
+    session.core.catalog.create_table(schema)
     with pytest.raises(sr.FailedPrecondition, match="output 0 differs from the program's by"):
         lift(exported(model()), session, check=batch(1))
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(session: sr.Session, case: s
     ids = torch.zeros(2, 3, dtype=torch.int64)
     with pytest.raises(sr.FailedPrecondition, match=text):
         lift(torch.export.export(net, (ids,)), session)
-    assert not session.catalog.list_tables("lift")
+    assert not session.core.catalog.list_tables("lift")
 
 
 def test_layers_left_whole_are_refused_as_operators_are(session: sr.Session) -> None:
@@ -210,4 +210,4 @@ def test_arguments_are_checked(session: sr.Session) -> None:
         lift(model(), session)
     with pytest.raises(sr.InvalidArgument, match=r"tables\['x\*'\] matches no layer"):
         lift(exported(model()), session, tables={"x*": sr.Table()})
-    assert not session.catalog.list_tables("lift")
+    assert not session.core.catalog.list_tables("lift")

@@ -33,7 +33,7 @@ class Net(nn.Module):
 def session() -> Iterator[sr.Session]:
     session = sr.InProcessCluster(shards=2).connect("lone")
     yield session
-    if not session.native.is_closed:
+    if not session.core.native.is_closed:
         session.discard()
         session.close()
 
@@ -98,7 +98,7 @@ def test_close_raises_and_closes(session: sr.Session) -> None:
     sgd(model).step()
     with pytest.raises(sr.FailedPrecondition, match=REFUSED):
         session.close()
-    assert session.native.is_closed
+    assert session.core.native.is_closed
     session.close()
 
 

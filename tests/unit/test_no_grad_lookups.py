@@ -114,7 +114,7 @@ def test_an_evaluation_that_forgot_eval_keeps_no_more_than_its_bound(
                     with scope():
                         model(ids)
                         torch.testing.assert_close(model.one(ids), wanted[ids], rtol=0, atol=0)
-                    most = max(most, *session.native.rows_in_step)
+                    most = max(most, *session.core.native.rows_in_step)
             assert most < 1000, "of the 1,800 rows or so of each table that were read"
 
 
@@ -130,7 +130,7 @@ def test_a_compiled_evaluation_is_bounded_too(cluster: sr.InProcessCluster) -> N
                 for ids in batches(30):
                     torch.testing.assert_close(compiled(ids), model.eval()(ids))
                     model.train()
-            with_gradient, without = session.native.rows_in_step
+            with_gradient, without = session.core.native.rows_in_step
             assert with_gradient == 0
             assert 0 < without < 1000
 
@@ -148,7 +148,7 @@ def test_rows_with_gradient_are_those_that_were_read_without(cluster: sr.InProce
             with then():
                 torch.testing.assert_close(model.one(torch.arange(20))[:10].detach(), before, rtol=0, atol=0)
             session.discard()
-            assert session.native.rows_in_step == (0, 0)
+            assert session.core.native.rows_in_step == (0, 0)
             torch.testing.assert_close(model.one(ids).detach(), before + 1)
             session.discard()
 

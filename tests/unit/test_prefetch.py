@@ -277,7 +277,7 @@ def test_an_error_of_a_background_pull_reaches_the_training_thread(session: sr.S
     batches = iter(sr.prefetch([matrix(seed) for seed in range(6)], session))
     (model(next(batches)) ** 2).sum().backward()
     session.step()
-    session.native.close()
+    session.core.native.close()
     with pytest.raises(sr.FailedPrecondition, match="closed"):
         list(batches)
     wait_for_no_threads()

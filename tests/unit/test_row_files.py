@@ -26,7 +26,7 @@ def session() -> Iterator[sr.Session]:
     with sr.InProcessCluster(shards=3).connect("files", staleness=None) as session:
         for name in ("user", "item"):
             schema = sr.TableSchema(namespace="files", name=name, dim=DIM, optimizer=sr.Adagrad(lr=0.1))
-            session.catalog.create_table(schema)
+            session.core.catalog.create_table(schema)
         yield session
 
 

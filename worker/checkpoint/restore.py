@@ -89,10 +89,10 @@ def restore(
     """
     control, identity = cluster_of(session, "restore")
     session.flush()
-    session.native.check_usable()
-    if session.native.staged_calls:
+    session.core.native.check_usable()
+    if session.core.native.staged_calls:
         raise FailedPrecondition("restore: the session is within a step; call session.discard first")
-    if session.placement.cache is not None and session.stats().steps_committed:
+    if session.core.placement.cache is not None and session.stats().steps_committed:
         raise FailedPrecondition("restore: the session has a row cache; restore before its first step")
     session.discard()
     url = absolute(url)
@@ -111,7 +111,7 @@ def restore(
     states = _States(Folder(url) / manifest.name, manifest)
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
-    session.origins.append(f"{manifest.cluster_id:016x}")
+    session.core.origins.append(f"{manifest.cluster_id:016x}")
     for what, target, tree, loads in (
         ("model", model, first, lambda state: bare(model).load_state_dict(renamed(state, full))),  # type: ignore[arg-type]
         ("optimizer", optimizer, first, lambda state: optimizer.load_state_dict(state)),  # type: ignore[union-attr]
@@ -124,10 +124,10 @@ def restore(
         if tree is None or what not in tree:
             raise NotFound(f"restore: {where} has no state of the {what} of rank {session.rank}")
         loads(tree[what])
-    session.set_learning_rates((mine or first or {}).get("rates", {}))
+    session.core.set_learning_rates((mine or first or {}).get("rates", {}))
     if mine is not None:
         set_random_state(mine["random"])
-    session.native.skip_to(reply.next_step)
+    session.core.native.skip_to(reply.next_step)
     extra = (mine or first or {}).get("extra", {})
     return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config)
 

@@ -131,8 +131,8 @@ def save(
     if reader is not None:
         stateful(reader, "save.reader")
     session.flush()
-    session.native.check_usable()
-    if session.native.staged_calls:
+    session.core.native.check_usable()
+    if session.core.native.staged_calls:
         raise FailedPrecondition("save: the session is within a step; call it after session.step or session.discard")
     if optimizer is not None and hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)  # of ZeRO: all ranks take part
@@ -185,7 +185,7 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Ma
         ResourceExhausted: the job has its rows saved in 16 other folders.
     """
     control, identity = cluster_of(session, "keep_rows")
-    if session.placement.staleness == 0:
+    if session.core.placement.staleness == 0:
         raise FailedPrecondition("keep_rows: the session has staleness 0, where all go back together; call save")
     config_json = "" if config is None else json.dumps(config)
     control.keep_rows(absolute(url), identity, every_sec=every_sec, config_json=config_json)
@@ -200,7 +200,11 @@ def _state(
     reader: Stateful | None,
     extra: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    tree: dict[str, Any] = {"step": session.current_step, "random": random_state(), "rates": session.learning_rates()}
+    tree: dict[str, Any] = {
+        "step": session.current_step,
+        "random": random_state(),
+        "rates": session.core.learning_rates(),
+    }
     is_first = session.rank == 0
     if model is not None and is_first:
         tree["model"] = dict(bare(model).state_dict())
@@ -238,9 +242,9 @@ def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdenti
     Raises:
         FailedPrecondition: its shards are in this process.
     """
-    if session.identity is None or not isinstance(session.catalog, ControlClient):
+    if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition(f"{what}: the session's shards are in this process; it needs a cluster (connect)")
-    return session.catalog, session.identity
+    return session.core.catalog, session.core.identity
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -73,10 +73,10 @@ def dense_on_servers(
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
-    session.check_no_dense_rows()
+    session.core.check_no_dense_rows()
     dense = DenseRows(model, session, row_optimizer_of(optimizer, "dense_on_servers.optimizer"), table)
     dense.take_initial_values(wait_sec)
-    session.attach_dense_rows(dense)
+    session.core.attach_dense_rows(dense)
     model.register_forward_pre_hook(dense.before_forward, prepend=True)
     return dense
 
@@ -106,10 +106,10 @@ class DenseRows:
         self._is_in_step = False  # a forward of this step has read them
         self._session = session
         self._anchor = torch.zeros(1, requires_grad=True)
-        self._schema = session.catalog.create_table(
+        self._schema = session.core.catalog.create_table(
             TableSchema(session.namespace, table, ROW_WIDTH, optimizer, init=Constant(0.0))
         )
-        self._binding = session.bind(self._schema, num_rows=rows, anchor=self._anchor, cached=False)
+        self._binding = session.core.bind(self._schema, num_rows=rows, anchor=self._anchor, cached=False)
 
     @property
     def ids(self) -> Tensor:
@@ -147,7 +147,8 @@ class DenseRows:
                     f"{self._schema.full_name!r} its initial values in {wait_sec:g} s"
                 )
             elif now - looked >= _LOOK_SEC:
-                looked, gives = now, self._session.is_lowest_rank()  # a worker that left meanwhile may have given them
+                looked = now
+                gives = self._session.core.is_lowest_rank()  # a worker that left meanwhile may have given them
             else:
                 time.sleep(_POLL_SEC)
         if not np.array_equal(found, self._layout):
@@ -174,7 +175,7 @@ class DenseRows:
         if train and self._is_pulled:
             return
         if train:
-            self._session.catch_up()
+            self._session.core.catch_up()
         try:
             with torch.no_grad():
                 rows = ops.gather(self._ids, self._anchor, self._binding, ROW_WIDTH, -1, train)

@@ -79,12 +79,12 @@ def distribute(
 
 
 def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
-    session.place_cache(model)
+    session.core.place_cache(model)
     made = create_on_first_rank(session, swaps)
     swapped = []
     for swap, schema in zip(swaps, made, strict=True):
-        layer = distributed_layer_of(swap.layer, schema, session.origins)
-        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
+        layer = distributed_layer_of(swap.layer, schema, session.core.origins)
+        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
         for path in swap.paths:
             model.set_submodule(path, layer)
         swapped.append(swapped_weight(swap.paths[0], swap.layer))

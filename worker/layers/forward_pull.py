@@ -30,9 +30,9 @@ class ForwardPull:
     """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
 
     def __init__(self, session: Session) -> None:
-        self._native = session.native
-        self._watch_model = session.watch_model
-        self._requests = session.trace_requests
+        self._native = session.core.native
+        self._watch_model = session.core.watch_model
+        self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._sources: IdSources | None = None
         self._forward: _TracedForward | None = None

@@ -61,7 +61,7 @@ def plan_tables(
         if table.optimizer is not None
     }
     is_used = dict.fromkeys(tables, False)
-    bound = set(session.bound_tables())
+    bound = set(session.core.bound_tables())
     swaps = []
     for layer, paths in layers:
         if paths[0] in bound:
@@ -149,12 +149,12 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
             failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
     if failure is not None:
         raise failure
-    return made or [session.catalog.create_table(swap.schema) for swap in swaps]
+    return made or [session.core.catalog.create_table(swap.schema) for swap in swaps]
 
 
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
-    existing = {schema.name for schema in session.catalog.list_tables(session.namespace)}
-    made = [session.catalog.create_table(swap.schema) for swap in swaps]
+    existing = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
+    made = [session.core.catalog.create_table(swap.schema) for swap in swaps]
     if has_rows:
         _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
     for swap, schema in zip(swaps, made, strict=True):
@@ -172,7 +172,7 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
 
 def _tell_of_found(session: Session, names: list[str], count: int) -> None:
     """One line about the tables that were there, unless the session was told that they may be."""
-    rows = session.found_tables or {}
+    rows = session.core.found_tables or {}
     names = [name for name in names if name in rows]
     if not names:
         return

@@ -108,11 +108,13 @@ def lift_embeddings(
         tables=tables or {},
         carry_weights=carry_weights,
     )
-    session.place_cache(source)
+    session.core.place_cache(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
-        distributed = [distributed_layer_of(_layer_of(lifted, lookup), schema, session.origins) for lookup in lookups]
-        session.bind(schema, num_rows=swap.layer.num_embeddings, anchor=distributed[0].anchor)
+        distributed = [
+            distributed_layer_of(_layer_of(lifted, lookup), schema, session.core.origins) for lookup in lookups
+        ]
+        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=distributed[0].anchor)
         for number, (lookup, layer) in enumerate(zip(lookups, distributed, strict=True)):
             layer.anchor = distributed[0].anchor
             _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", layer)

@@ -65,7 +65,7 @@ def prefetch(
         Exception: while iterating, what the loader or a background thread raised, with its traceback; by ``ids``, a
             table that the model does not have.
     """
-    staleness = session.placement.staleness
+    staleness = session.core.placement.staleness
     if not isinstance(depth, int) or depth < 1:
         raise not_allowed("prefetch.depth", depth, ">= 1")
     if not isinstance(hints, int) or hints < 0:
@@ -79,7 +79,7 @@ def prefetch(
             f"prefetch.depth: {depth} is not allowed at staleness {staleness} with exact=False; allowed: 1 to "
             f"{staleness}, or exact=True"
         )
-    cache = session.placement.cache
+    cache = session.core.placement.cache
     if cache is not None and exact:
         raise InvalidArgument("prefetch.exact: True is not allowed for a session with a row cache; allowed: False")
     if cache is not None and staleness is not None and depth + cache.staleness > staleness:
@@ -87,12 +87,12 @@ def prefetch(
             f"prefetch.depth: {depth} is not allowed at staleness {staleness} with cache.staleness {cache.staleness}; "
             f"allowed: their sum at most {staleness}"
         )
-    session.native.check_usable()
-    if not session.bound_tables():
+    session.core.native.check_usable()
+    if not session.core.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
-    plan: IdPlan = LearntIds(session.native, session.trace_requests)
+    plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests)
     if ids is not None:
-        plan = NamedIds(ids, session.namespace, frozenset(session.bound_tables()))
+        plan = NamedIds(ids, session.namespace, frozenset(session.core.bound_tables()))
     copy = None if device is None else DeviceCopy(torch.device(device))
     return Prefetch(loader, session, _Settings(depth, exact, plan, copy, hints))
 
@@ -158,7 +158,7 @@ class Prefetch(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
-        self._native = _client.Prefetcher(session.native, exact=settings.exact)
+        self._native = _client.Prefetcher(session.core.native, exact=settings.exact)
         self._stateful = loader if isinstance(loader, Stateful) else None
         self._progress = _Progress()
 
@@ -207,14 +207,14 @@ class PrefetchIterator(Generic[Batch]):
         self._session, self._native, self._settings = session, native, settings
         self._progress = source.progress
         self._progress.begin(source.state())
-        self._work = _Work(session.native, native, settings, session.trace)
+        self._work = _Work(session.core.native, native, settings, session.core.trace)
         stages = [("dedup", self._work.index), ("pull", self._work.pull)]
         if settings.hints:
             stages.insert(1, ("hint", self._work.hint))
         self._pipeline = Pipeline(self._work.load(source), stages, depth=settings.depth, ahead=settings.hints)
         # Threads hold no reference to this object, so that they end when the loop lets go of it.
         self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline, self._progress)
-        session.follow(self)
+        session.core.follow(self)
 
     def __iter__(self) -> PrefetchIterator[Batch]:
         return self
@@ -223,10 +223,10 @@ class PrefetchIterator(Generic[Batch]):
         if self._work.position[0] >= 0:
             self._settings.plan.end()
         try:
-            with self._session.trace.span("wait for batch", step=self._session.current_step):
+            with self._session.core.trace.span("wait for batch", step=self._session.current_step):
                 item = self._take()
             if item.rows is not None:
-                with self._session.trace.span("hand over", step=self._session.current_step):
+                with self._session.core.trace.span("hand over", step=self._session.current_step):
                     self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled())
         except BaseException:
             self.close()

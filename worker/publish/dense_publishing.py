@@ -54,7 +54,7 @@ class DensePublisher:
             raise InvalidArgument(f"DensePublisher: every_sec {every_sec} is not allowed; allowed: > 0")
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
-        security = session.catalog.security if isinstance(session.catalog, ControlClient) else None
+        security = session.core.catalog.security if isinstance(session.core.catalog, ControlClient) else None
         program = torch.export.load(
             io.BytesIO(read_program(root, name, self.version, security, is_operator=is_operator))
         )

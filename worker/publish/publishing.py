@@ -137,16 +137,16 @@ def publish(
         Unavailable: a shard is down (names it).
         NotFound: the namespace has no tables.
     """
-    if not isinstance(session.catalog, ControlClient):
+    if not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition("publish: needs a session of a cluster (sr.connect), not of stores in this process")
     if (model is None) != (example is None):
         raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
     program = None if model is None or example is None else ProgramSource(model, example, dynamic_shapes)
     session.flush()
-    tower = None if program is None else session.read_dense_rows()
+    tower = None if program is None else session.core.read_dense_rows()
     card = {"step": session.current_step, **(card or {})}
     publication = Publication(name, root, alias, dtype, card, program, () if tower is None else (tower,))
-    done = publish_from(session.catalog, session.namespace, publication)
+    done = publish_from(session.core.catalog, session.namespace, publication)
     if done.program_bytes:
         largest = ", ".join(map(str, done.largest_tensors)) or "none"
         print(

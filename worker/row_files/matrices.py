@@ -112,7 +112,7 @@ def _check_inflation(path: Path) -> None:
 
 def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
     """Entry of the source -> table."""
-    known = {schema.name for schema in session.catalog.list_tables(session.namespace)}
+    known = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
     if tables is not None:
         for entry, table in tables.items():
             if entry not in entries:

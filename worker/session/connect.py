@@ -19,6 +19,7 @@ from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
+from .session_core import SessionCore
 from .session_parts import Placement
 from .transaction import NonFinitePolicy
 
@@ -108,7 +109,7 @@ def connect(
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
-        return Session(
+        core = SessionCore(
             native,
             control,
             placement,
@@ -120,6 +121,7 @@ def connect(
             found_tables=identity.found if namespace_policy is None else None,
             cluster_id=cluster_id,
         )
+        return Session(core)
     except BaseException as error:
         if isinstance(error, Exception):
             report_fault(control, identity, error)

@@ -20,6 +20,7 @@ from ...proto.schema import DTYPES, TableSchema
 from ..cache.settings import RowCache, cache_arguments, check_cache
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
+from .session_core import SessionCore
 from .session_parts import Placement
 from .transaction import NonFinitePolicy
 
@@ -65,7 +66,7 @@ class InProcessCluster:
         )
         placement = Placement(namespace=namespace, staleness=staleness, on_nonfinite=on_nonfinite, cache=cache)
         found = {schema.name: self.row_count(namespace, schema.name) for schema in self.list_tables(namespace)}
-        return Session(native, self, placement, found_tables=found)
+        return Session(SessionCore(native, self, placement, found_tables=found))
 
     def create_table(self, schema: TableSchema) -> TableSchema:
         """Creates a table on every store, or finds it.

@@ -16,7 +16,7 @@ from .tracing import ThreadName
 
 
 class OtelTrace:
-    """What ``session.record`` takes: each step of training is a span, with those of its parts below it.
+    """What ``session.core.record`` takes: each step of training is a span, with those of its parts below it.
 
     A step's span begins where the step before it ended, and is a child of the span that is current then, if any. Its
     ids go with every pull to the shards, those of the span "push" with every commit; shards that have an exporter add
@@ -100,7 +100,7 @@ def record_otel(session: Session, tracer: Tracer) -> OtelTrace:
         session: whose.
         tracer: of OpenTelemetry, such as ``opentelemetry.trace.get_tracer("training")``.
     """
-    trace = OtelTrace(tracer, session.native.take_pull_spans)
-    session.record(trace)
+    trace = OtelTrace(tracer, session.core.native.take_pull_spans)
+    session.core.record(trace)
     trace.begin_step(session.current_step)
     return trace

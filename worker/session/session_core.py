@@ -1,4 +1,4 @@
-"""A worker's session: its tables, its clock, and the end of each step."""
+"""What a session does for the library's own modules; :class:`Session` has what users call."""
 
 from __future__ import annotations
 
@@ -8,27 +8,17 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Join, Joinable
 
 from ...cpp_ext import _client
-from ...proto.closing import Closing
 from ...proto.control import WorkerIdentity
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
-from .join import (
-    SessionJoinHook,
-    check_place_in_join,
-    checked_micro_batches,
-    collective_device,
-    default_group,
-)
+from .join import check_place_in_join
 from .loss_scale import LossScale
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
@@ -36,17 +26,24 @@ from .session_tables import SessionTables
 from .step_watch import StepWatch
 from .tracing import NoTrace, Trace
 from .transaction import end_step
-from .wrapped_optimizer import WrappedOptimizer, checked_dense, unwrapped
 
 _log = logging.getLogger(__name__)
 
 
-class Session(SessionTables, Closing, Joinable):
-    """Made by :func:`connect`. Explicit, and closed by ``close()`` or a ``with`` statement.
+class SessionCore(SessionTables):
+    """The state of one session, as layers, prefetch, checkpoints and publishing use it.
 
-    The native half may be used from any thread; ``step`` belongs to the thread that trains. After ``fork`` the
-    child's copy raises :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with
-    unequal numbers of batches it goes into torch's ``Join`` (worker/session/join.py).
+    Args:
+        native: the native half; any thread may use it.
+        catalog: where tables are registered.
+        placement: this worker among those of its job.
+        on_close: leaves the job, within so many seconds (None: its own deadline).
+        on_fault: reports an error that ends the session.
+        reached: the highest step that a worker of the job has committed; None: this worker was there from the start.
+        ranks: ranks of the workers that are in the job; None: this worker alone.
+        identity: of this worker; None: the shards are in this process.
+        cluster_id: of the cluster; None: the shards are in this process.
+        found_tables: rows of the tables that ``distribute`` is to speak of when it finds them; None: it says nothing.
     """
 
     def __init__(
@@ -65,10 +62,9 @@ class Session(SessionTables, Closing, Joinable):
     ) -> None:
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
-        self.identity = identity  # None: its shards are in this process
+        self.identity = identity
         # Ids of the clusters whose rows the tables hold: its own, and those of restored checkpoints. Layers share it.
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
-        # Rows of the tables that distribute is to speak of when it finds them; None where it says nothing.
         self.found_tables = found_tables
         self._trace: Trace = NoTrace()
         self._on_close = on_close
@@ -82,21 +78,6 @@ class Session(SessionTables, Closing, Joinable):
         # What wants the forwards of the session's models traced: a prefetch that learns which ids its batches hold.
         self.trace_requests = TraceRequests()
         close_at_exit(self, is_connected=on_close is not None)
-
-    @property
-    def rank(self) -> int:
-        """This worker's place in the order of reduction."""
-        return self.placement.rank
-
-    @property
-    def world_size(self) -> int:
-        """Workers of the job when it began."""
-        return self.placement.world_size
-
-    @property
-    def current_step(self) -> int:
-        """The step that the next commit ends."""
-        return self.native.step
 
     @property
     def trace(self) -> Trace:
@@ -116,64 +97,22 @@ class Session(SessionTables, Closing, Joinable):
 
     def step(
         self,
-        dense: torch.optim.Optimizer | None = None,
-        scaler: GradScaler | None = None,
-        *,
-        allow_empty: bool = False,
-        clip_row_norm: float | None = None,
-    ) -> bool:
-        """Ends the step: the dense update and the sparse commit both happen, or neither.
-
-        Gradients staged by backward since the last step (of all micro-batches) are unscaled, checked and
-        committed; then ``dense`` steps, through ``scaler`` when one is given, which is also updated. Afterwards
-        the gradients of both sides are gone, whatever the outcome: ``dense.zero_grad()`` is called here.
-
-        Args:
-            dense: the optimizer of the model's local parameters; None after :func:`dense_on_servers`.
-            scaler: the ``torch.amp.GradScaler`` that scaled the loss. A step that it skips is silent, as torch's.
-            allow_empty: commit although no backward reached a distributed table.
-            clip_row_norm: a row's gradient, summed over this worker's step and unscaled, is shortened to this L2 norm
-                where it is longer; before it is averaged with the other workers'. Dense ones are clipped by torch's
-                ``clip_grad_norm_`` before this call.
-
-        Returns:
-            Whether the step was taken; False when it was skipped (by the scaler, or ``on_nonfinite="skip"``).
-
-        Raises:
-            NonFiniteGradient: a gradient, sparse or dense, of this rank or another, has NaN or Inf; the model and
-                the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
-            FailedPrecondition: no backward reached a table (and not ``allow_empty``).
-            InvalidArgument: ``clip_row_norm`` is not above 0; ``dense`` or ``clip_row_norm`` although the dense
-                tensors are on the servers; within ``Join`` the session stands before the DDP model, or ``dense`` is
-                a ``ZeroRedundancyOptimizer``.
-            ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
-            Fenced: this worker has lost its place in the job; its text says where the step may have been applied.
-            DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
-                last phase of a commit is sent in the background, and its error raised by the next ``step``,
-                ``flush`` or ``close``.
-        """
-        scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
-        return self.step_with(
-            unwrapped(self, dense, scaler), scale, allow_empty=allow_empty, clip_row_norm=clip_row_norm
-        )
-
-    def step_with(
-        self,
+        joinable: Joinable,
         dense: torch.optim.Optimizer | None,
         scale: LossScale | None,
         *,
         allow_empty: bool = False,
         clip_row_norm: float | None = None,
     ) -> bool:
-        """What :meth:`step` and the optimizers of :meth:`wrap` call."""
+        """As :meth:`Session.step`, which has its arguments and errors; ``joinable`` is the session in torch's Join."""
         self.flush()
         self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
             raise InvalidArgument(
                 f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
             )
-        check_place_in_join(self, dense if self.world_size > 1 else None)
-        Join.notify_join_context(self)
+        check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
+        Join.notify_join_context(joinable)
         self.send_learning_rates()
         try:
             if self._dense_rows is not None:
@@ -182,14 +121,14 @@ class Session(SessionTables, Closing, Joinable):
                         "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
                     )
                 self._dense_rows.stage()
-            with self._watch.stepping(dense), self.trace.span("session.step", step=self.current_step):
+            with self._watch.stepping(dense), self.trace.span("session.step", step=self.native.step):
                 return end_step(
                     self.native,
                     self._optimizer,
                     dense=dense,
                     scale=scale,
                     allow_empty=allow_empty,
-                    is_distributed=self.world_size > 1,
+                    is_distributed=self.placement.world_size > 1,
                     on_nonfinite=self.placement.on_nonfinite,
                     clip_row_norm=clip_row_norm,
                     pushes=self._pushes,
@@ -197,54 +136,11 @@ class Session(SessionTables, Closing, Joinable):
                 )
         finally:
             self._end_dense_step()
-            self.trace.end_step(self.current_step)
-
-    def wrap(
-        self, dense: torch.optim.Optimizer, *, scaler: GradScaler | None = None, clip_row_norm: float | None = None
-    ) -> WrappedOptimizer:
-        """An optimizer whose ``step()`` is this session's, for loops that are not yours: ``fit()``, Lightning.
-
-        Its parameter groups and its ``state_dict`` are those of ``dense``; the rates of the tables stay in
-        ``session.optimizer``. ``zero_grad()`` drops the gradients of the rows too.
-
-        Args:
-            dense: the optimizer of the model's local parameters.
-            scaler: the ``torch.amp.GradScaler`` whose ``step`` the loop calls, and that it updates; None: none.
-            clip_row_norm: as that of :meth:`step`.
-
-        Raises:
-            InvalidArgument: ``dense`` is no optimizer, is wrapped already, or needs a closure, as LBFGS does.
-        """
-        return WrappedOptimizer(self, checked_dense(self, dense), scaler=scaler, clip_row_norm=clip_row_norm)
+            self.trace.end_step(self.native.step)
 
     def watch_model(self, model: torch.nn.Module) -> None:
         """Counts optimizers of this model's parameters as this session's business; ``distribute`` calls it."""
         self._watch.add_model(model)
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What torch's ``Join`` calls.
-
-        Args:
-            kwargs: of ``Join``. ``micro_batches``: forwards of each step (default 1), where the others accumulate.
-
-        Raises:
-            InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
-        """
-        return SessionJoinHook(self.end_empty_step, checked_micro_batches(kwargs))
-
-    @property
-    def join_device(self) -> torch.device:
-        """Of the collective calls."""
-        return collective_device()
-
-    @property
-    def join_process_group(self) -> Any:
-        """The default group.
-
-        Raises:
-            FailedPrecondition: torch.distributed is not initialised.
-        """
-        return default_group()
 
     def end_empty_step(self) -> None:
         """This worker's part of a step to which it has nothing to add; refused gradients are the others' to report."""
@@ -257,23 +153,19 @@ class Session(SessionTables, Closing, Joinable):
             dense=None,
             scale=None,
             allow_empty=True,
-            is_distributed=self.world_size > 1,
+            is_distributed=self.placement.world_size > 1,
             on_nonfinite="skip",
             pushes=self._pushes,
             trace=self.trace,
         )
 
     def flush(self) -> None:
-        """Waits until the shards have applied every step taken; at staleness 0 they have when ``step`` returns.
-
-        Raises:
-            DeadlineExceeded, Unavailable: the outcome of the last step is unknown; the session can only be closed.
-        """
+        """As :meth:`Session.flush`."""
         if self._pushes is not None:
             self._pushes.wait()
 
     def discard(self) -> None:
-        """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
+        """As :meth:`Session.discard`."""
         self.native.check_usable()
         self.native.abort()
         self._end_dense_step()
@@ -295,7 +187,9 @@ class Session(SessionTables, Closing, Joinable):
         Raises:
             Unavailable: the coordinator cannot be reached.
         """
-        return self.rank == 0 or (self._ranks is not None and min(self._ranks(), default=-1) >= self.rank)
+        return self.placement.rank == 0 or (
+            self._ranks is not None and min(self._ranks(), default=-1) >= self.placement.rank
+        )
 
     def check_no_dense_rows(self) -> None:
         """Raises FailedPrecondition when a model's dense tensors are on the servers already."""
@@ -314,29 +208,25 @@ class Session(SessionTables, Closing, Joinable):
         return self._dense_rows.table_name
 
     def stats(self) -> SessionStats:
-        """Counters since the session was made."""
+        """As :meth:`Session.stats`."""
         return SessionStats(**self.native.stats())
 
     def close(self) -> None:
-        """Ends what prefetches, leaves the job and forgets the tables. Idempotent.
-
-        Gradients of a step in progress are dropped with a warning. In a forked child the copy forgets its tables; the
-        parent stays in the job. A session that is open when its process ends is closed then (close_at_exit.py).
-
-        Raises:
-            FailedPrecondition: an optimizer stepped in place of ``session.step``, so rows were not trained.
-            DeadlineExceeded, Unavailable: the outcome of the last step is unknown.
-                The session is closed all the same.
-        """
-        refusal = self._end()
+        """As :meth:`Session.close`."""
+        refusal = self.end()
         if refusal:
             raise FailedPrecondition(f"{refusal}; the session was closed without them")
+
+    def report_fault(self, error: BaseException | None) -> None:
+        """Tells the coordinator of an error that ends the session's ``with`` block, for ``sparserow status``."""
+        if self._on_fault is not None and isinstance(error, Exception) and os.getpid() == self._process:
+            self._on_fault(error)
 
     def end_at_exit(self, error: BaseException | None, deadline_sec: float) -> None:
         """What the end of this process calls: reports ``error``, where it is one, and closes.
 
         Raises:
-            FailedPrecondition: as :meth:`close`, unless ``error`` ends the process.
+            FailedPrecondition: as :meth:`Session.close`, unless ``error`` ends the process.
         """
         if os.getpid() != self._process or self.native.is_closed:
             return
@@ -345,11 +235,11 @@ class Session(SessionTables, Closing, Joinable):
         fault = unsent if error is None else error
         if self._on_fault is not None and isinstance(fault, Exception):
             self._on_fault(fault)
-        self._end(deadline_sec)
+        self.end(deadline_sec)
         if error is None and unsent is not None:
             raise unsent
 
-    def _end(self, deadline_sec: float | None = None) -> str:
+    def end(self, deadline_sec: float | None = None) -> str:
         """Closes; returns why lookups were refused, "" where they were not. ``deadline_sec``: to leave the job."""
         is_ours = os.getpid() == self._process
         forget_at_exit(self)
@@ -370,23 +260,9 @@ class Session(SessionTables, Closing, Joinable):
                 on_close(deadline_sec)
         return refusal
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes it; an error that ends the ``with`` block is told to the coordinator, for ``sparserow status``."""
-        if self._on_fault is not None and isinstance(error, Exception) and os.getpid() == self._process:
-            self._on_fault(error)
-        if error is None:
-            self.close()
-        else:
-            self._end()  # the error that ends the block counts
-
     def follow(self, follower: Closeable) -> None:
         """Has ``follower`` closed before the session is; held weakly."""
         self._followers.add(follower)
-
-    def __reduce__(self) -> Any:
-        raise FailedPrecondition("a session cannot be copied or pickled: connect in each process")
 
     def _end_dense_step(self) -> None:
         if self._dense_rows is not None:

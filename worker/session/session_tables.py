@@ -19,7 +19,7 @@ from .table import TableRows
 
 
 class SessionTables:
-    """What a :class:`Session` knows of tables.
+    """The tables of a :class:`SessionCore`.
 
     Args:
         native: the native half.
@@ -43,14 +43,14 @@ class SessionTables:
 
     @property
     def optimizer(self) -> SparseOptimizer:
-        """Learning rates by table, for ``torch.optim.lr_scheduler``.
-
-        Raises:
-            FailedPrecondition: before ``distribute``, as there is no table yet.
-        """
+        """As :attr:`Session.optimizer`."""
         if self._optimizer is None:
             raise FailedPrecondition("session.optimizer: there is no table yet; call distribute(model, session) first")
         return self._optimizer
+
+    def is_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the one of the session's tables."""
+        return optimizer is self._optimizer
 
     def learning_rates(self) -> dict[str, float]:
         """Of each table of the models, by name; {} before there is one."""
@@ -81,21 +81,7 @@ class SessionTables:
         seed: int = 0,
         policy: RowPolicy | None = None,
     ) -> TableRows:
-        """Creates a table for use by key, or finds it.
-
-        Args:
-            name: within the session's namespace.
-            dim: columns.
-            optimizer: runs on the shards; its ``lr`` is the default of ``push``. As that of :func:`distribute`.
-            dtype: of stored weights.
-            init: initial rows of keys without a push; None is zeros.
-            seed: of initial rows.
-            policy: which keys get a row and which rows go again; None: every key, and none.
-
-        Raises:
-            FailedPrecondition: it exists with another schema (names the field).
-            InvalidArgument: an argument is out of its range, or the optimizer has no counterpart on the servers.
-        """
+        """As :meth:`Session.create_table`."""
         self.native.check_usable()
         schema = TableSchema(
             namespace=self.namespace,
@@ -110,11 +96,7 @@ class SessionTables:
         return self._rows_of(self.catalog.create_table(schema))
 
     def table(self, name: str) -> TableRows:
-        """Rows of a table by key.
-
-        Raises:
-            NotFound: the namespace has no such table (lists those it has).
-        """
+        """As :meth:`Session.table`."""
         self.native.check_usable()
         if name not in self._schemas:
             for schema in self.catalog.list_tables(self.namespace):
@@ -125,12 +107,7 @@ class SessionTables:
         return self._rows_of(self._schemas[name])
 
     def drop_table(self, name: str) -> None:
-        """Removes a table of the namespace and all of its rows, for every worker and for ever.
-
-        Raises:
-            NotFound: the namespace has no such table.
-            FailedPrecondition: a model of this process uses it.
-        """
+        """As :meth:`Session.drop_table`."""
         self.native.check_usable()
         if name in self.bound_tables():
             raise FailedPrecondition(

@@ -75,14 +75,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        self._session.step_with(self._dense, self._loss_scale(), clip_row_norm=self._clip_row_norm)
+        self._session.core.step(self._session, self._dense, self._loss_scale(), clip_row_norm=self._clip_row_norm)
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of both sides; rows that a forward has read stay for its backward."""
         self._dense.zero_grad(set_to_none)
-        if self._session.native.staged_calls > 0:
-            self._session.native.drop_gradients()
+        if self._session.core.native.staged_calls > 0:
+            self._session.core.native.drop_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """To the dense optimizer."""
@@ -129,7 +129,7 @@ def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim
         raise InvalidArgument(
             f"session.wrap: dense of type {type(dense).__name__} is not allowed; allowed: torch.optim.Optimizer"
         )
-    if isinstance(dense, WrappedOptimizer) or dense is session._optimizer:
+    if isinstance(dense, WrappedOptimizer) or session.core.is_optimizer(dense):
         raise InvalidArgument("session.wrap: dense is the session's already; allowed: the dense side's optimizer")
     closure = inspect.signature(type(dense).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

@@ -20,10 +20,10 @@ class SessionLeases:
     """
 
     def __init__(self, session: Session, run: str, epochs: int, *, again: bool = False) -> None:
-        if session.identity is None or not isinstance(session.catalog, ControlClient):
+        if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
             raise FailedPrecondition("leases of data need a session with a coordinator")
         self._session, self._run, self._epochs, self._again = session, run, epochs, again
-        self._identity, self._control = session.identity, session.catalog
+        self._identity, self._control = session.core.identity, session.core.catalog
 
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
         """Says what is done, and asks for more.
@@ -33,7 +33,7 @@ class SessionLeases:
             FailedPrecondition: other workers count other chunks.
             Unavailable: the coordinator cannot be reached.
         """
-        self._session.catch_up()  # from its first commit on the steps of a worker that joined are in a row
+        self._session.core.catch_up()  # from its first commit on the steps of a worker that joined are in a row
         reply = self._ask(epoch, chunks, done, trained=None if trained is None else pb.EpochSums(**vars(trained)))
         sums, tested = reply.trained, reply.tested
         return Leased(

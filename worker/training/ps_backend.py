@@ -130,7 +130,7 @@ class PsBackend:
 
     def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
         """The ids of every forward of a step, by table."""
-        size, tables = self._job.train.batch_size, frozenset(self._session.bound_tables())
+        size, tables = self._job.train.batch_size, frozenset(self._session.core.bound_tables())
         ids: dict[str, list[torch.Tensor]] = {}
         for begin in range(0, len(batch), size):
             for path, holder in self._holders.items():
@@ -155,7 +155,7 @@ class PsBackend:
     @property
     def trace(self) -> Trace:
         """The session's."""
-        return self._session.trace
+        return self._session.core.trace
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:

@@ -309,7 +309,7 @@ class Trainer:
         for batch in batches:
             result = self._step.run(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
-                self._backend.session.end_empty_step()  # each batch is a commit: they say how far a lease is
+                self._backend.session.core.end_empty_step()  # each batch is a commit: they say how far a lease is
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)

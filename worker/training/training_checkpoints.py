@@ -118,7 +118,7 @@ class TrainingCheckpoints:
     def begin(self) -> None:
         """Before the first step: has rows saved between checkpoints, where a shard can come back from them alone."""
         every = self._config.delta_every
-        if every is not None and self._session.placement.staleness != 0:
+        if every is not None and self._session.core.placement.staleness != 0:
             keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every, config=self._run)
 
     def after_step(self, number: int, progress: Progress) -> None:

@@ -1,0 +1,30 @@
+"""What users find on a session: a name that is added here is a promise."""
+
+from __future__ import annotations
+
+import sparserow as sr
+
+FACE = {
+    *("namespace", "rank", "world_size", "current_step", "optimizer"),
+    *("create_table", "table", "drop_table"),
+    *("step", "wrap", "flush", "discard", "stats", "close"),
+    *("join_hook", "join_device", "join_process_group"),  # of torch's Join
+}
+
+
+def test_the_class_has_what_users_call_and_no_more() -> None:
+    assert {name for name in vars(sr.Session) if not name.startswith("_")} == FACE
+    bases = {name for base in sr.Session.__mro__[1:] for name in vars(base) if not name.startswith("_")}
+    assert bases <= FACE
+
+
+def test_a_session_adds_its_core_alone() -> None:
+    with sr.InProcessCluster().connect("face") as session:
+        assert {name for name in vars(session) if not name.startswith("_")} == {"core"}
+
+
+def test_each_counter_has_a_sentence_with_its_unit() -> None:
+    sentences = sr.SessionStats.describe()
+    with sr.InProcessCluster().connect("face") as session:
+        assert set(session.core.native.stats()) == set(sentences)
+    assert all(text.endswith(("(count).", "(bytes).")) for text in sentences.values())
