@@ -93,7 +93,7 @@ void set_cache_storage(Session& session, py::object make) {
   cache->set_storage(std::move(storage));
 }
 
-// Every binding's ids are a tensor of their own: what a batch's author names himself.
+// The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
 MergePlan plan_of_names(const std::vector<std::string>& names) {
   MergePlan plan;
   for (const std::string& name : names) {

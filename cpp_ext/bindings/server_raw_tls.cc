@@ -27,7 +27,7 @@ using RawHeader = std::array<std::int64_t, 2>;  // bytes of the request, this he
   throw std::runtime_error(std::string("raw TLS: ") + what + ": " + text.data());
 }
 
-// One end of a connection; the caller keeps the socket open. A client trusts whoever answers.
+// One end of a connection; the caller keeps the socket open. A client trusts every server.
 class RawTls {
  public:
   RawTls(int fd, const std::string& certificate, const std::string& key, std::size_t largest_bytes)

@@ -8,7 +8,7 @@
 namespace sparserow::rpc {
 namespace {
 
-// A store that throws has failed; what is known of its changes stays.
+// A store that throws has failed; the changes that it reported before stay known.
 template <class Apply>
 ApplyOutcome caught(Apply&& apply) noexcept {
   ApplyOutcome outcome;
@@ -122,7 +122,8 @@ void CommitApplier::reduce_and_apply(std::span<Kept> commits, std::uint32_t work
       if (block.keys.empty()) continue;
       TableInput& table = tables[block.table_id];
       if (table.inputs.empty()) table = {block.dim, block.lr, {}, {}};
-      if (block.dim != table.dim) continue;  // the table was made anew between two commits: what is old is dropped
+      if (block.dim != table.dim)
+        continue;  // the table was made anew between two commits: the block of the old one is dropped
       table.inputs.push_back({&block, scale});
       table.reservations.push_back(&kept.reservations[i]);
     }

@@ -17,7 +17,7 @@ std::uint64_t clock_of(const Job& job, const Commit& commit) noexcept {
 
 }  // namespace
 
-// A write that throws has failed: what waits for it must go on.
+// A write that throws has failed: its waiters must go on.
 Result<std::uint64_t> CommitLog::without_exceptions(const std::function<Result<std::uint64_t>()>& write) {
   try {
     return write();
@@ -61,7 +61,7 @@ Status CommitLog::admit_or_refuse(const Job& job, const Commit& commit) {
   return status.is_ok() ? status : refused(std::move(status));
 }
 
-// As admit() of the job; NotFound when there is none.
+// Job::admit() of the commit's job; NotFound when the shard does not know the job.
 Status CommitLog::check_admitted(const Commit& commit) const {
   const auto job = find(commit.job_id);
   return job.is_ok() ? job.value()->admit(commit.worker_id, commit.worker_epoch) : job.status();
@@ -104,7 +104,8 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   if (commit.sequence == 0) return refused(Status(Code::kInvalidArgument, "sequence: 0 is not allowed"));
   Kept kept;
   if (!prepared) {
-    // First look: a duplicate must not reserve. Second look after reserving: members may have changed.
+    // The first check keeps a duplicate from reserving. The second one follows the reservation, which lets the mutex
+    // go, so that members may have changed.
     if (Status status = check_admitted(commit); !status.is_ok()) {
       const auto known = settled(lock, commit);
       return known ? *known : refused(std::move(status));
@@ -170,7 +171,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   const auto job = find(job_id);
   const auto answer = seen(lock, job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
-  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // looking may have waited
+  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // seen() may have waited
   if (is_cutting_ || is_frozen(*job.value())) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
@@ -219,8 +220,8 @@ Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept ke
   return CommitResult{.applied_rows = rows};
 }
 
-// Applies one commit; the mutex is free meanwhile. What was prepared was promised, and a part of a commit is no commit:
-// a failure of these fails the job.
+// Applies one commit; the mutex is free meanwhile. A prepared commit was promised, and a part of a commit is no commit:
+// a failure of either fails the job.
 Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::uint64_t sequence = kept.commit.sequence;
@@ -233,7 +234,7 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool 
   lock.unlock();
   auto [status, has_changed] = applier_.apply(kept, workers);
   count_writes({&kept, 1});
-  kept = Kept{};  // gives the reservations back before others look at the budget
+  kept = Kept{};  // gives the reservations back before other commits ask for room
   lock.lock();
   --applying_;
   if (!status.is_ok() && (has_changed || prepared)) {
@@ -253,7 +254,7 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool 
   return status;
 }
 
-// Every later call of the job gets the first such failure.
+// The job keeps its first failure, which every later call of the job gets.
 Status CommitLog::fail(Job& job, const std::string& what, const std::string& how, const Status& cause) {
   Status failure(Code::kDataLoss, what + " of job '" + job.name + "' " + how + ": " + cause.message() +
                                       "; restore a checkpoint, or restart this shard");
@@ -261,7 +262,7 @@ Status CommitLog::fail(Job& job, const std::string& what, const std::string& how
   return failure;
 }
 
-// Commits that were applied together. Of a step of several workers each is told that others wrote.
+// Counts commits that were applied together. In a step of several workers each worker learns that others wrote.
 void CommitLog::count_writes(std::span<const Kept> commits) {
   for (const Kept& kept : commits) {
     const Commit& commit = kept.commit;

@@ -1,9 +1,9 @@
-// What a shard remembers of commits: the answers to repeats, and which commits are lost.
+// The shard's memory of commits: the answers to repeats, and which commits are lost.
 #include "commit/commit_log.h"
 
 namespace sparserow::rpc {
 
-// What is known about a sequence: its answer, once the thread that applies it is done; nullopt when it is new.
+// Returns a sequence's answer, once the thread that applies it is done; nullopt when the sequence is new.
 Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& job, const Commit& commit) {
   const WorkerKey key{commit.worker_id, commit.worker_epoch};
   const std::uint64_t sequence = commit.sequence;
@@ -25,11 +25,11 @@ Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& jo
       ++stats_.commits_duplicate;
       return std::optional(CommitResult{answer->rows, true, answer->end == JobWindow::End::kAborted});
     }
-    answered_.wait(lock);  // bounded: its applier holds no lock and waits for nobody
+    answered_.wait(lock);  // bounded: its applier holds no lock and waits for no other thread
   }
 }
 
-// The answer to what a worker repeats whose epoch is over; nullopt when the refusal of admit() is the answer.
+// Returns the answer to a repeat by a worker whose epoch is over; nullopt: the refusal of admit() is the answer.
 std::optional<Result<CommitResult>> CommitLog::settled(Lock& lock, const Commit& commit) {
   const WorkerKey key{commit.worker_id, commit.worker_epoch};
   while (true) {

@@ -1,4 +1,4 @@
-// The cut: rows and windows of one instant.
+// CommitLog::cut(): takes rows and windows of one instant.
 #include <algorithm>
 
 #include "commit/commit_log.h"
@@ -39,7 +39,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
     }
     return Status(Code::kDeadlineExceeded, "cut: waited for commits of worker ids " + ids);
   }
-  is_cutting_ = true;  // nothing new is applied
+  is_cutting_ = true;  // no other commit is applied from now on
   Status status;
   if (!answered_.wait_until(lock, deadline, [&] { return applying_ == 0; })) {
     status = Status(Code::kDeadlineExceeded, "cut: commits are being applied for longer than its deadline");
@@ -60,7 +60,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
 void CommitLog::install(const std::vector<JobImage>& images) {
   const Lock lock(mutex_);
   saved_.clear();
-  retired_.clear();  // they tell of rows that are gone
+  retired_.clear();  // they describe rows that are gone
   for (const JobImage& image : images) saved_[image.job_id] = image;
 }
 

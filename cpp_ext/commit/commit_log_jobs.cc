@@ -1,4 +1,4 @@
-// Who works for a job: the part of the commit log that the coordinator calls.
+// The members of a job: the part of the commit log that the coordinator calls.
 #include <algorithm>
 #include <set>
 
@@ -21,7 +21,7 @@ Status check_members(const JobSpec& spec) {
   return Status::ok();
 }
 
-// Answers the pulls of workers that no longer belong here: they are not left to their deadlines.
+// Answers the parked pulls of workers that left, so that these do not wait for their deadlines.
 void unpark_gone(Job& job, std::vector<PullOutcome>& outcomes) {
   const auto is_gone = [&job](const ParkedPull& pull) { return !job.admit(pull.worker_id, pull.epoch).is_ok(); };
   for (ParkedPull& pull : job.parked.take_if(is_gone)) {
@@ -59,7 +59,7 @@ Result<std::vector<WorkerReport>> CommitLog::freeze(std::uint32_t job_id, std::u
     job.resolved = false;
     job.frozen_until.reset();
     if (lease) job.frozen_until = std::chrono::steady_clock::now() + *lease;
-    job.cut.reset();  // of the operation before: it is overtaken
+    job.cut.reset();  // this operation overtakes the cut of the one before
     answered_.notify_all();
     for (const WorkerKey& key : fence) {
       if (const auto worker = job.workers.find(key); worker != job.workers.end()) worker->second.fenced = true;
@@ -82,7 +82,7 @@ bool CommitLog::is_frozen(Job& job) {
   return false;
 }
 
-// Ends what a worker that left had in doubt: committed anywhere is committed here, else it is forgotten.
+// Ends the prepared commit of a worker that left: it is applied here if any shard has committed it, else forgotten.
 void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member) {
   const WorkerKey key{member.worker_id, member.epoch};
   JobWorker& worker = job->workers[key];
@@ -118,7 +118,7 @@ void CommitLog::retire(std::uint32_t job_id, Job& job, const WorkerKey& worker) 
   stats_.kept_bytes -= job.drop(worker);
 }
 
-// A job, or its next generation: a clock of its own, which knows the epochs of the one before.
+// Makes a job or its next generation: a clock of its own, which knows the epochs of the one before.
 CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes) {
   const auto fresh = std::make_shared<Job>();
   fresh->completed = spec.first_step - 1;

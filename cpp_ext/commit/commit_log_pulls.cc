@@ -1,4 +1,4 @@
-// Pulls that wait for the clock.
+// CommitLog's part for pulls: it parks those that wait for the clock.
 #include <algorithm>
 #include <iterator>
 

@@ -28,7 +28,7 @@ void KeyAges::touch(std::span<const std::uint64_t> keys, std::uint32_t batch, st
   }
 }
 
-// A larger table does not know who was where: all keys seem to be of the batch before.
+// A larger table has lost the ages: all keys count as those of the batch before.
 void KeyAges::make_room(std::size_t keys, std::uint32_t batch) {
   const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(64, keys) * kPlacesPerKey);
   if (batches_.size() < wanted) batches_.assign(wanted, batches_.empty() ? 0 : batch - 1);

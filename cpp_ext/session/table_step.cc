@@ -26,7 +26,7 @@ bool clip_norm(float* values, std::uint32_t n, float most) noexcept {
   return true;
 }
 
-// Whether nobody else reads what `owner` points to. use_count() alone orders nothing: giving up a copy joins the
+// Whether no other owner reads what `owner` points to. use_count() alone orders nothing: giving up a copy joins the
 // chain of releases, so what the last reader did happens before what the caller does next.
 template <class T>
 bool is_unshared(const std::shared_ptr<T>& owner) noexcept {

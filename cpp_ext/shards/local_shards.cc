@@ -52,7 +52,7 @@ std::shared_ptr<LocalShards> LocalShards::for_another_worker() const {
   return std::shared_ptr<LocalShards>(new LocalShards(stores_, writes_));
 }
 
-// Under mutex_. The own count first: in between the difference is one that was never given.
+// The caller holds mutex_. The own count is read first: read second, it could exceed a total that was never given.
 void LocalShards::count_write(std::int64_t step) {
   if (step != kNoStep) ++own_steps_;
   ++*writes_;

@@ -46,7 +46,7 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   if (excess(table, rows) == 0) return Status::ok();
   const std::uint64_t least = sum_of(rows) * table.layout.data_bytes;
-  if (least > store_.options.memory_budget_bytes) {  // nobody need leave for what never fits
+  if (least > store_.options.memory_budget_bytes) {  // no row leaves for one that never fits
     return store_.budget.exceeded_by(table.schema.name, least);
   }
   ++wanting_;
@@ -206,7 +206,7 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
   store_.pools.collapse_huge_pages();
 }
 
-// Writes what changed, then takes out of memory who is still as it was written. Empties the eviction.
+// Writes changed rows, then takes those out of memory that are still as written. Empties the eviction.
 Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t& removed) {
   if (table.is_dropped) {
     eviction.victims.clear();

@@ -63,9 +63,9 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
   return rows == 0 ? -1 : sum / rows;
 }
 
-// Appends `want` rows that nobody needs in memory; fewer where there are not so many, or a few more. A clock hand goes
-// over the stripe, a segment of its index at a time: it halves the heat of the rows that have some, and of the others
-// it takes the few that are worth least.
+// Appends `want` rows that no request needs in memory; fewer where there are not so many, or a few more. A clock hand
+// goes over the stripe, a segment of its index at a time: it halves the heat of the rows that have some, and of the
+// others it takes the few that are worth least.
 void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
   out.image.resize(table.codec.bytes());
   const std::shared_lock lock(store_.stripes[stripe].mutex);

@@ -50,7 +50,7 @@ void SavedImagePool::clear() noexcept {
   used_ = populated_ = 0;
 }
 
-// A place that nobody had before; null when the system has no memory.
+// Returns a new place; null when the system has no memory.
 SavedImage* SavedImagePool::cut() {
   if (regions_.empty() || used_ + place_bytes_ > regions_.back().bytes) {
     const std::size_t wished =

@@ -27,7 +27,7 @@ void copy_streaming(const std::byte* from, std::byte* to, std::size_t bytes) noe
 #endif
 }
 
-// Makes streamed rows visible to whom the buffer is handed to next, on another thread too.
+// Makes streamed rows visible to the next reader of the buffer, on another thread too.
 void finish_streaming() noexcept {
 #if defined(__SSE2__)
   _mm_sfence();

@@ -37,7 +37,7 @@ class UpdateGroup {
 
 }  // namespace
 
-// What a row that changes now is stamped with.
+// Returns the stamp of a row that changes now.
 LastPush Store::last_push_of(Table& table, std::uint64_t job, std::int64_t step) const {
   LastPush last_push;
   const RowPolicy& policy = table.schema.policy;
@@ -46,8 +46,8 @@ LastPush Store::last_push_of(Table& table, std::uint64_t job, std::int64_t step)
   return last_push;
 }
 
-// Looks up which of a block's rows that are not in memory are on the SSD, and brings those. What the reservation saw to
-// be nowhere still is while its token has not moved.
+// Looks up which of a block's rows are on the SSD and not in memory, and fetches those. A row that the reservation
+// found nowhere is still nowhere while its token has not moved.
 Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const std::uint64_t> block,
                           std::uint32_t part, std::uint32_t parts, const Reservation& reservation, Absences& absences) {
   absences.tokens.assign(block.size(), Absences::kUnknown);

@@ -136,7 +136,7 @@ Status Channel::on_hello_ack() {
   if (!section.is_ok() || !section.value()) return malformed_reply("HELLO_ACK");
   if (section.value()->kind == SectionKind::kError) {
     const Status status = parse_error(section.value()->payload);
-    if (!is_retryable(status.code())) return status;  // fails whoever waits: it would be refused again
+    if (!is_retryable(status.code())) return status;  // fails the waiting requests, which would be refused again
     break_off(status.message());
     return Status::ok();
   }

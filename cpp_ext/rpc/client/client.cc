@@ -76,7 +76,7 @@ Status Client::Impl::run(Call& call) {
     }
     if (status.is_ok()) status = out.request.status;
   }
-  // Whoever leaves passes the lead on; giving up a request may have left work for the next leader.
+  // A call that ends passes the lead on; a request that it gave up may have left work for the next leader.
   if (leading_) {
     wake_leader();
   } else if (!calls_.empty()) {

@@ -15,13 +15,13 @@ using Phase = FrameIo::Phase;
 
 // Holds a whole frame of a few hundred keys, so that a small request costs one read.
 constexpr std::size_t kStagingBytes = 64u << 10;
-// Until HELLO is accepted: whoever connects and says nothing of sense costs no more.
+// The bytes that a connection may cost before its HELLO is accepted.
 constexpr std::size_t kGreetingBytes = 4u << 10;
-// While others wait for room, what is under way must move faster.
+// A request that holds room must move at this rate while others wait for room.
 constexpr std::uint64_t kContendedBytesPerS = 512u << 10;
 constexpr std::chrono::milliseconds kContendedBody{1000};
 constexpr std::chrono::milliseconds kContendedReply{5000};
-// What is read and thrown away so that a refused peer can still read its ERROR.
+// The bytes that are read and thrown away, so that a refused peer can still read its ERROR.
 constexpr std::size_t kLingerBytes = 4u << 20;
 
 // Frames without rows are small, and only a request may bring a large one.
@@ -175,7 +175,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     token = {reinterpret_cast<const char*>(after.data()), after.size()};
   }
   if (!hello) return Status(Code::kInvalidArgument, "HELLO: the section is missing");
-  // First of all: who may not come in learns nothing of this shard.
+  // This check comes first: a client without a right learns nothing of this shard.
   grant_.digest = digest_of(token);
   SR_RETURN_IF_ERROR(check_access(header));
   if (hello->protocol_min > kProtocolVersion || hello->protocol_max < kProtocolMin) {

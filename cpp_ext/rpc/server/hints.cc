@@ -14,7 +14,7 @@ std::uint64_t HintQueue::take(std::uint32_t table_id, std::span<const std::uint6
       break;
     }
     asio::post(strand_, [this, table_id, kept = std::vector<std::uint64_t>(slice.begin(), slice.end())] {
-      // Errors are told to whoever pulls the rows.
+      // A pull of the rows will report the error.
       if (!stopped_) static_cast<void>(store_.fetch_to_memory(table_id, kept));
       waiting_ -= kept.size();
     });

@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kChecksumBytes = sizeof(SectionHeader) + sizeof(ChecksumPayload);
-constexpr std::uint64_t kUncharged = 64u << 10;  // a reply of so many bytes costs no more than its connection
+constexpr std::uint64_t kUncharged = 64u << 10;  // bytes of a reply that cost no more than its connection
 constexpr std::size_t kChunksATurn = 8;       // of a large reply that are written before other connections are served
 constexpr std::uint32_t kMostParked = 1024;   // pulls of one connection that wait for the clock
 constexpr std::uint64_t kParkedBytes = 1024;  // that a parked pull takes beside its body
@@ -114,7 +114,7 @@ Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
   return outcome;
 }
 
-// Asks the clock. A pull that must wait takes its keys along and gives its in-flight bytes back.
+// Asks the clock. A pull that must wait keeps its keys and gives its in-flight bytes back.
 Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pull, Body& body) {
   struct Wait {
     std::mutex mutex;
@@ -352,7 +352,7 @@ Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
 }
 
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
-// in between cannot be told any more: the connection ends, and the retry learns it.
+// in between can no longer be reported: the connection ends, and the retry gets the error.
 Task<bool> PullHandler::send_rows_chunked(PullRequest& pull) {
   FrameHeader header = rows_header(pull);
   const bool has_checksum = (header.flags & kFrameHasCrc) != 0;

@@ -20,7 +20,7 @@ struct Slice {
   bool has_head = false;  // the section's head stands before
 };
 
-// Values of the last slice's part that lie elsewhere and follow a chunk.
+// Values of the last slice's part that follow a chunk and lie in another buffer.
 enum class Tail : std::uint8_t { kPositions, kVersions, kFound };
 
 struct Chunk {

@@ -151,7 +151,7 @@ Status Server::Impl::check_room(const Peer& peer) const {
                 peer.address + " has its " + std::to_string(of_client) + " connections to this shard already");
 }
 
-// Connections whose HELLO is awaited are bounded by themselves, so that they take no seat from those that are served.
+// Connections before their HELLO have a bound of their own, so that they take no seat from served ones.
 // Beyond the bound the address that has most of them loses its oldest one.
 void Server::Impl::make_room_to_greet() {
   const std::uint32_t limit = std::max(kLeastGreeting, core_.options.max_connections / 8);
@@ -173,7 +173,7 @@ void Server::Impl::make_room_to_greet() {
   if (most != greeting.end()) most->second.front()->close();
 }
 
-// Those of one address share one, as long as one of its connections lives. Unix sockets are not bounded.
+// Connections of one address share a Peer, as long as one of them lives. Unix sockets are not bounded.
 std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
   if (address.empty()) return std::make_shared<Peer>(address, 0);
   const std::lock_guard lock(connections_mutex_);

@@ -42,8 +42,8 @@ Transfer transfer_of(ssize_t moved, Transfer::Want want) noexcept {
 
 // A connection whose peer's kernel is silent is given up after kSilenceMs, whether something is under way or not. By
 // itself TCP tries again as late as it was silent before, so 10 s later when a cable was out for as long, and it does
-// not notice at all while it waits for an answer that the peer gave up sending. Not for connections that others made:
-// who does not read for long may have its reasons.
+// not notice at all while it waits for an answer that the peer gave up sending. Accepted connections have no such
+// limit: a client may have reasons not to read for long.
 constexpr unsigned kSilenceMs = 10'000;
 constexpr int kIdleSeconds = 5;  // before the first probe
 constexpr int kProbeSeconds = 2;
@@ -198,7 +198,7 @@ Result<int> listen_tcp(const std::string& host, std::uint16_t port) {
 Result<int> listen_unix(const std::string& path) {
   const auto address = unix_address(path);
   SR_RETURN_IF_ERROR(address.status());
-  // What a killed process left behind; one that still listens is not touched.
+  // Removes the socket of a killed process; a socket that still listens is not touched.
   struct stat info{};
   if (::lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) {
     const auto living = unix_socket(address.value(), /*connects=*/true);

@@ -20,8 +20,8 @@ constexpr std::size_t kSendAtOnce = 64u << 10;   // of records: a system call fo
 
 using SslPtr = OpensslPtr<SSL, SSL_free>;
 
-// Whether these may be the first bytes of a client: a record of a handshake, which begins with a ClientHello. Whoever
-// says something else is refused before anything is made for it.
+// Whether these may be the first bytes of a client: a record of a handshake, which begins with a ClientHello. Other
+// bytes are refused before anything is made for them.
 bool may_begin_handshake(std::span<const std::byte> bytes) {
   const auto at = [&](std::size_t index) { return std::to_integer<std::size_t>(bytes[index]); };
   if (at(0) != SSL3_RT_HANDSHAKE) return false;
@@ -35,7 +35,7 @@ const BIO_METHOD* method_of_stream();
 // OpenSSL reads from the stream below and writes records into memory, which goes there many at a time.
 class TlsStream final : public Stream {
  public:
-  // host: whom a client has dialled; none: a server.
+  // host: the name that a client has dialled; a server has none.
   TlsStream(std::unique_ptr<Stream> under, SSL_CTX* context, const std::optional<std::string>& host)
       : under_(std::move(under)) {
     SSL_CTX_up_ref(context);

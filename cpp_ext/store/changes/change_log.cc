@@ -199,7 +199,7 @@ std::vector<std::uint64_t> ChangeLog::touched_versions() const {
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
     const std::shared_lock lock(store.stripes[stripe].mutex);
     const StripeLog& log = store.stripes[stripe].log;
-    if (!log.is_open()) continue;  // nobody follows any more
+    if (!log.is_open()) continue;  // its follower has left
     for (std::uint32_t slot = stripe; slot < out.size(); slot += stripes) {
       out[slot] = store.versions.of_sequence(log.touched(slot / stripes));
     }
@@ -281,7 +281,7 @@ Status ChangeLog::find_rows(const Behind& behind, SlotChanges& changes) {
   return Status::ok();
 }
 
-// Keys of the slot whose rows are newer than `since`, from a look at all of them.
+// Returns the keys of the slot whose rows are newer than `since`, from a pass over all of its rows.
 Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
                             std::vector<ChangedRow>& rows) const {
   const Store::Impl& store = *store_->impl_;

@@ -46,7 +46,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
     }
     may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
     if (const StripeLog& log = store.stripes[stripe].log; log.is_open()) {
-      // A row is noted at its first change since somebody looked, so its last one may be a little younger: not older
+      // A row is noted at its first change since the last read, so its last change may be a little younger, never older
       // than what the slot noted last before it.
       bool is_noted = false;
       const std::uint32_t in_stripe = store.slots.slot_in_stripe(suffix);

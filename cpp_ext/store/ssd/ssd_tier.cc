@@ -247,7 +247,7 @@ Status SsdTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   const std::size_t parts = std::max<std::size_t>(keys.size() / plan.rows, 1);
   std::atomic<std::uint64_t> blocks{0};
   const auto read_part = [&](std::size_t part) {
-    rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable);  // of this thread: counts that nobody reads
+    rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable);  // of this thread: its counts have no reader
     const std::size_t begin = part * keys.size() / parts;
     const std::size_t count = (part + 1) * keys.size() / parts - begin;
     const std::uint64_t before = blocks_read();
