@@ -15,7 +15,7 @@
 // Every write takes the next sequence number just before it leaves. Writes of two phases take turns
 // (session/write_turns.h): a step has the turn from prepare to its end, a push by key for its two phases. A push whose
 // COMMIT has no certain answer stays in doubt; the next write sends that COMMIT again and leaves only when it is
-// answered (docs/consistency.md, rule 2).
+// answered (docs/internals/consistency.md, rule 2).
 //
 // Thread-safe for lookups, staging and writes by key; seal ... commit belong to one thread. No call needs the GIL.
 #pragma once
