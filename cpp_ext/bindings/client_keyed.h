@@ -48,19 +48,19 @@ class KeyedClient {
                         .dim = table.dim,
                         .keys = work.partition.keys,
                         .shard_begin = work.partition.shard_begin,
-                        .rows = rows,
-                        .versions = versions,
-                        .found = found};
+                        .rows = {rows, uniques * table.dim}};
+    if (versions != nullptr) pull.versions = {versions, uniques};
+    if (found != nullptr) pull.found = {found, uniques};
     if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
     work.rows.resize(uniques * table.dim);
-    pull.rows = work.rows.data();
+    pull.rows = work.rows;
     if (versions != nullptr) {
       work.versions.resize(uniques);
-      pull.versions = work.versions.data();
+      pull.versions = work.versions;
     }
     if (found != nullptr) {
       work.found.resize(uniques);
-      pull.found = work.found.data();
+      pull.found = work.found;
     }
     SR_RETURN_IF_ERROR(client_->pull(std::span(&pull, 1), options));
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -86,10 +86,10 @@ class KeyedClient {
                         .lr = lr,
                         .keys = work.partition.keys,
                         .shard_begin = work.partition.shard_begin,
-                        .grads = values};
+                        .grads = {values, work.partition.keys.size() * table.dim}};
     if (!in_order(work, keys)) {
       gather(work, table.dim, keys.size(), values, sums);
-      push.grads = work.rows.data();
+      push.grads = work.rows;
     }
     return send(push);
   }

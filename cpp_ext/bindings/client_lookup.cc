@@ -136,9 +136,9 @@ class LookupClient {
                        .dim = part.dim,
                        .keys = part.partition.keys,
                        .shard_begin = part.partition.shard_begin,
-                       .rows = part.rows.data(),
-                       .versions = part.versions.data(),
-                       .found = part.found.data()});
+                       .rows = part.rows,
+                       .versions = part.versions,
+                       .found = part.found});
     }
     SR_RETURN_IF_ERROR(client_->lookup(pulls, options, answers));
     for (const LookupPart& part : parts) part.deliver(answers);

@@ -167,7 +167,8 @@ py::tuple pull(const Store& store, std::uint32_t table_id, const py::array& keys
   py::array_t<std::uint64_t> versions(count);
   py::array_t<bool> found(count);
   auto* out = static_cast<std::byte*>(rows.mutable_data());
-  const PullExtras extras{versions.mutable_data(), reinterpret_cast<std::uint8_t*>(found.mutable_data())};
+  const PullExtras extras{.versions = {versions.mutable_data(), wanted.size()},
+                          .found = {reinterpret_cast<std::uint8_t*>(found.mutable_data()), wanted.size()}};
   Status status;
   {
     const py::gil_scoped_release released;

@@ -35,8 +35,8 @@ std::int64_t CachedLookups::now_ms() const {
 // Requests that ask for more than rows go by.
 bool CachedLookups::is_cached(const rpc::TablePull& table) const {
   const auto found = tables_.find(table.table_id);
-  return found != tables_.end() && found->second.first == table.dim && table.versions == nullptr &&
-         table.found == nullptr && table.known == nullptr;
+  return found != tables_.end() && found->second.first == table.dim && table.versions.empty() && table.found.empty() &&
+         table.known.empty();
 }
 
 void CachedLookups::probe(const rpc::TablePull& table, std::int64_t oldest, Rest& rest) {
@@ -45,7 +45,7 @@ void CachedLookups::probe(const rpc::TablePull& table, std::int64_t oldest, Rest
   {
     const std::lock_guard lock(mutex_);
     RowCache& cache = tables_.at(table.table_id).second;
-    cache.probe(table.table_id, table.keys, oldest, found.data(), rest.versions.data(), table.rows);
+    cache.probe(table.table_id, table.keys, oldest, found.data(), rest.versions.data(), table.rows.data());
   }
   rest.shard_begin.assign(1, 0);
   std::size_t at = 0;
@@ -65,7 +65,8 @@ void CachedLookups::probe(const rpc::TablePull& table, std::int64_t oldest, Rest
 
 void CachedLookups::take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at) {
   for (std::size_t i = 0; i < rest.places.size(); ++i) {
-    std::memcpy(table.rows + rest.places[i] * table.dim, rest.rows.data() + i * table.dim, table.dim * sizeof(float));
+    std::memcpy(table.rows.data() + rest.places[i] * table.dim, rest.rows.data() + i * table.dim,
+                table.dim * sizeof(float));
   }
   const std::lock_guard lock(mutex_);
   RowCache& cache = tables_.at(table.table_id).second;
@@ -83,8 +84,8 @@ Status CachedLookups::pull(std::span<const rpc::TablePull> tables, const rpc::Ca
       if (rests[t].keys.empty()) continue;
       request.keys = rests[t].keys;
       request.shard_begin = rests[t].shard_begin;
-      request.rows = rests[t].rows.data();
-      request.versions = rests[t].versions.data();
+      request.rows = rests[t].rows;
+      request.versions = rests[t].versions;
     }
     asked.push_back(request);
   }

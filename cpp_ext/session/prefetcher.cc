@@ -30,17 +30,17 @@ class RowSelection {
     rows_.resize(keys_.size() * pull.dim);
     pull.keys = keys_;
     pull.shard_begin = shard_begin_;
-    pull.rows = rows_.data();
-    if (pull.versions == nullptr) return;
+    pull.rows = rows_;
+    if (pull.versions.empty()) return;
     versions_.resize(keys_.size());
-    pull.versions = versions_.data();
+    pull.versions = versions_;
   }
 
   void deliver() const {
     const std::size_t dim = whole_.dim;
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      std::memcpy(whole_.rows + places_[i] * dim, rows_.data() + i * dim, dim * sizeof(float));
-      if (whole_.versions != nullptr) whole_.versions[places_[i]] = versions_[i];
+      std::memcpy(whole_.rows.data() + places_[i] * dim, rows_.data() + i * dim, dim * sizeof(float));
+      if (!whole_.versions.empty()) whole_.versions[places_[i]] = versions_[i];
     }
   }
 
@@ -184,7 +184,7 @@ Status Prefetcher::pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool
     rpc::TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
     if (with_versions) {
       part.versions.resize(pull.keys.size());
-      pull.versions = part.versions.data();
+      pull.versions = part.versions;
     }
     selections[b].narrow(pull, part.deferred, deferred);
     rows += pull.keys.size();
@@ -290,9 +290,9 @@ Status Prefetcher::revalidate(PrefetchedBatch& batch, const rpc::CallOptions& op
       if (part.deferred[i] != 0) part.versions[i] = kNoVersion;
     }
     part.changed.resize(keys);
-    pull.versions = part.versions.data();
-    pull.known = part.versions.data();
-    pull.changed = part.changed.data();
+    pull.versions = part.versions;
+    pull.known = part.versions;
+    pull.changed = part.changed;
   }
   if (pulls.empty()) return Status::ok();
   SR_RETURN_IF_ERROR(state.pull(pulls, options));

@@ -88,7 +88,7 @@ Status SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t 
     part.found.resize(table.keys.size());
     part.versions.resize(table.keys.size());
     SR_RETURN_IF_ERROR(noted(pool_of(table.dim)->probe(table.table_id, table.keys, oldest, part.found.data(),
-                                                       part.versions.data(), table.rows)));
+                                                       part.versions.data(), table.rows.data())));
     for (const Cached found : part.found) {
       part.hits += found == Cached::kHit ? 1 : 0;
       part.stale += found == Cached::kStale ? 1 : 0;
@@ -118,16 +118,17 @@ void SessionCache::gather(const rpc::TablePull& table, const Part& part, Cached 
   if (what == Cached::kMiss) return;
   ask.changed.resize(ask.keys.size());
   for (std::size_t i = 0; i < ask.positions.size(); ++i) {
-    std::memcpy(ask.rows.data() + i * table.dim, table.rows + std::size_t{ask.positions[i]} * table.dim,
+    std::memcpy(ask.rows.data() + i * table.dim, table.rows.data() + std::size_t{ask.positions[i]} * table.dim,
                 table.dim * sizeof(float));
   }
 }
 
 void SessionCache::ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked) {
   const std::size_t misses = table.keys.size() - part.hits - part.stale;
-  const auto add = [&asked](rpc::TablePull request, std::vector<std::uint64_t>& versions, std::uint8_t* changed) {
-    request.versions = versions.data();
-    request.known = changed == nullptr ? nullptr : versions.data();
+  const auto add = [&asked](rpc::TablePull request, std::vector<std::uint64_t>& versions,
+                            std::span<std::uint8_t> changed) {
+    request.versions = versions;
+    if (!changed.empty()) request.known = versions;
     request.changed = changed;
     asked.push_back(request);
   };
@@ -135,22 +136,22 @@ void SessionCache::ask_for_rest(rpc::TablePull table, Part& part, std::vector<rp
     rpc::TablePull request = table;
     request.keys = ask.keys;
     request.shard_begin = ask.shard_begin;
-    request.rows = ask.rows.data();
+    request.rows = ask.rows;
     return request;
   };
   if (misses == table.keys.size()) {
-    add(table, part.versions, nullptr);
+    add(table, part.versions, {});
   } else if (part.stale == table.keys.size()) {
     part.changed.resize(table.keys.size());
-    add(table, part.versions, part.changed.data());
+    add(table, part.versions, part.changed);
   } else {
     if (misses > 0) {
       gather(table, part, Cached::kMiss, part.misses);
-      add(part_of(part.misses), part.misses.versions, nullptr);
+      add(part_of(part.misses), part.misses.versions, {});
     }
     if (part.stale > 0) {
       gather(table, part, Cached::kStale, part.outdated);
-      add(part_of(part.outdated), part.outdated.versions, part.outdated.changed.data());
+      add(part_of(part.outdated), part.outdated.versions, part.outdated.changed);
     }
   }
 }
@@ -188,7 +189,7 @@ Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> t
 
 Status SessionCache::put(RowStorage& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated) {
   for (std::size_t i = 0; i < ask.positions.size(); ++i) {
-    std::memcpy(table.rows + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
+    std::memcpy(table.rows.data() + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
   }
   return pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
@@ -209,7 +210,7 @@ Status SessionCache::take(SessionState& state, std::span<const rpc::TablePull> t
     const std::size_t misses = n - part.hits - part.stale;
     const bool is_whole = misses == n || part.stale == n;
     Status status;
-    if (is_whole) status = pool.put(table.table_id, table.keys, part.versions.data(), table.rows, validated);
+    if (is_whole) status = pool.put(table.table_id, table.keys, part.versions.data(), table.rows.data(), validated);
     if (!is_whole && misses > 0) status = put(pool, table, part.misses, validated);
     if (!is_whole && part.stale > 0 && status.is_ok()) status = put(pool, table, part.outdated, validated);
     SR_RETURN_IF_ERROR(noted(std::move(status)));

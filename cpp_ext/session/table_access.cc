@@ -19,7 +19,7 @@ rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::
   push.lr = lr;
   push.keys = partition.keys;
   push.shard_begin = partition.shard_begin;
-  push.grads = values.data();
+  push.grads = values;
   return push;
 }
 
@@ -34,7 +34,7 @@ Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   pull.dim = table_.dim;
   pull.keys = partition.keys;
   pull.shard_begin = partition.shard_begin;
-  pull.rows = unique.data();
+  pull.rows = unique;
   SR_RETURN_IF_ERROR(state().shards().pull({&pull, 1}, state().pull_options(/*train=*/false)));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     std::memcpy(rows + i * table_.dim, unique.data() + std::size_t{partition.inverse[i]} * table_.dim,

@@ -157,7 +157,7 @@ void TableStep::requests_from(std::size_t first, std::vector<rpc::TablePull>& ou
     pull.dim = dim_;
     pull.keys = std::span<const std::uint64_t>(keys_).subspan(batch.begin, batch.shard_begin.back());
     pull.shard_begin = batch.shard_begin;
-    pull.rows = rows_.get() + batch.begin * dim_;
+    pull.rows = {rows_.get() + batch.begin * dim_, pull.keys.size() * dim_};
     out.push_back(pull);
   }
 }
@@ -289,7 +289,7 @@ rpc::TablePush TableStep::push(float lr) const {
   push.lr = lr;
   push.keys = direct_push_ ? keys_ : push_keys_;
   push.shard_begin = direct_push_ ? batches_.front().shard_begin : push_shard_begin_;
-  push.grads = direct_push_ ? sums_.data() : push_grads_.data();
+  push.grads = {direct_push_ ? sums_.data() : push_grads_.data(), push.keys.size() * dim_};
   return push;
 }
 

@@ -14,16 +14,15 @@ Status pull_changed(const Store& store, const TablePull& table, std::size_t begi
   std::vector<std::uint64_t> versions(n);
   std::vector<std::uint8_t> found(n);
   SR_RETURN_IF_ERROR(store.pull(table.table_id, table.keys.subspan(begin, n), Dtype::kFloat32,
-                                reinterpret_cast<std::byte*>(rows.data()),
-                                {.versions = versions.data(), .found = found.data()}));
+                                reinterpret_cast<std::byte*>(rows.data()), {.versions = versions, .found = found}));
   for (std::size_t i = 0; i < n; ++i) {
     const bool differs = table.known[begin + i] != versions[i];
-    if (table.changed != nullptr) table.changed[begin + i] = differs ? 1 : 0;
+    if (!table.changed.empty()) table.changed[begin + i] = differs ? 1 : 0;
     if (!differs) continue;
     std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(i * table.dim), table.dim,
-                table.rows + (begin + i) * table.dim);
+                table.rows.data() + (begin + i) * table.dim);
     table.versions[begin + i] = versions[i];
-    if (table.found != nullptr) table.found[begin + i] = found[i];
+    if (!table.found.empty()) table.found[begin + i] = found[i];
   }
   return Status::ok();
 }
@@ -74,27 +73,46 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
   return Status::ok();
 }
 
+Status check_outputs(const TablePull& pull) {
+  const std::size_t n = pull.keys.size();
+  const auto refuse = [n](const char* name, std::size_t has, const std::string& allowed) {
+    return Status(Code::kInvalidArgument, "pull." + std::string(name) + ": " + std::to_string(has) + " entries for " +
+                                              std::to_string(n) + " keys; allowed: " + allowed);
+  };
+  if (pull.rows.size() != n * pull.dim) return refuse("rows", pull.rows.size(), std::to_string(n * pull.dim));
+  const std::array<std::pair<const char*, std::size_t>, 4> optional{{{"versions", pull.versions.size()},
+                                                                     {"found", pull.found.size()},
+                                                                     {"known", pull.known.size()},
+                                                                     {"changed", pull.changed.size()}}};
+  for (const auto& [name, has] : optional) {
+    if (has != 0 && has != n) return refuse(name, has, "none, or as many");
+  }
+  if (!pull.known.empty() && pull.versions.empty()) {
+    return {Code::kInvalidArgument, "pull.versions: must be set when pull.known is"};
+  }
+  return Status::ok();
+}
+
 Status LocalShards::pull(std::span<const TablePull> tables, const CallOptions& options) {
   if (options.writes_of_others != nullptr) {
     std::fill_n(options.writes_of_others, stores_.size(), writes_->load() - own_steps_.load());
   }
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check(table.table_id, table.dim, table.keys, table.shard_begin));
-    if (table.known != nullptr && table.versions == nullptr) {
-      return {Code::kInvalidArgument, "pull.versions: must be set when pull.known is"};
-    }
+    SR_RETURN_IF_ERROR(check_outputs(table));
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
-      if (table.known != nullptr) {
+      if (!table.known.empty()) {
         SR_RETURN_IF_ERROR(pull_changed(*stores_[s], table, begin, table.shard_begin[s + 1]));
         continue;
       }
       PullExtras extras;
-      extras.versions = table.versions == nullptr ? nullptr : table.versions + begin;
-      extras.found = table.found == nullptr ? nullptr : table.found + begin;
-      auto* out = reinterpret_cast<std::byte*>(table.rows + begin * table.dim);
-      SR_RETURN_IF_ERROR(stores_[s]->pull(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
-                                          Dtype::kFloat32, out, extras));
+      const std::size_t count = table.shard_begin[s + 1] - begin;
+      if (!table.versions.empty()) extras.versions = table.versions.subspan(begin, count);
+      if (!table.found.empty()) extras.found = table.found.subspan(begin, count);
+      auto* out = reinterpret_cast<std::byte*>(table.rows.data() + begin * table.dim);
+      SR_RETURN_IF_ERROR(
+          stores_[s]->pull(table.table_id, table.keys.subspan(begin, count), Dtype::kFloat32, out, extras));
     }
   }
   return Status::ok();
@@ -123,7 +141,7 @@ Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions
       options.step = commit.step;
       options.observation = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
       SR_RETURN_IF_ERROR(stores_[s]->apply(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
-                                           table.grads + begin * table.dim, options));
+                                           table.grads.data() + begin * table.dim, options));
     }
   }
   return Status::ok();
@@ -141,11 +159,11 @@ Status LocalShards::prepare(std::span<const TablePush> tables, const CommitOptio
     auto prepared = std::make_unique<PreparedPush>();
     prepared->keys.assign(table.keys.begin(), table.keys.end());
     prepared->shard_begin.assign(table.shard_begin.begin(), table.shard_begin.end());
-    prepared->grads.assign(table.grads, table.grads + table.keys.size() * table.dim);
+    prepared->grads.assign(table.grads.begin(), table.grads.end());
     prepared->push = table;
     prepared->push.keys = prepared->keys;
     prepared->push.shard_begin = prepared->shard_begin;
-    prepared->push.grads = prepared->grads.data();
+    prepared->push.grads = prepared->grads;
     prepared_.push_back(std::move(prepared));
   }
   reservations_ = std::move(reservations).value();
@@ -213,7 +231,7 @@ Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions&
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
       SR_RETURN_IF_ERROR(stores_[s]->assign(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
-                                            table.grads + begin * table.dim));
+                                            table.grads.data() + begin * table.dim));
     }
   }
   remember_write(options.sequence, 0);

@@ -24,16 +24,19 @@ struct TablePull {
   std::uint32_t dim = 0;
   std::span<const std::uint64_t> keys;         // (n) unique, grouped by shard
   std::span<const std::uint32_t> shard_begin;  // (shards + 1)
-  float* rows = nullptr;                       // (n, dim) float32, written in the order of keys
-  std::uint64_t* versions = nullptr;           // (n) or null
-  std::uint8_t* found = nullptr;               // (n) or null
+  std::span<float> rows = {};                  // (n, dim) float32, written in the order of keys
+  std::span<std::uint64_t> versions = {};      // (n) or empty
+  std::span<std::uint8_t> found = {};          // (n) or empty
 
   // A conditional pull: `rows` has the rows of these versions already (kNoVersion where it does not). Only rows whose
   // version differs now are written, with their versions and found. `known` may be the same memory as `versions`,
-  // which must not be null then. kFailedPrecondition from servers that cannot compare versions.
-  const std::uint64_t* known = nullptr;  // (n) or null
-  std::uint8_t* changed = nullptr;       // (n) or null; a conditional pull sets 1 where it wrote, else 0
+  // which must not be empty then. kFailedPrecondition from servers that cannot compare versions.
+  std::span<const std::uint64_t> known = {};  // (n) or empty
+  std::span<std::uint8_t> changed = {};       // (n) or empty; a conditional pull sets 1 where it wrote, else 0
 };
+
+// kInvalidArgument when an output of `pull` is neither empty nor as long as its keys, or rows are not (n, dim).
+[[nodiscard]] Status check_outputs(const TablePull& pull);
 
 struct TablePush {
   std::uint32_t table_id = 0;
@@ -42,7 +45,7 @@ struct TablePush {
   float lr = 0.0f;
   std::span<const std::uint64_t> keys;         // (n) unique, grouped by shard
   std::span<const std::uint32_t> shard_begin;  // (shards + 1)
-  const float* grads = nullptr;                // (n, dim) float32 in the order of keys
+  std::span<const float> grads = {};           // (n, dim) float32 in the order of keys
 };
 
 struct CallOptions {

@@ -75,10 +75,10 @@ struct TierStats {
   SsdStats ssd;
 };
 
-// Optional outputs of a pull; each is null or has n entries.
+// Optional outputs of a pull; each is empty or has n entries.
 struct PullExtras {
-  std::uint64_t* versions = nullptr;  // (n); 0 for an absent row
-  std::uint8_t* found = nullptr;      // (n); 1 when the row exists, 0 when the initial row was given
+  std::span<std::uint64_t> versions = {};  // (n); 0 for an absent row
+  std::span<std::uint8_t> found = {};      // (n); 1 when the row exists, 0 when the initial row was given
 };
 
 // Page of a scan. Rows are float32 whatever the stored dtype.

@@ -141,11 +141,11 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
       } else {
         writer.write_initial(block[position], to);
       }
-      if (extras.versions != nullptr) extras.versions[at] = version;
-      if (extras.found != nullptr) extras.found[at] = exists ? 1 : 0;
+      if (!extras.versions.empty()) extras.versions[at] = version;
+      if (!extras.found.empty()) extras.found[at] = exists ? 1 : 0;
     };
     const auto give_row = [&](std::size_t position, std::uint32_t stripe, std::uint32_t id) {
-      const std::uint64_t version = extras.versions == nullptr ? 0 : table->row(stripe, id).version();
+      const std::uint64_t version = extras.versions.empty() ? 0 : table->row(stripe, id).version();
       give(position, table->stripes[stripe]->slab.data(id), version);
     };
     order.group(table_id, impl_->slots, block);
@@ -166,7 +166,7 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
           give(position, nullptr, 0);
         }
       };
-      if (extras.versions == nullptr) {
+      if (extras.versions.empty()) {
         walk_stripe<Fetch::kWeights>(*table, order, stripe, visit);
       } else {
         walk_stripe<Fetch::kWeightsAndHead>(*table, order, stripe, visit);

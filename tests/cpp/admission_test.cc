@@ -39,8 +39,7 @@ std::vector<bool> found(const Store& store, const std::vector<std::uint64_t>& ke
                         std::vector<float>* rows = nullptr) {
   std::vector<float> weights(keys.size() * kDim);
   std::vector<std::uint8_t> mask(keys.size());
-  REQUIRE(store.pull(5, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(weights.data()), {.found = mask.data()})
-              .is_ok());
+  REQUIRE(store.pull(5, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(weights.data()), {.found = mask}).is_ok());
   if (rows != nullptr) *rows = weights;
   return {mask.begin(), mask.end()};
 }

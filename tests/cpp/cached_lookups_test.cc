@@ -56,11 +56,8 @@ struct Served {
     rpc::Partitioner partitioner(shards->slot_owner(), shards->shard_count());
     partitioner.partition(table, keys, partition);
     std::vector<float> rows(keys.size() * kDim);
-    const rpc::TablePull pull{.table_id = table,
-                              .dim = kDim,
-                              .keys = partition.keys,
-                              .shard_begin = partition.shard_begin,
-                              .rows = rows.data()};
+    const rpc::TablePull pull{
+        .table_id = table, .dim = kDim, .keys = partition.keys, .shard_begin = partition.shard_begin, .rows = rows};
     REQUIRE(cache->pull({&pull, 1}, {}).is_ok());
     std::vector<float> out(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) out[i] = rows[std::size_t{partition.inverse[i]} * kDim];

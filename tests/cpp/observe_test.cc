@@ -176,6 +176,7 @@ TEST_CASE("requests of a trace are kept with its ids when spans are wanted, refu
   const auto pull = grouped.pull(table, rows.data());
   auto wrong = pull;
   wrong.dim = 2;
+  wrong.rows = wrong.rows.first(grouped.size() * wrong.dim);
   const auto ask = [&](const TablePull& what) { return client->pull(std::span(&what, 1), {}).is_ok(); };
   TraceContext trace;
   trace.trace_id.fill(7);

@@ -148,8 +148,7 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
           rpc::Partition groups;
           rpc::Partitioner(f.shards->slot_owner(), 2).partition(f.binding()->spec().table_id, keys, groups);
           const std::vector<float> values(kDim, static_cast<float>(random() % 9));
-          rpc::TablePush push{
-              f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values.data()};
+          rpc::TablePush push{f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values};
           const auto kind = random() % 3;
           if (kind == 0) REQUIRE(f.session->push_now(push).status.is_ok());
           if (kind == 1) REQUIRE(f.shards->assign({&push, 1}, {}).is_ok());

@@ -104,7 +104,7 @@ struct Sink {
         versions(expected.n, 7),
         found(expected.n, 9),
         changed(expected.n) {
-    sink = {expected, rows.data(), versions.data(), found.data(), changed.data()};
+    sink = {expected, rows, versions, found, changed};
   }
   [[nodiscard]] bool has_row(std::uint32_t at) const {
     bool is_right = versions[at] == 100 + at && found[at] == at % 2;

@@ -99,7 +99,7 @@ struct Grouped {
             .dim = table.dim,
             .keys = partition.keys,
             .shard_begin = partition.shard_begin,
-            .rows = rows};
+            .rows = {rows, size() * table.dim}};
   }
   [[nodiscard]] rpc::TablePush push(const TableSchema& table, const float* grads, float lr) const {
     return {.table_id = table.id,
@@ -108,7 +108,7 @@ struct Grouped {
             .lr = lr,
             .keys = partition.keys,
             .shard_begin = partition.shard_begin,
-            .grads = grads};
+            .grads = {grads, size() * table.dim}};
   }
 };
 

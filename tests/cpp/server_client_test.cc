@@ -99,8 +99,8 @@ TEST_CASE("rows pushed on several shards are pulled back, small and large") {
       std::vector<std::uint64_t> versions(n);
       std::vector<std::uint8_t> found(n);
       auto pull = grouped.pull(table, rows.data());
-      pull.versions = versions.data();
-      pull.found = found.data();
+      pull.versions = versions;
+      pull.found = found;
       REQUIRE_OK(client->pull(std::span(&pull, 1), {.step = 1}));
       bool right = true;
       for (std::size_t i = 0; i < n * 16; ++i) right &= rows[i] == 1.0f - 0.5f * grads[i];
@@ -159,7 +159,7 @@ TEST_CASE("what cannot be served is refused by name, and the connection goes on"
                             .dim = asked.dim,
                             .keys = pull.keys,
                             .shard_begin = pull.shard_begin,
-                            .rows = into.data()};
+                            .rows = into};
     const Status status = client->pull(std::span(&request, 1), {});
     INFO(status.message());
     CHECK(status.code() == code);
@@ -188,7 +188,7 @@ TEST_CASE("what cannot be served is refused by name, and the connection goes on"
 
   CHECK(client->pull(std::span(&pull, 1), {}).is_ok());
   CHECK(client->stats().reconnects == 0);
-  const TablePull unordered{.table_id = table.id, .dim = 4, .keys = pull.keys, .shard_begin = {}, .rows = rows.data()};
+  const TablePull unordered{.table_id = table.id, .dim = 4, .keys = pull.keys, .shard_begin = {}, .rows = rows};
   CHECK(client->pull(std::span(&unordered, 1), {}).code() == Code::kInvalidArgument);
 }
 
@@ -718,8 +718,8 @@ TEST_CASE("large replies of many tables, with versions and found, at every split
       for (std::size_t t = 0; t < tables.size(); ++t) {
         std::fill(rows[t].begin(), rows[t].end(), -1.0f);
         pulls.push_back(groups[t].pull(tables[t], rows[t].data()));
-        if (t != 2) pulls[t].versions = versions[t].data();
-        if (t != 0) pulls[t].found = found[t].data();
+        if (t != 2) pulls[t].versions = versions[t];
+        if (t != 0) pulls[t].found = found[t];
       }
       REQUIRE_OK(client->pull(pulls, {}));
       for (std::size_t t = 0; t < tables.size(); ++t) {

@@ -79,8 +79,8 @@ TEST_CASE("shards: an absent row reads as its initial row, and is not created by
     std::vector<std::uint64_t> versions(50, 9);
     std::vector<std::uint8_t> found(50, 9);
     auto pull = grouped.pull(kTable, rows.data());
-    pull.versions = versions.data();
-    pull.found = found.data();
+    pull.versions = versions;
+    pull.found = found;
     for (int i = 0; i < 2; ++i) {
       REQUIRE(shards.pull(std::span(&pull, 1), {}).is_ok());
       CHECK(std::count(rows.begin(), rows.end(), 2.0f) == 250);
@@ -240,9 +240,9 @@ TEST_CASE("shards: a conditional pull brings the rows whose version differs, and
     std::vector<std::uint64_t> versions(40, kNoVersion);
     std::vector<std::uint8_t> found(40, 9), changed(40, 9);
     std::vector<TablePull> pulls{grouped.pull(kTable, rows.data()), other.pull(kOther, plain.data())};
-    pulls[0].known = pulls[0].versions = versions.data();
-    pulls[0].found = found.data();
-    pulls[0].changed = changed.data();
+    pulls[0].known = pulls[0].versions = versions;
+    pulls[0].found = found;
+    pulls[0].changed = changed;
     REQUIRE(shards.pull(pulls, {}).is_ok());  // it has nothing yet
     CHECK(std::count(changed.begin(), changed.end(), 1) == 40);
     CHECK(std::count(rows.begin(), rows.end(), 2.0f) == 200);
@@ -266,14 +266,39 @@ TEST_CASE("shards: a conditional pull brings the rows whose version differs, and
     // A version from the future is another one too: after a restore the right row may be the older one.
     std::vector<std::uint64_t> newer(versions);
     for (auto& version : newer) version += 1'000'000;
-    pulls[0].known = newer.data();
+    pulls[0].known = newer;
     REQUIRE(shards.pull(pulls, {}).is_ok());
     CHECK(std::count(changed.begin(), changed.end(), 1) == 40);
-    pulls[0].known = versions.data();
+    pulls[0].known = versions;
     REQUIRE(shards.pull(pulls, {}).is_ok());
     CHECK(std::count(changed.begin(), changed.end(), 1) == 0);
-    pulls[0].versions = nullptr;
+    pulls[0].versions = {};
     CHECK(shards.pull(pulls, {}).code() == Code::kInvalidArgument);
+  });
+}
+
+TEST_CASE("shards: a pull whose outputs do not fit its keys is refused before a row is read") {
+  for_each({kTable}, [](Shards& shards) {
+    const Grouped grouped(shards, kTable.id, iota_keys(10));
+    std::vector<float> rows(10 * std::size_t{kTable.dim}, -7.0f);
+    std::vector<std::uint64_t> versions(10);
+    std::vector<std::uint8_t> marks(10);
+    const TablePull right = grouped.pull(kTable, rows.data());
+    const auto refusal = [&](const auto& change) {
+      TablePull pull = right;
+      change(pull);
+      const Status status = shards.pull(std::span(&pull, 1), {});
+      CHECK(status.code() == Code::kInvalidArgument);
+      return status.message();
+    };
+    CHECK(refusal([](TablePull& pull) { pull.rows = pull.rows.first(9); }).find("pull.rows") != std::string::npos);
+    CHECK(refusal([&](TablePull& pull) { pull.versions = std::span(versions).first(9); }).find("pull.versions") !=
+          std::string::npos);
+    CHECK(refusal([&](TablePull& pull) { pull.found = std::span(marks).first(1); }).find("pull.found") !=
+          std::string::npos);
+    CHECK(refusal([&](TablePull& pull) { pull.known = versions; }).find("pull.versions") != std::string::npos);
+    CHECK(std::count(rows.begin(), rows.end(), -7.0f) == static_cast<std::ptrdiff_t>(rows.size()));
+    CHECK(shards.pull(std::span(&right, 1), {}).is_ok());
   });
 }
 

@@ -125,13 +125,13 @@ TEST_CASE("a pull changes nothing; rows are created by apply with their initial 
   const auto keys = range(0, 500);
   std::vector<std::uint64_t> versions(keys.size(), 9);
   std::vector<std::uint8_t> found(keys.size(), 9);
-  const auto before = pull(*store, schema, keys, {versions.data(), found.data()});
+  const auto before = pull(*store, schema, keys, {versions, found});
   CHECK(store->stats()[0].rows == 0);
   CHECK(store->used_bytes() == 0);
   CHECK(std::count(versions.begin(), versions.end(), 0) == 500);
   CHECK(std::count(found.begin(), found.end(), 0) == 500);
   push_ones(*store, schema, keys, 0.5f);
-  const auto after = pull(*store, schema, keys, {versions.data(), found.data()});
+  const auto after = pull(*store, schema, keys, {versions, found});
   for (std::size_t i = 0; i < before.size(); ++i) REQUIRE(after[i] == before[i] - 0.5f);
   CHECK(std::count(found.begin(), found.end(), 1) == 500);
 }
@@ -168,9 +168,9 @@ TEST_CASE("versions carry the lineage and grow by slot") {
   const auto store = store_with(schema, {.slot_count = 2, .lineage = 7});
   std::vector<std::uint64_t> first(1), second(1);
   push_ones(*store, schema, {42});
-  pull(*store, schema, {42}, {first.data(), nullptr});
+  pull(*store, schema, {42}, {.versions = first});
   push_ones(*store, schema, {42});
-  pull(*store, schema, {42}, {second.data(), nullptr});
+  pull(*store, schema, {42}, {.versions = second});
   CHECK((first[0] >> 48) == 7);
   CHECK(second[0] == first[0] + 1);
 }

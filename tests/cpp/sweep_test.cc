@@ -204,10 +204,10 @@ TEST_CASE("a deletion that names a version leaves alone what has changed or is p
     std::iota(keys.begin(), keys.end(), 100);
     std::vector<float> rows(keys.size() * kDim);
     const auto pull = [&] {
-      REQUIRE(swept.store
-                  ->pull(kTable, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.data()),
-                         {.versions = versions.data()})
-                  .is_ok());
+      REQUIRE(
+          swept.store
+              ->pull(kTable, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.data()), {.versions = versions})
+              .is_ok());
     };
     pull();
     if (tiered) REQUIRE(swept.store->write_back().is_ok());

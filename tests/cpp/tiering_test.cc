@@ -78,7 +78,7 @@ struct Rows {
 Rows pull(const Store& store, std::uint32_t table, const std::vector<std::uint64_t>& keys) {
   Rows rows{std::vector<float>(keys.size() * kDim), std::vector<std::uint8_t>(keys.size())};
   const Status status = store.pull(table, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.weights.data()),
-                                   {.found = rows.found.data()});
+                                   {.found = rows.found});
   INFO(status.message());
   REQUIRE(status.is_ok());
   return rows;

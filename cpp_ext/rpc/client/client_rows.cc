@@ -9,6 +9,12 @@
 namespace sparserow::rpc {
 namespace {
 
+// Entries of a shard's keys in an optional output of all keys.
+template <typename T>
+std::span<T> part_of(std::span<T> all, std::uint32_t begin, std::uint32_t n) {
+  return all.empty() ? all : all.subspan(begin, n);
+}
+
 const std::array<std::byte, 8> kZeros{};
 
 iovec piece_of(const void* bytes, std::size_t count) { return {const_cast<void*>(bytes), count}; }
@@ -63,10 +69,8 @@ Status check_groups(const char* field, std::uint32_t dim, std::span<const std::u
 Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& options) {
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check_groups("pull", table.dim, table.keys, table.shard_begin, shards()));
-    if (table.known != nullptr && table.versions == nullptr) {
-      return Status(Code::kInvalidArgument, "pull.versions: must be set when pull.known is");
-    }
-    if (table.changed != nullptr) std::fill_n(table.changed, table.keys.size(), std::uint8_t{0});
+    SR_RETURN_IF_ERROR(check_outputs(table));
+    std::fill(table.changed.begin(), table.changed.end(), std::uint8_t{0});
   }
   Call call(options.deadline);
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
@@ -100,25 +104,25 @@ void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t
   head.descriptor.dim = table.dim;
   head.descriptor.dtype = options_.wire_dtype;
   head.descriptor.n = n;
-  head.descriptor.flags = static_cast<std::uint8_t>((table.versions != nullptr ? kTableVersions : 0) |
-                                                    (table.found != nullptr ? kTableFound : 0) |
-                                                    (table.known != nullptr ? kTableKnown : 0));
+  head.descriptor.flags =
+      static_cast<std::uint8_t>((!table.versions.empty() ? kTableVersions : 0) |
+                                (!table.found.empty() ? kTableFound : 0) | (!table.known.empty() ? kTableKnown : 0));
   head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
   head.section.flags = kSectionRequired;
-  const bool conditional = table.known != nullptr;
+  const bool conditional = !table.known.empty();
   head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
   add_piece(out.request, &head, sizeof head);
   add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
   if (conditional) {
-    add_piece(out.request, table.known + begin, std::size_t{n} * 8);
+    add_piece(out.request, table.known.data() + begin, std::size_t{n} * 8);
     out.request.needs |= kFeatureConditionalPull;
   }
   ++out.request.header.section_count;
   out.request.sinks.push_back({.expected = head.descriptor,
-                               .rows = table.rows + std::size_t{begin} * table.dim,
-                               .versions = table.versions != nullptr ? table.versions + begin : nullptr,
-                               .found = table.found != nullptr ? table.found + begin : nullptr,
-                               .changed = table.changed != nullptr ? table.changed + begin : nullptr});
+                               .rows = table.rows.subspan(std::size_t{begin} * table.dim, std::size_t{n} * table.dim),
+                               .versions = part_of(table.versions, begin, n),
+                               .found = part_of(table.found, begin, n),
+                               .changed = part_of(table.changed, begin, n)});
 }
 
 Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptions& options,
@@ -189,7 +193,7 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
                                                   " bytes for one shard; a frame has less than 2^32, send fewer rows");
       }
       const std::size_t count = std::size_t{n} * table.dim;
-      const float* grads = table.grads + std::size_t{begin} * table.dim;
+      const float* grads = table.grads.data() + std::size_t{begin} * table.dim;
       const void* sent = grads;
       const std::size_t bytes = count * size_of(options_.wire_dtype);
       if (options_.wire_dtype != Dtype::kFloat32) {

@@ -27,10 +27,11 @@ Status ReplyReader::ScatteredRows::deliver() const {
   const std::size_t row_bytes = std::size_t{descriptor.dim} * size_of(descriptor.dtype);
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const std::size_t at = positions[i];
-    convert_to_float(descriptor.dtype, rows.data() + i * row_bytes, sink.rows + at * descriptor.dim, descriptor.dim);
+    convert_to_float(descriptor.dtype, rows.data() + i * row_bytes, sink.rows.data() + at * descriptor.dim,
+                     descriptor.dim);
     sink.versions[at] = versions[i];
-    if (sink.found != nullptr) sink.found[at] = found[i];
-    if (sink.changed != nullptr) sink.changed[at] = 1;
+    if (!sink.found.empty()) sink.found[at] = found[i];
+    if (!sink.changed.empty()) sink.changed[at] = 1;
   }
   return Status::ok();
 }
@@ -241,20 +242,20 @@ void ReplyReader::expect_rows(const RowsSink& sink, const TableDescriptor& descr
   const std::size_t floats = n * descriptor.dim;
   const std::size_t bytes = floats * size_of(descriptor.dtype);
   if (descriptor.dtype == Dtype::kFloat32) {
-    pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.rows), .left = bytes});
+    pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.rows.data()), .left = bytes});
   } else {
     if (narrow_.size() < bytes) narrow_.resize(bytes);
     pieces_.push_back({.to = narrow_.data(),
                        .left = bytes,
                        .packed = narrow_.data(),
-                       .widened = sink.rows,
+                       .widened = sink.rows.data(),
                        .floats = floats,
                        .dtype = descriptor.dtype});
   }
   pieces_.push_back({.left = padded8(bytes) - bytes});
-  if (layout.versions) pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.versions), .left = n * 8});
+  if (layout.versions) pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.versions.data()), .left = n * 8});
   if (layout.found) {
-    pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.found), .left = n});
+    pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.found.data()), .left = n});
     pieces_.push_back({.left = padded8(n) - n});
   }
 }

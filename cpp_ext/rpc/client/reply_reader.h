@@ -29,10 +29,10 @@ namespace sparserow::rpc {
 // Where one table of a ROWS reply goes, and what it must look like.
 struct RowsSink {
   TableDescriptor expected;
-  float* rows = nullptr;              // (n, dim)
-  std::uint64_t* versions = nullptr;  // (n) or null
-  std::uint8_t* found = nullptr;      // (n) or null
-  std::uint8_t* changed = nullptr;    // (n) or null; for a conditional pull
+  std::span<float> rows;              // (n, dim)
+  std::span<std::uint64_t> versions;  // (n) or empty
+  std::span<std::uint8_t> found;      // (n) or empty
+  std::span<std::uint8_t> changed;    // (n) or empty; for a conditional pull
 };
 
 // kDataLoss, "malformed reply: ...".

@@ -17,7 +17,7 @@ Result<ChangedKeys> changed_keys(const Store& store, const PullPart& part) {
   for (std::size_t begin = 0; begin < part.keys.size(); begin += kKeysAtOnce) {
     const std::size_t n = std::min(kKeysAtOnce, part.keys.size() - begin);
     SR_RETURN_IF_ERROR(store.pull(part.descriptor.table_id, part.keys.subspan(begin, n), part.descriptor.dtype,
-                                  rows.data(), {.versions = versions.data(), .found = nullptr}));
+                                  rows.data(), {.versions = std::span(versions).first(n)}));
     for (std::size_t i = 0; i < n; ++i) {
       if (part.known[begin + i] == versions[i]) continue;
       changed.keys.push_back(part.keys[begin + i]);

@@ -332,10 +332,10 @@ Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
     packer.zero(padded8(bytes) - bytes);
     PullExtras extras;
     if ((part.descriptor.flags & kTableVersions) != 0) {
-      extras.versions = reinterpret_cast<std::uint64_t*>(packer.claim(n * 8));
+      extras.versions = {reinterpret_cast<std::uint64_t*>(packer.claim(n * 8)), n};
     }
     if ((part.descriptor.flags & kTableFound) != 0) {
-      extras.found = reinterpret_cast<std::uint8_t*>(packer.claim(n));
+      extras.found = {reinterpret_cast<std::uint8_t*>(packer.claim(n)), n};
       packer.zero(padded8(n) - n);
     }
     status = pull.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);

@@ -137,8 +137,9 @@ struct RowChunks::Shared {
         put(reply_descriptor(part));
       }
       PullExtras extras;
-      if (!versions[slice.part].empty()) extras.versions = versions[slice.part].data() + slice.begin;
-      if (!found[slice.part].empty()) extras.found = found[slice.part].data() + slice.begin;
+      if (!versions[slice.part].empty())
+        extras.versions = std::span(versions[slice.part]).subspan(slice.begin, slice.count);
+      if (!found[slice.part].empty()) extras.found = std::span(found[slice.part]).subspan(slice.begin, slice.count);
       SR_RETURN_IF_ERROR(store.pull(part.descriptor.table_id, part.keys.subspan(slice.begin, slice.count),
                                     part.descriptor.dtype, at, extras));
       const std::size_t bytes = slice.count * row_bytes_of(part);

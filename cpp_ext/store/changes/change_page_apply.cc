@@ -93,8 +93,7 @@ Status erase_older(Store& store, const TableChanges& table, AppliedPage& applied
   const std::size_t n = table.erased.size();
   std::vector<std::byte> rows(n * row_bytes(Dtype::kFloat32, table.head.dim));
   std::vector<std::uint64_t> stored(n);
-  SR_RETURN_IF_ERROR(
-      store.pull(table.head.table_id, table.erased, Dtype::kFloat32, rows.data(), {.versions = stored.data()}));
+  SR_RETURN_IF_ERROR(store.pull(table.head.table_id, table.erased, Dtype::kFloat32, rows.data(), {.versions = stored}));
   std::vector<std::uint64_t> gone;
   for (std::size_t i = 0; i < n; ++i) {
     if (stored[i] < table.erased_versions[i]) gone.push_back(table.erased[i]);

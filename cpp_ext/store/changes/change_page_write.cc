@@ -174,7 +174,7 @@ class PageWriter {
     std::byte* const rows = out.data() + begin + before_rows;
     std::vector<std::uint64_t> versions(n);
     std::vector<std::uint8_t> goes(n);
-    const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows, {versions.data(), goes.data()});
+    const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows, {.versions = versions, .found = goes});
     if (pulled.code() == Code::kNotFound) table.erased.clear();
     if (pulled.code() != Code::kNotFound) SR_RETURN_IF_ERROR(pulled);
     if (threshold_ != nullptr) choose(table, {rows, n * bytes_of_row}, goes);
