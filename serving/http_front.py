@@ -37,7 +37,7 @@ _KEY_BYTES = 40  # "found", "answered", "versions" of a key and the brackets of 
 _FIXED_BYTES = 4096  # names and problems
 
 
-class Exchange(Protocol):
+class HttpRequest(Protocol):
     """A request whose headers have come, and the way of its reply."""
 
     method: str
@@ -85,12 +85,12 @@ class HttpFront:
         self._limits = limits
         self._memory = FairMemory(limits.memory_bytes)
         self._threads = ThreadPoolExecutor(_THREADS, "sparserow-http")
-        self._routes: dict[tuple[str, str], Callable[[Exchange, TokenEntry, str], Awaitable[None]]] = {
+        self._routes: dict[tuple[str, str], Callable[[HttpRequest, TokenEntry, str], Awaitable[None]]] = {
             ("GET", "/v1/models"): self._answer_models,
             ("POST", "/v1/lookup"): self._answer_lookup,
         }
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: HttpRequest) -> None:
         """Sends the reply to one request."""
         token = bearer_token([("authorization", exchange.headers.get("Authorization", ""))])
         has_body = exchange.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in exchange.headers
@@ -116,7 +116,7 @@ class HttpFront:
     def _served(self) -> str:
         return ", ".join(f"{verb} {path}" for verb, path in (("GET", "/v1/health"), *self._routes))
 
-    async def _answer_stranger(self, exchange: Exchange, *, ends: bool) -> None:
+    async def _answer_stranger(self, exchange: HttpRequest, *, ends: bool) -> None:
         """A peer without a token learns whether the process is ready, for probes; no names and no paths."""
         if (exchange.method, exchange.path) == ("GET", "/v1/health"):
             await self._answer_health(exchange)
@@ -126,14 +126,14 @@ class HttpFront:
         else:
             await _send(exchange, 404, {"error": "it is not served"}, ends=ends)
 
-    async def _answer_health(self, exchange: Exchange, **more: Any) -> None:
+    async def _answer_health(self, exchange: HttpRequest, **more: Any) -> None:
         ready = self._models.is_ready
         await _send(exchange, 200 if ready else 503, {"ready": ready, **more})
 
-    async def _answer_models(self, exchange: Exchange, grant: TokenEntry, _: str) -> None:
+    async def _answer_models(self, exchange: HttpRequest, grant: TokenEntry, _: str) -> None:
         await _send(exchange, 200, _models(self._models, grant))
 
-    async def _answer_lookup(self, exchange: Exchange, grant: TokenEntry, token: str) -> None:
+    async def _answer_lookup(self, exchange: HttpRequest, grant: TokenEntry, token: str) -> None:
         length = self._body_length(exchange)
         client = grant.name if token else exchange.peer
         async with self._memory.charged(client, self._limits.body_cost(length)):
@@ -143,7 +143,7 @@ class HttpFront:
             data = await self._in_thread(partial(self._looked_up, asked, token))
             await exchange.send(200, data, "application/json")
 
-    def _body_length(self, exchange: Exchange) -> int:
+    def _body_length(self, exchange: HttpRequest) -> int:
         if exchange.headers.get("Content-Encoding", "identity") != "identity":
             raise Refused(415, "Content-Encoding: is not allowed; send the body as it is", ends=True)
         text = exchange.headers.get("Content-Length", "")
@@ -194,7 +194,7 @@ class HttpFront:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-async def _send(exchange: Exchange, status: int, reply: Any, *, ends: bool = False) -> None:
+async def _send(exchange: HttpRequest, status: int, reply: Any, *, ends: bool = False) -> None:
     await exchange.send(status, json.dumps(reply).encode(), "application/json", ends=ends)
 
 

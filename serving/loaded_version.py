@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..cpp_ext import _server
 from ..proto.errors import DataLoss
 from ..proto.native import init_parameters
-from ..proto.published.manifest import Manifest, ServedDtype
+from ..proto.published.manifest import ModelManifest, ServedDtype
 from ..proto.published.registry import ModelRegistry
 from ..proto.published.row_parts import Keys, Rows, read_rows, read_tensors
 from ..proto.schema import TableSchema
@@ -71,7 +71,7 @@ def with_tables(store: _server.Store, tables: dict[str, ServedTable]) -> _server
 
 def load_version(
     registry: ModelRegistry,
-    manifest: Manifest,
+    manifest: ModelManifest,
     place: ShardAssignment,
     *,
     memory: RowMemory | None = None,

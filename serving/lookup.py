@@ -64,7 +64,7 @@ def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LookupAnswer:
     """What a lookup gave.
 
     Attributes:
@@ -102,7 +102,7 @@ class LocalLookup:
         *,
         token: str = "",
         deadline_sec: float = DEADLINE_SEC,
-    ) -> Answer:
+    ) -> LookupAnswer:
         """Rows of ``model`` (``NAME[@ALIAS|@VERSION]``), all of one version. What peers do not answer within the
         deadline is zeros, with ``answered`` False.
 
@@ -116,12 +116,12 @@ class LocalLookup:
         loaded = served.loaded
         found = [self._own(loaded, table, keys) for table, keys in tables.items()]
         if all(bool(part.answered.all()) for part in found):
-            return Answer(version, served.dense_version, found)
+            return LookupAnswer(version, served.dense_version, found)
         if self._peers is None:
-            return Answer(version, served.dense_version, found, (self._whose(loaded, tables),))
+            return LookupAnswer(version, served.dense_version, found, (self._whose(loaded, tables),))
         shapes = [loaded.tables[table].schema for table in tables]
         problems = self._peers.complete(handle_of(name, version), shapes, list(tables.values()), found, deadline)
-        return Answer(version, served.dense_version, found, problems)
+        return LookupAnswer(version, served.dense_version, found, problems)
 
     def dims(self, model: str, tables: Iterable[str], routing_key: str = "", *, token: str = "") -> dict[str, int]:
         """The dimension of each table, as :meth:`lookup` would answer; raises what it would."""

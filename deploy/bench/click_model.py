@@ -33,7 +33,7 @@ FULL = Size(rows=100_000, batch=4096, hot=(1, 10), repetitions=50)
 QUICK = Size(rows=1_000, batch=64, hot=(3,), repetitions=3)
 
 
-class ClickModel(nn.Module):
+class PooledClickModel(nn.Module):
     """26 pooled embeddings, then an MLP 64-64."""
 
     def __init__(self, rows: int) -> None:
@@ -91,7 +91,7 @@ class ZipfBatches:
 def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
     """A training step of torch alone."""
     torch.sparse.check_sparse_tensor_invariants.disable()  # the default, said aloud: else Adagrad warns
-    model = ClickModel(size.rows)
+    model = PooledClickModel(size.rows)
     sparse = torch.optim.Adagrad(model.tables.parameters(), lr=0.05)
     dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)
 
@@ -108,7 +108,7 @@ def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
 def distributed_step(size: Size, session: Session) -> Callable[[tuple[Tensor, Tensor]], None]:
     """A training step of the same model, its tables in the session's shards."""
     model = distribute(
-        ClickModel(size.rows),
+        PooledClickModel(size.rows),
         session,
         optimizer=Adagrad(lr=0.05),
         min_rows=1,

@@ -21,7 +21,7 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
-from ...proto.published.manifest import MANIFEST, SLOTS, Manifest, PublishedTable, ServedDtype
+from ...proto.published.manifest import MANIFEST, SLOTS, ModelManifest, PublishedTable, ServedDtype
 from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
@@ -91,7 +91,7 @@ def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: S
     schema = TableSchema("bench", "rows", rows.shape[1], SGD(), id=TABLE_ID)
     slots = write_tensors(folder, SLOTS, {"version": Tensor("U64", np.full(_SLOT_COUNT, 1 << 48, np.uint64))}, {})
     table = PublishedTable(schema, dtype, parts)
-    manifest = Manifest("bench", version, "2026-01-01T00:00:00+00:00", 1, _SLOT_COUNT, "bench", (table,), slots)
+    manifest = ModelManifest("bench", version, "2026-01-01T00:00:00+00:00", 1, _SLOT_COUNT, "bench", (table,), slots)
     folder.put(MANIFEST, manifest.to_json())
 
 

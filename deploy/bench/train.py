@@ -23,8 +23,8 @@ from .click_model import (
     FULL,
     QUICK,
     TABLES,
-    ClickModel,
     CpuClock,
+    PooledClickModel,
     Size,
     ZipfBatches,
     distributed_step,
@@ -93,7 +93,7 @@ def _measure(size: Size, hot: int, cluster: LocalCluster, remote: Session, local
 def _fixed_cost(size: Size) -> list[Figure]:
     """What a step costs however small its batch: Python and dispatch. In-process; the MLP's own step beside it."""
     one = Size(rows=size.rows, batch=1, hot=(1,), repetitions=size.repetitions)
-    model = ClickModel(2)
+    model = PooledClickModel(2)
     dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)
 
     def dense_step(batch: tuple[Tensor, Tensor]) -> None:

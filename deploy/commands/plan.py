@@ -31,7 +31,7 @@ def plan(
 
     from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import not_allowed
-    from ..preflight.planning import Load, TableShape, plan as make_plan
+    from ..preflight.planning import Load, PlannedTable, plan as make_plan
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -40,7 +40,7 @@ def plan(
         count = int(float(rows))
     except (ValueError, OverflowError):
         raise not_allowed("--rows", rows, "a number, such as 2e9") from None
-    table = TableShape(count, dim, optimizer, dtype, skew)
+    table = PlannedTable(count, dim, optimizer, dtype, skew)
     load = Load(batch * lookups, workers, wire)
     made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards)
 

@@ -13,7 +13,7 @@ from ...proto.schema import RowPolicy
 from ...proto.schema_message import schema_of_message
 from .cluster_status import ClusterStatus, ShardView, Times
 from .fault_view import when, with_firsts
-from .serving_view import ReplicaMap
+from .serving_view import ServedReplica
 from .whole_cells import WholeCells
 
 _TEXT_COLUMNS = frozenset(
@@ -248,7 +248,7 @@ def _faults(view: ClusterStatus) -> WholeCells:
     return table
 
 
-def serving_table(views: Sequence[ReplicaMap]) -> WholeCells:
+def serving_table(views: Sequence[ServedReplica]) -> WholeCells:
     """Of serving processes."""
     problems = any(each.problem for each in views)
     columns = ("process", "model", "version", "rows", "behind", "fresh p50", "fresh p99")

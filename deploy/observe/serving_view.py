@@ -17,7 +17,7 @@ from .cluster_status import quantile
 
 
 @dataclass(frozen=True)
-class ReplicaMap:
+class ServedReplica:
     """A version in a serving process.
 
     Attributes:
@@ -37,13 +37,13 @@ class ReplicaMap:
     problem: str
 
 
-def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> list[ReplicaMap]:
+def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> list[ServedReplica]:
     """What each process serves; one that cannot be asked is a view with its problem.
 
     Raises:
         InvalidArgument: an address is none.
     """
-    views: list[ReplicaMap] = []
+    views: list[ServedReplica] = []
     for address in addresses:
         parse_address(address, what="--serving")
         channel = open_channel(address, None)
@@ -54,7 +54,7 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
             failure: SparserowError = error_of_status(
                 error, f"serving process {address}", remedy="; start it with `sparserow serve`"
             )
-            views.append(ReplicaMap(address, "-", 0, 0, None, None, None, str(failure)))
+            views.append(ServedReplica(address, "-", 0, 0, None, None, None, str(failure)))
             continue
         finally:
             channel.close()
@@ -62,7 +62,7 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
         counts = [bucket.slots for bucket in reply.freshness]
         for version in reply.versions:
             views.append(
-                ReplicaMap(
+                ServedReplica(
                     address,
                     version.model,
                     version.version,

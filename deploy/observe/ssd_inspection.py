@@ -40,7 +40,7 @@ _ERRORS: tuple[type[SparserowError], ...] = (DataLoss, FailedPrecondition, Inter
 
 
 @dataclass
-class TableRows:
+class TableOnSsd:
     """What a folder holds of one table: rows, and bytes of their stored form."""
 
     table_id: int
@@ -68,7 +68,7 @@ class SsdContents:
     """All of a folder: its manifest (format, hash, cluster, shard), tables, and the rows that were asked for."""
 
     manifest: dict[str, int]
-    tables: list[TableRows] = field(default_factory=list)
+    tables: list[TableOnSsd] = field(default_factory=list)
     rows: list[StoredRow] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ def inspect_folder(path: Path, *, table: str | None = None, key: int | None = No
         raise next(each for each in _ERRORS if each.code == told["error"])(told["message"])
     return SsdContents(
         told["manifest"],
-        [TableRows(**each) for each in told["tables"]],
+        [TableOnSsd(**each) for each in told["tables"]],
         [StoredRow(**each) for each in told["rows"]],
     )
 
@@ -195,12 +195,12 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
         wanted.add(int(table))
     if table and not wanted:
         raise NotFound(f"table {table} is not in {path}; there are: {', '.join(names.values()) or 'none with a name'}")
-    tables: dict[int, TableRows] = {}
+    tables: dict[int, TableOnSsd] = {}
     with _unused(path), _rows(path) as rows:
         for stored_key, value in rows:
             row = decode_row(bytes(stored_key), bytes(value))
             number = row.table_id
-            totals = tables.setdefault(number, TableRows(number, names.get(number, "")))
+            totals = tables.setdefault(number, TableOnSsd(number, names.get(number, "")))
             totals.rows += 1
             totals.bytes += len(value)
             if number in wanted and (not key or row.key == int(key)):

@@ -27,7 +27,7 @@ _FRAME, _SECTION, _TABLE, _ACK = 64, 16, 40, 24  # frame.h
 
 
 @dataclass(frozen=True)
-class TableShape:
+class PlannedTable:
     """A table.
 
     Args:
@@ -174,7 +174,7 @@ class Popularity:
         return float((weight * -np.expm1(-asked * high)).sum() / weight.sum())
 
 
-def plan(table: TableShape, load: Load, *, budget_bytes: int, has_ssd: bool, shards: int | None = None) -> Plan:
+def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, shards: int | None = None) -> Plan:
     """What a table takes.
 
     Args:

@@ -69,7 +69,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ModelManifest:
     """A version.
 
     Attributes:
@@ -136,7 +136,7 @@ class Manifest:
         return data
 
     @staticmethod
-    def from_json(data: bytes, where: str) -> Manifest:
+    def from_json(data: bytes, where: str) -> ModelManifest:
         """A manifest from its file.
 
         Raises:
@@ -150,4 +150,4 @@ class Manifest:
         return checked(_MANIFEST, document, where)
 
 
-_MANIFEST = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(ModelManifest)

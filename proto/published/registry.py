@@ -18,7 +18,7 @@ from pydantic import AfterValidator, TypeAdapter
 from ..checkpoint.folder import Folder
 from ..documents import Positive, Share, Text, checked, parse_json
 from ..errors import DataLoss, FailedPrecondition, NotFound, not_allowed
-from .manifest import MANIFEST, MOST_BYTES, Manifest
+from .manifest import MANIFEST, MOST_BYTES, ModelManifest
 from .model_names import NAME_PATTERN, check_name
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES, SharedFile, signature
 
@@ -76,7 +76,7 @@ class ModelRegistry:
         """Where a version lies."""
         return self.root / check_name("model", model) / f"v{version:06d}"
 
-    def manifest(self, model: str, version: int) -> Manifest:
+    def manifest(self, model: str, version: int) -> ModelManifest:
         """A version's manifest.
 
         Raises:
@@ -88,7 +88,7 @@ class ModelRegistry:
             known = ", ".join(map(str, self.versions(model))) or "none"
             raise NotFound(f"model {model!r} at {self.root.url}: has no version {version}; it has: {known}")
         where = f"{folder.url}/{MANIFEST}"
-        manifest = Manifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where)
+        manifest = ModelManifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where)
         if (manifest.model, manifest.version) != (model, version):
             said = f"model {manifest.model!r} and version {manifest.version}"
             raise DataLoss(f"{where}: is damaged: names {said}; allowed here: {model!r} and {version}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...proto import control_pb2 as pb
-from .state.data_leases import Answer, Ask
-from .state.epoch_records import Evaluated, Sums
+from .state.data_leases import Ask, LeaseAnswer
+from .state.epoch_records import EpochTest, Sums
 
 
 def ask_of(request: pb.LeaseDataRequest) -> Ask:
@@ -20,12 +20,12 @@ def ask_of(request: pb.LeaseDataRequest) -> Ask:
         trained=Sums(trained.samples, trained.measured, trained.loss_sum, trained.seconds)
         if request.HasField("trained")
         else None,
-        tested=Evaluated(tested.samples_per_sec, tested.auc, tested.log_loss) if request.HasField("tested") else None,
+        tested=EpochTest(tested.samples_per_sec, tested.auc, tested.log_loss) if request.HasField("tested") else None,
         again=request.again,
     )
 
 
-def lease_reply(given: Answer) -> pb.LeaseDataReply:
+def lease_reply(given: LeaseAnswer) -> pb.LeaseDataReply:
     """What it gets."""
     reply = pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over, epoch=given.epoch)
     if given.record is not None:

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .state.cluster import Cluster
-from .state.shards import Phase
+from .state.shards import ShardPhase
 
 
 class CoordinatorMetrics(Collector):
@@ -22,7 +22,7 @@ class CoordinatorMetrics(Collector):
         """All metrics at this moment."""
         cluster = self._cluster
         shards = GaugeMetricFamily("sparserow_shards", "Shards by state (count).", labels=["state"])
-        for phase in Phase:
+        for phase in ShardPhase:
             count = sum(shard.phase is phase for shard in cluster.shards.shards)
             shards.add_metric([phase.name.lower()], count)
         yield shards

@@ -13,7 +13,7 @@ from ...proto.config.http_limits import HttpLimits
 _CHUNK_BYTES = 64 << 10
 
 
-class Exchange:
+class HttpExchange:
     """A request whose headers have come.
 
     Args:

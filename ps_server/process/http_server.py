@@ -23,12 +23,12 @@ from ...proto.config.http_limits import HttpLimits
 from ...proto.errors import Unavailable
 from ...proto.log_rate import RateLimit
 from ...proto.security.security import Security, process_security
-from .http_exchange import Exchange
+from .http_exchange import HttpExchange
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimit())
 
-Answer = Callable[[Exchange], Awaitable[None]]
+Answer = Callable[[HttpExchange], Awaitable[None]]
 
 _HANDSHAKE_SEC = 5.0
 _LINGER_SEC = 2.0  # in which a refused body is read and dropped, so that its client sees the reply
@@ -229,7 +229,7 @@ class HttpServer:
         connection = self._of_protocol.get(request.protocol)
         if connection is not None:
             connection.is_busy = True
-        exchange = Exchange(request, self._limits)
+        exchange = HttpExchange(request, self._limits)
         try:
             await self._answer(exchange)
         except ConnectionError:  # the client is gone, or it was too slow

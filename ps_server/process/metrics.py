@@ -15,7 +15,7 @@ from ...proto.security.security import process_security
 from .listen import check_port_free
 
 if TYPE_CHECKING:
-    from .http_exchange import Exchange
+    from .http_exchange import HttpExchange
     from .http_server import HttpServer
 
 _CONNECTIONS = 64
@@ -73,7 +73,7 @@ class _Page:
         self._registry = registry
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: HttpExchange) -> None:
         """Sends the page, in the format that is asked for."""
         if exchange.method not in ("GET", "HEAD"):
             await exchange.send(405, b"the page is read with GET\n", "text/plain", ends=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from sparserow.deploy.reference.metrics_reference import all_metrics
-from sparserow.ps_server.coordinator.state.shards import Phase
+from sparserow.ps_server.coordinator.state.shards import ShardPhase
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 FAQ = FOLDER.parent.parent / "docs" / "faq.md"
@@ -58,7 +58,7 @@ def test_values_of_labels_exist() -> None:
     kinds = {"pull", "pull_waited", "lookup", "commit", "write", "scan", "other"}
     for where, query in queries():
         assert set(re.findall(r'request="(\w+)"', query)) <= kinds, where
-        assert set(re.findall(r'state="(\w+)"', query)) <= {phase.name.lower() for phase in Phase}, where
+        assert set(re.findall(r'state="(\w+)"', query)) <= {phase.name.lower() for phase in ShardPhase}, where
 
 
 def test_texts_name_labels_that_their_query_keeps(samples: dict[str, set[str]]) -> None:

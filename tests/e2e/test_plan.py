@@ -12,7 +12,7 @@ import pytest
 import sparserow as sr
 from numpy.typing import NDArray
 from sparserow.deploy.cli import main
-from sparserow.deploy.preflight.planning import Load, Plan, Popularity, TableShape, plan
+from sparserow.deploy.preflight.planning import Load, Plan, PlannedTable, Popularity, plan
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
@@ -43,7 +43,7 @@ def network(status: pb.GetStatusReply) -> int:
 
 def test_bytes_of_rows_and_of_the_network_are_those_of_a_cluster() -> None:
     rows, dim, lookups = 300_000, 32, 20_000
-    expected = plan(TableShape(rows, dim), Load(lookups), budget_bytes=1 << 30, has_ssd=False, shards=2)
+    expected = plan(PlannedTable(rows, dim), Load(lookups), budget_bytes=1 << 30, has_ssd=False, shards=2)
     draw = zipf_draws(rows, 1.05)
     with (
         sr.local_cluster(shards=2) as cluster,
@@ -78,7 +78,7 @@ def test_bytes_of_rows_and_of_the_network_are_those_of_a_cluster() -> None:
 @pytest.mark.ssd
 def test_hit_rate_and_tiers_are_those_of_a_cluster(tmp_path: Path) -> None:
     rows, dim, draws = 150_000, 16, 5_000
-    expected = plan(TableShape(rows, dim), Load(draws), budget_bytes=16 << 20, has_ssd=True, shards=1)
+    expected = plan(PlannedTable(rows, dim), Load(draws), budget_bytes=16 << 20, has_ssd=True, shards=1)
     assert expected.memory_rows < 0.75 * rows
     draw = zipf_draws(rows, 1.05)
     with (
@@ -136,7 +136,7 @@ def test_the_last_asked_of_a_law_of_one_draw_are_an_lru_cache() -> None:
 
 def test_state_and_dtypes_count() -> None:
     assert [
-        TableShape(1, 10, name).row_bytes for name in ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
+        PlannedTable(1, 10, name).row_bytes for name in ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
     ] == [
         40,
         80,
@@ -144,11 +144,11 @@ def test_state_and_dtypes_count() -> None:
         44,
         120,
     ]
-    assert TableShape(1, 7, "sgd", "bfloat16").row_bytes == 16  # 14, padded
+    assert PlannedTable(1, 7, "sgd", "bfloat16").row_bytes == 16  # 14, padded
 
 
 def test_shards_hold_the_rows() -> None:
-    shape = TableShape(10**9, 64)
+    shape = PlannedTable(10**9, 64)
     made = plan(shape, Load(1000), budget_bytes=64 << 30, has_ssd=False)
     assert made.shards == 8  # 543 bytes a row
     assert made.memory_rows == 10**9
@@ -194,5 +194,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         main(["plan", *options])
     assert ended.value.code == 0
     assert "found in memory" in capsys.readouterr().out
-    made = plan(TableShape(2 * 10**9, 64), Load(2048, 16), budget_bytes=64 << 30, has_ssd=True, shards=4)
+    made = plan(PlannedTable(2 * 10**9, 64), Load(2048, 16), budget_bytes=64 << 30, has_ssd=True, shards=4)
     assert Plan(**json.loads(path.read_text())) == made

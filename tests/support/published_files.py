@@ -7,7 +7,7 @@ from sparserow.proto.checkpoint.tensor_file import Tensor
 from sparserow.proto.published.manifest import (
     MANIFEST,
     SLOTS,
-    Manifest,
+    ModelManifest,
     PublishedTable,
     ServedDtype,
 )
@@ -19,7 +19,7 @@ SLOT_COUNT = 64
 DIM = 6
 
 
-def write_version(root: str, model: str, rows: np.ndarray, dtype: ServedDtype = "float32") -> Manifest:
+def write_version(root: str, model: str, rows: np.ndarray, dtype: ServedDtype = "float32") -> ModelManifest:
     """Writes the next version of a model with these rows (n, 6), whose keys are 0, 7, 14 and so on."""
     registry = ModelRegistry(root)
     version = registry.claim_version(model)
@@ -33,7 +33,7 @@ def write_version(root: str, model: str, rows: np.ndarray, dtype: ServedDtype = 
     )
     schema = TableSchema("ads", "user", DIM, SGD(), init=Uniform(-1, 1), id=77)
     slots = np.full(SLOT_COUNT, 1 << 48, np.uint64)
-    manifest = Manifest(
+    manifest = ModelManifest(
         model=model,
         version=version,
         created="2026-01-01T00:00:00+00:00",

@@ -16,7 +16,7 @@ from sparserow.ps_server.coordinator.state.faults import Process
 from sparserow.ps_server.coordinator.state.lost_commits import Whose
 from sparserow.ps_server.coordinator.state.membership import JobTerms
 from sparserow.ps_server.coordinator.state.roster import Roster, Span
-from sparserow.ps_server.coordinator.state.shards import Phase
+from sparserow.ps_server.coordinator.state.shards import ShardPhase
 from sparserow.ps_server.coordinator.storage.state_file import StateFile
 
 OPTIONS = ClusterOptions(shards=3, slot_count=64)
@@ -40,7 +40,7 @@ def filled() -> Cluster:
     cluster.shards.shards[1].restoring = True
     cluster.shards.shards[1].restores = 2
     cluster.shards.shards[2].instance = 77  # left in order
-    cluster.shards.shards[2].phase = Phase.LOST
+    cluster.shards.shards[2].phase = ShardPhase.LOST
     cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
     cluster.row_configs["/ckpt/rows"] = "{}"
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
@@ -57,7 +57,7 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.registry.tables() == before.registry.tables()
     assert after.registry.namespaces() == before.registry.namespaces()
     assert [(s.instance, s.lineage) for s in after.shards.shards] == [(0, 0), (99, 1), (77, 0)]
-    assert [s.phase for s in after.shards.shards] == [Phase.MISSING, Phase.STARTING, Phase.LOST]
+    assert [s.phase for s in after.shards.shards] == [ShardPhase.MISSING, ShardPhase.STARTING, ShardPhase.LOST]
     assert after.shards.shards[1].expires_at == 50.0 + OPTIONS.shard_lease_sec
     assert (after.shards.shards[1].control, after.shards.shards[1].restores) == (("127.0.0.1", 1), 2)
     assert after.row_saves == before.row_saves

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow.ps_server.coordinator.state import data_leases, epoch_records
-from sparserow.ps_server.coordinator.state.data_leases import Answer, Ask, DataLeases, JobData
+from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases, JobData, LeaseAnswer
 from sparserow.ps_server.coordinator.state.epoch_records import (
     EpochRecord,
     EpochRecords,
-    Evaluated,
+    EpochTest,
     Sums,
 )
 
@@ -32,34 +32,36 @@ def data() -> JobData:
 
 
 def test_each_chunk_is_given_once_and_the_epoch_ends_with_the_last(data: JobData) -> None:
-    assert data.answer(ask(), A, {A, B}) == Answer(0)
-    assert data.answer(ask(), B, {A, B}) == Answer(1)
-    assert data.answer(ask(1, 0), A, {A, B}) == Answer(2)
-    assert data.answer(ask(1, 1), B, {A, B}) == Answer(), "others still have the last one"
-    assert data.answer(ask(1, 2), A, {A, B}) == Answer(is_over=True)
-    assert data.answer(ask(), B, {A, B}) == Answer(is_over=True)
-    assert data.answer(ask(2), B, {A, B}) == Answer(0)
-    assert data.answer(ask(1), A, {A, B}) == Answer(is_over=True), "one that comes late goes on to the present epoch"
+    assert data.answer(ask(), A, {A, B}) == LeaseAnswer(0)
+    assert data.answer(ask(), B, {A, B}) == LeaseAnswer(1)
+    assert data.answer(ask(1, 0), A, {A, B}) == LeaseAnswer(2)
+    assert data.answer(ask(1, 1), B, {A, B}) == LeaseAnswer(), "others still have the last one"
+    assert data.answer(ask(1, 2), A, {A, B}) == LeaseAnswer(is_over=True)
+    assert data.answer(ask(), B, {A, B}) == LeaseAnswer(is_over=True)
+    assert data.answer(ask(2), B, {A, B}) == LeaseAnswer(0)
+    assert data.answer(ask(1), A, {A, B}) == LeaseAnswer(is_over=True), (
+        "one that comes late goes on to the present epoch"
+    )
 
 
 def test_what_one_had_that_left_goes_to_another(data: JobData) -> None:
     data.answer(ask(step=5), A, {A, B})
-    assert data.answer(ask(), B, {A, B}) == Answer(1), "its end is not decided yet"
+    assert data.answer(ask(), B, {A, B}) == LeaseAnswer(1), "its end is not decided yet"
     data.left(A, 7)
-    assert data.answer(ask(1, 1), B, {B}) == Answer(0, skip=3)
+    assert data.answer(ask(1, 1), B, {B}) == LeaseAnswer(0, skip=3)
     # Its word that the chunk was done comes too late, from a former self.
     again = (1, 2)
-    assert data.answer(ask(1, 0), again, {again, B}) == Answer(2)
+    assert data.answer(ask(1, 0), again, {again, B}) == LeaseAnswer(2)
     assert data.done == {1}
     data.left(B, -1)
-    assert data.answer(ask(1, 2), again, {again}) == Answer(0, skip=3)
+    assert data.answer(ask(1, 2), again, {again}) == LeaseAnswer(0, skip=3)
 
 
 def test_a_call_that_is_repeated_takes_nothing_away(data: JobData) -> None:
-    assert data.answer(ask(), A, {A}) == Answer(0)
-    assert data.answer(ask(), A, {A}) == Answer(0)
-    assert data.answer(ask(1, 0), A, {A}) == Answer(1)
-    assert data.answer(ask(1, 0), A, {A}) == Answer(1)
+    assert data.answer(ask(), A, {A}) == LeaseAnswer(0)
+    assert data.answer(ask(), A, {A}) == LeaseAnswer(0)
+    assert data.answer(ask(1, 0), A, {A}) == LeaseAnswer(1)
+    assert data.answer(ask(1, 0), A, {A}) == LeaseAnswer(1)
 
 
 def test_what_does_not_fit_is_refused(data: JobData) -> None:
@@ -75,14 +77,14 @@ def test_what_does_not_fit_is_refused(data: JobData) -> None:
 
 def test_another_run_begins_anew_and_the_same_one_goes_on() -> None:
     leases = DataLeases()
-    assert leases.answer(7, 1, ask(), A, {A}) == Answer(0)
-    assert leases.answer(7, 1, ask(1, 0), A, {A}) == Answer(1)
-    assert leases.answer(7, 2, ask(), B, {B}) == Answer(1), "all workers were gone, chunk 0 is done"
-    assert leases.answer(7, 3, ask(run="another"), B, {B}) == Answer(0)
+    assert leases.answer(7, 1, ask(), A, {A}) == LeaseAnswer(0)
+    assert leases.answer(7, 1, ask(1, 0), A, {A}) == LeaseAnswer(1)
+    assert leases.answer(7, 2, ask(), B, {B}) == LeaseAnswer(1), "all workers were gone, chunk 0 is done"
+    assert leases.answer(7, 3, ask(run="another"), B, {B}) == LeaseAnswer(0)
     for chunk in range(3):
         last = leases.answer(7, 3, ask(1, chunk, run="another"), B, {B})
     assert last.is_over
-    assert leases.answer(7, 4, ask(run="another"), B, {B}) == Answer(0), "it was over"
+    assert leases.answer(7, 4, ask(run="another"), B, {B}) == LeaseAnswer(0), "it was over"
 
 
 def test_a_run_whose_workers_are_all_gone_between_two_epochs_trains_on_none_of_them_again() -> None:
@@ -91,12 +93,12 @@ def test_a_run_whose_workers_are_all_gone_between_two_epochs_trains_on_none_of_t
     for chunk in range(3):
         last = leases.answer(7, 1, ask(1, chunk, epochs=2), A, {A})
     assert last.is_over
-    assert leases.answer(7, 2, ask(epochs=2), B, {B}) == Answer(is_over=True), "the first epoch was over"
-    assert leases.answer(7, 2, ask(2, epochs=2), B, {B}) == Answer(0)
+    assert leases.answer(7, 2, ask(epochs=2), B, {B}) == LeaseAnswer(is_over=True), "the first epoch was over"
+    assert leases.answer(7, 2, ask(2, epochs=2), B, {B}) == LeaseAnswer(0)
     for chunk in range(3):
         last = leases.answer(7, 2, ask(2, chunk, epochs=2), B, {B})
     assert last.is_over
-    assert leases.answer(7, 3, ask(epochs=2), A, {A}) == Answer(0), "the run was over"
+    assert leases.answer(7, 3, ask(epochs=2), A, {A}) == LeaseAnswer(0), "the run was over"
 
 
 def test_a_worker_that_comes_late_is_told_which_epoch_is_under_way() -> None:
@@ -110,7 +112,7 @@ def test_a_worker_that_comes_late_is_told_which_epoch_is_under_way() -> None:
     assert (late.is_over, late.epoch) == (True, 3)
 
 
-def told(data: JobData, epoch: int = 1, *done: int, tested: Evaluated | None = None, holder=A) -> Answer:
+def told(data: JobData, epoch: int = 1, *done: int, tested: EpochTest | None = None, holder=A) -> LeaseAnswer:
     """One call of a worker that says 10 samples, 9 measured, for what is done."""
     trained = Sums(10, 9, 4.5, 2.0) if done else None
     return data.answer(replace(ask(epoch, *done, epochs=2), trained=trained, tested=tested), holder, {A, B})
@@ -122,11 +124,11 @@ def test_an_epoch_that_is_over_has_the_samples_of_all_and_its_test(data: JobData
     assert told(data, 1, 0).chunk == 2
     assert told(data, 1, 0).chunk == 2, "a call that is repeated counts once"
     assert told(data, 1, 1, holder=B).record is None, "not over yet"
-    assert told(data, tested=Evaluated(5.0, 0.1, 0.1), holder=B).record is None
+    assert told(data, tested=EpochTest(5.0, 0.1, 0.1), holder=B).record is None
     assert told(data, 1, 2).record == EpochRecord(Sums(30, 27, 13.5, 6.0))
-    tested = Evaluated(5.0, 0.75, 0.5)
+    tested = EpochTest(5.0, 0.75, 0.5)
     assert told(data, tested=tested).record == EpochRecord(Sums(30, 27, 13.5, 6.0), tested)
-    assert told(data, tested=Evaluated(9.0, 0.9, 0.9)).record.tested == tested, "the first test counts"
+    assert told(data, tested=EpochTest(9.0, 0.9, 0.9)).record.tested == tested, "the first test counts"
     assert told(data, 2).chunk == 0
     assert told(data, 1).record.tested == tested
     again = JobData.of_document(json.loads(json.dumps(data.to_document())))
@@ -143,9 +145,9 @@ def test_a_run_that_was_not_tested_or_is_started_again_is_not_begun_anew() -> No
     leases.answer(7, 1, replace(ask(1, 0, chunks=1), trained=trained), A, {A})
     last = leases.answer(7, 2, ask(chunks=1), B, {B})
     assert (last.is_over, last.record) == (True, EpochRecord(trained)), "all were gone before the last test"
-    leases.answer(7, 2, replace(ask(chunks=1), tested=Evaluated(1.0, float("nan"), 0.5)), B, {B})
+    leases.answer(7, 2, replace(ask(chunks=1), tested=EpochTest(1.0, float("nan"), 0.5)), B, {B})
     assert leases.answer(7, 3, replace(ask(chunks=1), again=True), A, {A}).record.tested.log_loss == 0.5
-    assert leases.answer(7, 4, replace(ask(chunks=1, run="another"), again=True), A, {A}) == Answer(0)
+    assert leases.answer(7, 4, replace(ask(chunks=1, run="another"), again=True), A, {A}) == LeaseAnswer(0)
 
 
 def test_what_no_worker_measures_is_refused() -> None:
@@ -182,7 +184,7 @@ def test_what_is_kept_of_a_million_chunks_is_small() -> None:
     text = json.dumps(data.to_document())
     assert len(text) < 300
     assert JobData.of_document(json.loads(text)) == data
-    assert data.answer(ask(1, 700_000, chunks=1 << 20, step=9), A, {A}) == Answer(1_000_000)
+    assert data.answer(ask(1, 700_000, chunks=1 << 20, step=9), A, {A}) == LeaseAnswer(1_000_000)
 
 
 def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
@@ -192,13 +194,13 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)], "records": []}
     leases = DataLeases()
     leases.restore(7, 5, json.loads(json.dumps(cut)))
-    assert leases.answer(7, 5, ask(step=20), B, {B}) == Answer(0, skip=3)
+    assert leases.answer(7, 5, ask(step=20), B, {B}) == LeaseAnswer(0, skip=3)
     assert leases.at_cut({7: {B: 21}, 8: {}}) == {7: {**cut, "skips": [(0, 5)]}}
-    assert leases.answer(7, 5, ask(1, 0), B, {B}) == Answer(1)
-    assert leases.answer(7, 6, ask(), A, {A}) == Answer(1), "all workers were gone: what was restored goes on"
-    assert leases.answer(7, 7, ask(run="another"), A, {A}) == Answer(0)
+    assert leases.answer(7, 5, ask(1, 0), B, {B}) == LeaseAnswer(1)
+    assert leases.answer(7, 6, ask(), A, {A}) == LeaseAnswer(1), "all workers were gone: what was restored goes on"
+    assert leases.answer(7, 7, ask(run="another"), A, {A}) == LeaseAnswer(0)
     leases.restore(7, 8, {})
-    assert leases.answer(7, 8, ask(), B, {B}) == Answer(0)
+    assert leases.answer(7, 8, ask(), B, {B}) == LeaseAnswer(0)
 
 
 def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:

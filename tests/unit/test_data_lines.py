@@ -15,7 +15,7 @@ from sparserow.worker.data.bad_line import BadLine, BadLinePolicy
 from sparserow.worker.data.line_checker import check_lines
 from sparserow.worker.data.line_decoder import LineDecoder
 from sparserow.worker.data.line_layout import LineLayout
-from sparserow.worker.data.line_windows import LinePosition, Window, first_line, read_windows
+from sparserow.worker.data.line_windows import LinePosition, LineWindow, first_line, read_windows
 
 LAYOUT = LineLayout(
     columns=("y", "a", "unused", "b", "c"),
@@ -30,8 +30,8 @@ LAYOUT = LineLayout(
 )
 
 
-def window_of(text: bytes, line: int = 1) -> Window:
-    return Window("log.csv", LinePosition(0, line), text, text.count(b"\n") + (not text.endswith(b"\n")))
+def window_of(text: bytes, line: int = 1) -> LineWindow:
+    return LineWindow("log.csv", LinePosition(0, line), text, text.count(b"\n") + (not text.endswith(b"\n")))
 
 
 def test_key_is_xxh3_shifted_right_by_one():

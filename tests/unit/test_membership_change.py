@@ -12,7 +12,7 @@ from sparserow.proto.errors import Unavailable
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
-from sparserow.ps_server.coordinator.state.roster import Roster, Window, WorkerKey
+from sparserow.ps_server.coordinator.state.roster import CommitWindow, Roster, WorkerKey
 
 OPTIONS = ClusterOptions(shards=2, slot_count=64)
 
@@ -47,7 +47,7 @@ class ToldShards:
 
     async def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
-    ) -> list[dict[WorkerKey, Window]]:
+    ) -> list[dict[WorkerKey, CommitWindow]]:
         self._note(Call("hold", job_id, operation, fence, lease_sec))
         return [{}, {}]
 

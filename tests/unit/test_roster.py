@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sparserow.ps_server.coordinator.state.membership import Ticket
-from sparserow.ps_server.coordinator.state.roster import Roster, Window, WorkerKey
+from sparserow.ps_server.coordinator.state.roster import CommitWindow, Roster, WorkerKey
 
 ZERO, ONE = Ticket(1, 0, 10, 1), Ticket(1, 1, 11, 1)
 KEYS: list[WorkerKey] = [(10, 1), (11, 1)]
@@ -16,9 +16,9 @@ def of(staleness: int | None) -> Roster:
     return roster
 
 
-def reports(*shards: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[WorkerKey, Window]]:
+def reports(*shards: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[WorkerKey, CommitWindow]]:
     """For each shard (sequence, step) of both workers."""
-    return [{key: Window(*window) for key, window in zip(KEYS, shard, strict=True)} for shard in shards]
+    return [{key: CommitWindow(*window) for key, window in zip(KEYS, shard, strict=True)} for shard in shards]
 
 
 def test_a_job_begins_at_step_0() -> None:

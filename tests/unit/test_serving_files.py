@@ -10,7 +10,7 @@ import pytest
 from published_files import DIM, write_version
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from sparserow.proto.published.manifest import MANIFEST, Manifest, ServedDtype
+from sparserow.proto.published.manifest import MANIFEST, ModelManifest, ServedDtype
 from sparserow.proto.published.model_names import parse_model
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.client.shard_assignment import ShardAssignment
@@ -139,7 +139,7 @@ def test_places_that_are_not_allowed(shard: str) -> None:
 
 def test_a_manifest_says_what_it_was_told(tmp_path: Path, rows: np.ndarray) -> None:
     manifest = write_version(str(tmp_path), "ctr", rows)
-    again = Manifest.from_json(manifest.to_json(), "here")
+    again = ModelManifest.from_json(manifest.to_json(), "here")
     assert again == manifest
     assert again.rows == 300
     assert again.size > 300 * (DIM * 4 + 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from sparserow.ps_server.coordinator.state.shards import Phase, PlaceNotFree, Shard, ShardBook
+from sparserow.ps_server.coordinator.state.shards import PlaceNotFree, Shard, ShardBook, ShardPhase
 
 LEASE = 10.0
 DATA = ("127.0.0.1", 5000)
@@ -70,11 +70,11 @@ def test_a_lost_shard_comes_back_but_is_behind(book: ShardBook) -> None:
     serve(book, 0, 7, now=0.0)
     assert book.expire(9.9) == []
     assert [shard.index for shard in book.expire(10.0)] == [0]
-    assert book.shards[0].phase is Phase.LOST
+    assert book.shards[0].phase is ShardPhase.LOST
     shard = book.heartbeat(0, instance=7, data=DATA, draining=False, now=11.0)
-    assert (shard.phase, shard.behind) == (Phase.STARTING, True)
+    assert (shard.phase, shard.behind) == (ShardPhase.STARTING, True)
     book.mark_serving(0, 7)
-    assert shard.phase is Phase.SERVING
+    assert shard.phase is ShardPhase.SERVING
 
 
 def test_a_process_that_lost_its_rows_is_restored_or_refused(book: ShardBook) -> None:
@@ -115,7 +115,7 @@ def test_words_about_a_former_process_change_nothing(book: ShardBook) -> None:
     serve(book, 0, 8)
     book.leave(0, 7)
     book.mark_behind(0, 7)
-    assert book.shards[0].phase is Phase.SERVING
+    assert book.shards[0].phase is ShardPhase.SERVING
 
 
 def test_a_draining_shard_does_not_serve_again(book: ShardBook) -> None:

@@ -48,7 +48,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EpochScore:
     """What worker 0 told after an epoch: samples a second of all workers, and how good the model was."""
 
     samples_per_sec: float
@@ -74,7 +74,7 @@ class Leased:
     is_over: bool = False
     epoch: int = 0
     trained: Trained | None = None
-    tested: Evaluated | None = None
+    tested: EpochScore | None = None
 
 
 class Leases(Protocol):
@@ -83,7 +83,7 @@ class Leases(Protocol):
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
         """Says what is done, and asks for more."""
 
-    def tell_tested(self, epoch: int, chunks: int, tested: Evaluated) -> None:
+    def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
         """Says how good the model was after an epoch that is over."""
 
 
@@ -146,7 +146,7 @@ class LeasedReader:
         """
         self._epoch, self._sums = epoch - 1, sums
 
-    def tell_tested(self, tested: Evaluated) -> None:
+    def tell_tested(self, tested: EpochScore) -> None:
         """Says how good the model was after the epoch that has ended last."""
         self._leases.tell_tested(self._epoch, len(self._chunks), tested)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .bad_line import BadLine, BadLinePolicy, shown
 from .line_layout import LineLayout
-from .line_windows import Window
+from .line_windows import LineWindow
 
 HEX_TOKEN = re.compile(rb"[0-9a-fA-F]{1,8}")
 _NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
@@ -32,7 +32,7 @@ class _Problem(Exception):  # noqa: N818 - becomes a BadLine once its place is k
         self.column, self.text = column, text
 
 
-def check_lines(layout: LineLayout, window: Window, policy: BadLinePolicy) -> list[Row]:
+def check_lines(layout: LineLayout, window: LineWindow, policy: BadLinePolicy) -> list[Row]:
     """The good data lines of ``window``, in order.
 
     Raises:

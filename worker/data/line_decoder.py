@@ -19,7 +19,7 @@ from ...proto.row_keys import hash_keys
 from .bad_line import BadLinePolicy
 from .line_checker import HEX_TOKEN, check_lines
 from .line_layout import LineLayout
-from .line_windows import Window
+from .line_windows import LineWindow
 
 _LINES_PER_PIECE = 1024
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -84,7 +84,7 @@ class LineDecoder:
             check_utf8=False,
         )
 
-    def decode(self, window: Window, policy: BadLinePolicy) -> Lines:
+    def decode(self, window: LineWindow, policy: BadLinePolicy) -> Lines:
         """All data lines of ``window``; blank lines and comments are none.
 
         Raises:
@@ -95,7 +95,7 @@ class LineDecoder:
         except _NotAccepted:
             return concatenate([self._decode_piece(piece, policy) for piece in window.pieces(_LINES_PER_PIECE)])
 
-    def _decode_piece(self, piece: Window, policy: BadLinePolicy) -> Lines:
+    def _decode_piece(self, piece: LineWindow, policy: BadLinePolicy) -> Lines:
         try:
             return self._decode_fast(piece)
         except _NotAccepted:
@@ -108,7 +108,7 @@ class LineDecoder:
             np.array([row.label for row in rows], dtype=np.float32),
         )
 
-    def _decode_fast(self, window: Window) -> Lines:
+    def _decode_fast(self, window: LineWindow) -> Lines:
         layout = self._layout
         comment = layout.comment.encode()
         if comment and (window.text.startswith(comment) or b"\n" + comment in window.text):

@@ -39,7 +39,7 @@ class LinePosition:
 
 
 @dataclass(frozen=True)
-class Window:
+class LineWindow:
     """A run of whole lines.
 
     Attributes:
@@ -59,16 +59,16 @@ class Window:
         """Where the next window begins."""
         return LinePosition(self.place.offset + len(self.text), self.place.line + self.lines)
 
-    def span(self, part: int, parts: int) -> Window:
+    def span(self, part: int, parts: int) -> LineWindow:
         """Part ``part`` of ``parts`` disjoint runs of lines that together are the window; sizes differ by at most 1."""
         first, last = self.lines * part // parts, self.lines * (part + 1) // parts
         ends = _line_ends(self.text)
         begin = 0 if first == 0 else int(ends[first - 1])
         end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
         place = LinePosition(self.place.offset + begin, self.place.line + first)
-        return Window(self.path, place, self.text[begin:end], last - first)
+        return LineWindow(self.path, place, self.text[begin:end], last - first)
 
-    def pieces(self, lines_per_piece: int) -> Iterator[Window]:
+    def pieces(self, lines_per_piece: int) -> Iterator[LineWindow]:
         """The window in runs of about ``lines_per_piece`` lines."""
         parts = max(1, -(-self.lines // lines_per_piece))
         return (self.span(part, parts) for part in range(parts))
@@ -128,7 +128,7 @@ def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + 1
 
 
-def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = None) -> Iterator[Window]:
+def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = None) -> Iterator[LineWindow]:
     """The file from ``begin`` on, in windows of ``lines_per_window`` lines; the last window may be shorter.
 
     Raises:
@@ -148,7 +148,7 @@ def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = 
                 used_lines += lines_per_window - lines
                 cut = int(ends[used_lines - 1])
                 parts.append(block[used_bytes:cut])
-                window = Window(path, place, b"".join(parts), lines_per_window)
+                window = LineWindow(path, place, b"".join(parts), lines_per_window)
                 yield window
                 place, parts, lines, used_bytes = window.end, [], 0, cut
             parts.append(block[used_bytes:])
@@ -158,4 +158,4 @@ def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = 
                 raise _too_long(path, place.line + lines)
     text = b"".join(parts)
     if text:
-        yield Window(path, place, text, lines + (not text.endswith(b"\n")))
+        yield LineWindow(path, place, text, lines + (not text.endswith(b"\n")))

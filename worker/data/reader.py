@@ -30,7 +30,7 @@ from .batch import Batch
 from .features import Features
 from .formats import FileFormat
 from .line_decoder import LineDecoder, Lines
-from .line_windows import LinePosition, Window, read_windows
+from .line_windows import LinePosition, LineWindow, read_windows
 
 _STATE_VERSION = 1
 _FILE_START = LinePosition()
@@ -219,11 +219,11 @@ class ClickReader:
             for window in read_windows(file.path, self._options.window_lines, _begin(file)):
                 yield decoder.decode(window, policy)
 
-    def windows(self, index: int, lines: int) -> Iterator[Window]:
+    def windows(self, index: int, lines: int) -> Iterator[LineWindow]:
         """All lines of a file behind its header, in runs of ``lines``; does not move the reader."""
         return read_windows(self._files[index].path, lines, _begin(self._files[index]))
 
-    def batches_of(self, index: int, window: Window, order: Sequence[int]) -> Iterator[Batch]:
+    def batches_of(self, index: int, window: LineWindow, order: Sequence[int]) -> Iterator[Batch]:
         """The batches of a window of file ``index``; a pure function of the seed and ``order``. Does
         not move the reader, but for its count of bad lines.
         """
@@ -237,7 +237,7 @@ class ClickReader:
 
     def empty_batch(self) -> Batch:
         """Of no sample."""
-        window = Window(self._files[0].path, _FILE_START, b"", 0)
+        window = LineWindow(self._files[0].path, _FILE_START, b"", 0)
         return self._batch(self._decoders[0].decode(window, self._policy))
 
     def _batch(self, lines: Lines) -> Batch:
@@ -266,12 +266,12 @@ class ClickReader:
         random = np.random.default_rng([self._options.seed, self._next.epoch])
         return [int(index) for index in random.permutation(len(self._files))]
 
-    def _windows(self, index: int) -> Iterator[Window]:
+    def _windows(self, index: int) -> Iterator[LineWindow]:
         file = self._files[index]
         begin = self._next.place if self._next.window or self._next.batch else _begin(file)
         yield from read_windows(file.path, self._options.window_lines, begin)
 
-    def _batches(self, index: int, window: Window) -> Iterator[Batch]:
+    def _batches(self, index: int, window: LineWindow) -> Iterator[Batch]:
         options, now = self._options, self._next
         run = window.span((options.rank + now.epoch) % options.world, options.world)
         self._bad_lines_before_window = self._policy.count

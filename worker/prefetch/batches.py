@@ -98,7 +98,7 @@ def prefetch(
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class StatefulLoader(Protocol):
     """A loader whose position can be saved and resumed, as torchdata's."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -127,7 +127,7 @@ class _Source:
     """One pass of the loader, and the reader that knows its position."""
 
     batches: Iterator[Any]
-    stateful: Stateful | None
+    stateful: StatefulLoader | None
     progress: _Progress
 
     def state(self) -> Any:
@@ -159,7 +159,7 @@ class Prefetch(Generic[Batch]):
     def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
         self._native = _client.Prefetcher(session.core.native, exact=settings.exact)
-        self._stateful = loader if isinstance(loader, Stateful) else None
+        self._stateful = loader if isinstance(loader, StatefulLoader) else None
         self._progress = _Progress()
 
     def __iter__(self) -> PrefetchIterator[Batch]:
@@ -190,7 +190,7 @@ class Prefetch(Generic[Batch]):
         loader.load_state_dict(state)
         self._progress = _Progress()
 
-    def _check_stateful(self) -> Stateful:
+    def _check_stateful(self) -> StatefulLoader:
         if self._stateful is None:
             kind = type(self._loader).__name__
             raise FailedPrecondition(f"prefetch: the loader ({kind}) has no state_dict and load_state_dict")

@@ -30,7 +30,7 @@ from ...proto.published.manifest import (
     PROGRAM,
     SERVED_DTYPES,
     SLOTS,
-    Manifest,
+    ModelManifest,
     Part,
     PublishedTable,
     ServedDtype,
@@ -191,7 +191,7 @@ def publish_from(
         if program is not None:
             facts = _write_program(folder, program.archive)
             proof = make_proof(publication.name, version, facts, [program.archive], loaded_security(control.security))
-        manifest = Manifest(
+        manifest = ModelManifest(
             model=publication.name,
             version=version,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

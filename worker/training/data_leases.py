@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
-from ..data.leased import Evaluated, Leased, Trained
+from ..data.leased import EpochScore, Leased, Trained
 from ..session.session import Session
 
 
@@ -42,10 +42,10 @@ class SessionLeases:
             reply.is_over,
             reply.epoch,
             Trained(sums.samples, sums.measured, sums.loss_sum, sums.seconds) if reply.HasField("trained") else None,
-            Evaluated(tested.samples_per_sec, tested.auc, tested.log_loss) if reply.HasField("tested") else None,
+            EpochScore(tested.samples_per_sec, tested.auc, tested.log_loss) if reply.HasField("tested") else None,
         )
 
-    def tell_tested(self, epoch: int, chunks: int, tested: Evaluated) -> None:
+    def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
         """Says how good the model was after an epoch that is over; raises as :meth:`lease`."""
         self._ask(epoch, chunks, [], tested=pb.EpochTest(**vars(tested)))
 

@@ -19,7 +19,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
 from ..data import ClickReader, Features, ReadOptions, fit_features, open_reader
-from ..data.leased import Evaluated, LeasedReader
+from ..data.leased import EpochScore, LeasedReader
 from ..metrics.binary import auc
 from ..models import Tower
 from ..session.tracing import loaded, trace_allreduce
@@ -276,7 +276,7 @@ class Trainer:
         if self._leased is not None and leased_epochs.is_known(self._leased):
             counts = self._group.rank == 0  # worker 0 has the samples of all
             if counts:
-                self._leased.tell_tested(Evaluated(result.samples_per_sec, result.test_auc, result.test_log_loss))
+                self._leased.tell_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
         self._keep_told([result])
         self._observer.epoch(result)  # after it was kept: a worker that is killed here is told once at most
         return [result] if counts else []

@@ -19,7 +19,7 @@ from ....proto.errors import (
 )
 from ..state.cluster import Cluster
 from ..state.damage import Damage
-from ..state.shards import Phase, Shard
+from ..state.shards import Shard, ShardPhase
 from .membership_change import JobOperations
 from .restore_plan import forget_tables, plan_restore
 from .shard_calls import ShardCalls, all_of
@@ -236,7 +236,7 @@ class CheckpointRestores:
     def _check_shards(self) -> None:
         """Raises Unavailable unless every shard serves, or waits for rows, which a restore of all tables gives it."""
         shards = self._cluster.shards.shards
-        if not all(shard.phase is Phase.SERVING or _waits_for_rows(shard) for shard in shards):
+        if not all(shard.phase is ShardPhase.SERVING or _waits_for_rows(shard) for shard in shards):
             self._cluster.check_ready()
 
     async def _let_in(self, loads: ShardLoads) -> None:
@@ -306,7 +306,7 @@ class CheckpointRestores:
 
 def _waits_for_rows(shard: Shard) -> bool:
     """Whether its process has registered, and could not be restored alone, or is about to be."""
-    return shard.phase is Phase.STARTING and shard.restoring and shard.data is not None
+    return shard.phase is ShardPhase.STARTING and shard.restoring and shard.data is not None
 
 
 def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:

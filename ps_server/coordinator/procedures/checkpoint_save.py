@@ -42,7 +42,7 @@ _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
 
-class Phase(Enum):
+class SavePhase(Enum):
     """The values are those of ``SavePhase`` in control.proto."""
 
     GATHERING = 0
@@ -70,7 +70,7 @@ class Save:
     base: Base | None = None  # that it adds what changed to
     data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: how far leased data is
     side_budget_bytes: int = 0
-    phase: Phase = Phase.GATHERING
+    phase: SavePhase = SavePhase.GATHERING
     problem: SparserowError | None = None
     rows: int = 0
     bytes: int = 0
@@ -123,7 +123,7 @@ class CheckpointSaves:
                 if current is None:
                     return await self._open(folder, caller)
                 is_ours = current.job_id == caller[0] and current.folder.url == folder.url
-                if current.phase is Phase.GATHERING and is_ours and caller not in current.begun:
+                if current.phase is SavePhase.GATHERING and is_ours and caller not in current.begun:
                     current.begun.add(caller)
                     return pb.BeginSaveReply(name=current.name)
             await current.is_over.wait()
@@ -148,7 +148,7 @@ class CheckpointSaves:
             SparserowError: why it failed.
         """
         caller, save = self._caller(request.caller), self._find(request)
-        if save.phase is Phase.GATHERING:
+        if save.phase is SavePhase.GATHERING:
             self._take(save, caller, request)
         await save.is_cut.wait()
         if save.problem is not None:
@@ -225,7 +225,7 @@ class CheckpointSaves:
     async def _run(self, save: Save) -> None:
         try:
             await self._gather(save)
-            save.phase = Phase.CUTTING
+            save.phase = SavePhase.CUTTING
             self._cluster.check_whole()
             loads = self._cluster.loads
             save.base = await asyncio.to_thread(find_base, save.folder, self._cluster, save.full_every)
@@ -233,7 +233,7 @@ class CheckpointSaves:
             if self._cluster.loads != loads:
                 raise Unavailable("rows were restored while the cut was taken; save again")
             save.step = next((point.step for point in points if point.job_id == save.job_id), -1)
-            save.phase = Phase.WRITING
+            save.phase = SavePhase.WRITING
             save.is_cut.set()
             manifest = await self._write(save, points, cuts)
             await asyncio.to_thread(_put_manifest, save.folder / save.name, manifest)
@@ -242,7 +242,7 @@ class CheckpointSaves:
                 self._cluster.has_rows_in(save.folder.url, manifest)
                 self._note()
             await self._shard_calls.state_is_written()
-            save.phase = Phase.SAVED
+            save.phase = SavePhase.SAVED
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
             if save.keep and is_of_now:
                 await self._prune(save)
@@ -262,7 +262,7 @@ class CheckpointSaves:
             save.is_over.set()
 
     async def _fail(self, save: Save, error: SparserowError, *, remove: bool = True) -> None:
-        save.problem, save.phase = error, Phase.FAILED
+        save.problem, save.phase = error, SavePhase.FAILED
         self._cluster.saves_failed += 1
         log.warning("save %s/%s failed: %s", save.folder.url, save.name, error)
         if remove:

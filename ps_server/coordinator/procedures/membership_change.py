@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from ....proto.errors import SparserowError, Unavailable
 from ..state.cluster import Cluster
 from ..state.membership import Job, Ticket
-from ..state.roster import Roster, Window, WorkerKey
+from ..state.roster import CommitWindow, Roster, WorkerKey
 from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,13 @@ class CutPoint:
     steps: dict[WorkerKey, int]
 
     @staticmethod
-    def of_reports(job_id: int, operation: int, roster: Roster, reports: list[dict[WorkerKey, Window]]) -> CutPoint:
+    def of_reports(
+        job_id: int, operation: int, roster: Roster, reports: list[dict[WorkerKey, CommitWindow]]
+    ) -> CutPoint:
         """The cut that the reports of a FREEZE name."""
         step = max((window.committed_step for report in reports for window in report.values()), default=-1)
-        last: dict[WorkerKey, list[Window]] = {
-            span.key: [report.get(span.key, Window()) for report in reports]
+        last: dict[WorkerKey, list[CommitWindow]] = {
+            span.key: [report.get(span.key, CommitWindow()) for report in reports]
             for span in roster.spans.values()
             if span.until_step is None
         }
@@ -243,7 +245,7 @@ class JobOperations:
         reports = await self._shard_calls.freeze_job(job_id, operation, gone)
         roster.decide(operation, gone, reports, members)
         for key in gone:
-            last_step = max((report.get(key, Window()).committed_step for report in reports), default=-1)
+            last_step = max((report.get(key, CommitWindow()).committed_step for report in reports), default=-1)
             self._cluster.data.left(job_id, key, last_step)
         self._save()
         await self._shard_calls.tell_job(job_id, roster)

@@ -22,8 +22,8 @@ from ....proto.schema_message import message_of_schema
 from ....proto.security.security import open_aio_channel
 from ....proto.shard_protocol import SHARD_PROTOCOL
 from ..state.cluster import Cluster
-from ..state.roster import Roster, Window, WorkerKey
-from ..state.shards import Phase, Shard
+from ..state.roster import CommitWindow, Roster, WorkerKey
+from ..state.shards import Shard, ShardPhase
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class ShardCalls:
             SparserowError: the first shard's; the others have been asked.
         """
         request = pb.ShardSweepRequest(table_id=table_id, dry_run=dry_run)
-        serving = [shard for shard in self._cluster.shards.shards if shard.phase is Phase.SERVING]
+        serving = [shard for shard in self._cluster.shards.shards if shard.phase is ShardPhase.SERVING]
         links = [await self._link(shard) for shard in serving]
         replies = await asyncio.gather(*(link.call("Sweep", request, deadline_sec) for link in links))
         return pb.SweepTableReply(
@@ -170,7 +170,7 @@ class ShardCalls:
 
     async def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
-    ) -> list[dict[WorkerKey, Window]]:
+    ) -> list[dict[WorkerKey, CommitWindow]]:
         """Holds a job on every shard; returns what each of them has of each worker. With a lease, it goes on by itself
         after so long, should this process be gone by then.
 
@@ -188,7 +188,7 @@ class ShardCalls:
         replies = await self._tell_all(lambda link: link.call("HoldJob", request))
         return [
             {
-                (window.worker_id, window.epoch): Window(window.committed_sequence, window.committed_step)
+                (window.worker_id, window.epoch): CommitWindow(window.committed_sequence, window.committed_step)
                 for window in reply.windows
             }
             for reply in replies
@@ -287,12 +287,14 @@ class ShardCalls:
 
     def _check_all_reached(self) -> None:
         for shard in self._cluster.shards.shards:
-            if shard.phase not in (Phase.SERVING, Phase.DRAINING):
+            if shard.phase not in (ShardPhase.SERVING, ShardPhase.DRAINING):
                 raise Unavailable(f"shard {shard.index} is {shard.phase.name}: members of a job change on all or none")
 
     async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
         await self.state_is_written()
-        serving = [shard for shard in self._cluster.shards.shards if shard.phase in (Phase.SERVING, Phase.DRAINING)]
+        serving = [
+            shard for shard in self._cluster.shards.shards if shard.phase in (ShardPhase.SERVING, ShardPhase.DRAINING)
+        ]
         return await all_of(self._tell(shard, tell) for shard in serving)
 
     async def _tell(self, shard: Shard, tell: Callable[[ShardLink], Awaitable[Any]]) -> Any:

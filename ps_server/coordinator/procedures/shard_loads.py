@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ....proto import control_pb2 as pb
 from ....proto.errors import DeadlineExceeded, Unavailable
 from ..state.cluster import Cluster
-from ..state.shards import Phase, Shard
+from ..state.shards import Shard, ShardPhase
 from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class ShardLoads:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.shards.lease_sec + _SHARD_DEADLINE_SEC
-        while shard.phase is not Phase.SERVING:
+        while shard.phase is not ShardPhase.SERVING:
             if loop.time() > deadline:
                 raise Unavailable(f"shard {shard.index} ended, and no process has taken its place")
             await asyncio.sleep(_LOOK_SEC)

@@ -1,5 +1,7 @@
-"""A shard that ended comes back alone: another process takes its place, gets its rows from the newest checkpoint, and
-is let in, while the other shards and the workers of jobs without barrier go on (docs/internals/consistency.md, rules 15 and 17).
+"""A shard that ended comes back alone, while the other shards and the workers of jobs without barrier go on.
+
+Another process takes its place, gets its rows from the newest checkpoint, and is let in (docs/internals/consistency.md,
+rules 15 and 17).
 """
 
 from __future__ import annotations

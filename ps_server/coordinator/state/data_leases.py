@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....proto.errors import FailedPrecondition, not_allowed
-from .epoch_records import EpochRecord, EpochRecords, Evaluated, Sums
+from .epoch_records import EpochRecord, EpochRecords, EpochTest, Sums
 
 WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
 
@@ -28,7 +28,7 @@ MOST_ENDED_EPOCHS = 2_000  # whose records are kept of all jobs that have ended
 
 
 @dataclass(frozen=True)
-class Lease:
+class DataLease:
     """A chunk that is trained on now.
 
     Attributes:
@@ -65,12 +65,12 @@ class Ask:
     step: int
     epochs: int = 0
     trained: Sums | None = None
-    tested: Evaluated | None = None
+    tested: EpochTest | None = None
     again: bool = False
 
 
 @dataclass(frozen=True)
-class Answer:
+class LeaseAnswer:
     """What it gets: a chunk and the batches of it to leave out; or none, because the epoch is over, or because others
     still have the last chunks (then it asks again). ``epoch`` is the one under way; ``record`` is of the epoch that is
     over, where its workers told of it.
@@ -113,7 +113,7 @@ class JobData:
     epoch: int
     chunks: int
     done: set[int] = field(default_factory=set)
-    leases: dict[int, Lease] = field(default_factory=dict)
+    leases: dict[int, DataLease] = field(default_factory=dict)
     skips: dict[int, int] = field(default_factory=dict)
     records: EpochRecords = field(default_factory=EpochRecords)
     _first: int = field(default=0, compare=False)  # all chunks before it are done
@@ -146,12 +146,12 @@ class JobData:
                 del self.leases[chunk]
                 self._skip(chunk, lease, last_step)
 
-    def _skip(self, chunk: int, lease: Lease, last_step: int) -> None:
+    def _skip(self, chunk: int, lease: DataLease, last_step: int) -> None:
         batches = lease.skip + max(0, last_step + 1 - lease.step)
         if batches:
             self.skips[chunk] = batches
 
-    def answer(self, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> Answer:
+    def answer(self, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> LeaseAnswer:
         """Takes what a worker says, and gives it a chunk.
 
         Args:
@@ -165,7 +165,7 @@ class JobData:
         if ask.tested is not None and (ask.epoch < self.epoch or (ask.epoch == self.epoch and self.is_over)):
             self.records.test(ask.epoch, ask.tested)
         if ask.epoch < self.epoch:  # it came late, or again: that epoch is over
-            return Answer(is_over=True, record=self.records.get(ask.epoch))
+            return LeaseAnswer(is_over=True, record=self.records.get(ask.epoch))
         if ask.epoch > self.epoch:
             if ask.epoch != self.epoch + 1 or not self.is_over:
                 raise FailedPrecondition(
@@ -190,15 +190,15 @@ class JobData:
                 del self.leases[chunk]
                 self._skip(chunk, lease, -1)
         if self.is_over:
-            return Answer(is_over=True, record=self.records.get(self.epoch))
+            return LeaseAnswer(is_over=True, record=self.records.get(self.epoch))
         while self._first in self.done:
             self._first += 1
         free = next((c for c in range(self._first, self.chunks) if c not in self.done and c not in self.leases), None)
         if free is None:
-            return Answer()
+            return LeaseAnswer()
         skip = self.skips.pop(free, 0)
-        self.leases[free] = Lease(holder, ask.step, skip)
-        return Answer(chunk=free, skip=skip)
+        self.leases[free] = DataLease(holder, ask.step, skip)
+        return LeaseAnswer(chunk=free, skip=skip)
 
     def at_cut(self, committed: dict[WorkerKey, int]) -> dict[str, Any]:
         """What rows that are cut at the workers' last steps have of the epoch: for a checkpoint.
@@ -228,7 +228,7 @@ class JobData:
     @staticmethod
     def of_document(saved: dict[str, Any]) -> JobData:
         """The reverse of :meth:`to_document`."""
-        leases = {chunk: Lease((worker, epoch), step, skip) for chunk, worker, epoch, step, skip in saved["leases"]}
+        leases = {chunk: DataLease((worker, epoch), step, skip) for chunk, worker, epoch, step, skip in saved["leases"]}
         return JobData(
             saved["run"],
             saved["generation"],
@@ -263,7 +263,9 @@ class DataLeases:
         if job_id in self.jobs:
             self.jobs[job_id].left(holder, last_step)
 
-    def answer(self, job_id: int, generation: int, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> Answer:
+    def answer(
+        self, job_id: int, generation: int, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]
+    ) -> LeaseAnswer:
         """As :meth:`JobData.answer`; a job that is new, or whose former run is over, begins at ``ask.epoch``.
 
         Raises:

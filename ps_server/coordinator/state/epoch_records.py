@@ -49,7 +49,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EpochTest:
     """What the worker that evaluates told of an epoch; ``auc`` and ``log_loss`` may be NaN."""
 
     samples_per_sec: float
@@ -62,7 +62,7 @@ class EpochRecord:
     """One epoch; ``tested`` is None until a worker has evaluated it."""
 
     trained: Sums = field(default_factory=Sums)
-    tested: Evaluated | None = None
+    tested: EpochTest | None = None
 
 
 class EpochRecords:
@@ -86,7 +86,7 @@ class EpochRecords:
         record = self._epochs.get(epoch, EpochRecord())
         self._put(epoch, EpochRecord(record.trained.plus(trained), record.tested))
 
-    def test(self, epoch: int, tested: Evaluated) -> None:
+    def test(self, epoch: int, tested: EpochTest) -> None:
         """Keeps the first evaluation of an epoch; one of an epoch without samples does not count."""
         record = self._epochs.get(epoch)
         if record is not None and record.tested is None:
@@ -109,10 +109,10 @@ class EpochRecords:
         """The reverse of :meth:`to_document`."""
         records = EpochRecords()
         for epoch, *trained, tested in saved:
-            told = None if tested is None else Evaluated(*(math.nan if value is None else value for value in tested))
+            told = None if tested is None else EpochTest(*(math.nan if value is None else value for value in tested))
             records._epochs[epoch] = EpochRecord(Sums(*trained), told)
         return records
 
 
-def _without_nan(tested: Evaluated) -> list[float | None]:
+def _without_nan(tested: EpochTest) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in vars(tested).values()]

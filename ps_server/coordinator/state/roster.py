@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Window:
+class CommitWindow:
     """What one shard has of one worker; sequence 0 and step -1 before its first commit."""
 
     committed_sequence: int = 0
@@ -80,7 +80,7 @@ class Roster:
         self,
         operation: int,
         gone: Iterable[WorkerKey],
-        reports: Sequence[Mapping[WorkerKey, Window]],
+        reports: Sequence[Mapping[WorkerKey, CommitWindow]],
         newcomers: Iterable[Ticket],
         *,
         reached: int = -1,
@@ -99,7 +99,7 @@ class Roster:
         top = max(top, reached)
         for key in gone:
             span = self.spans[key]
-            windows = [report.get(key, Window()) for report in reports]
+            windows = [report.get(key, CommitWindow()) for report in reports]
             own = max((window.committed_step for window in windows), default=-1)
             final = max((window.committed_sequence for window in windows), default=0)
             until = own if self.staleness == 0 else max(own, top)
@@ -114,13 +114,13 @@ class Roster:
         self.generation, self.name, self.staleness = generation, name, staleness
         self.spans.clear()
 
-    def _prune(self, reports: Sequence[Mapping[WorkerKey, Window]]) -> None:
+    def _prune(self, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> None:
         """Forgets workers that left before the first step that any live worker has still to commit somewhere."""
         live = [span for span in self.spans.values() if span.until_step is None]
         if not live:
             return
         reached = min(
-            max(report.get(span.key, Window()).committed_step, span.first_step - 1)
+            max(report.get(span.key, CommitWindow()).committed_step, span.first_step - 1)
             for span in live
             for report in reports or [{}]
         )
@@ -129,6 +129,6 @@ class Roster:
                 del self.spans[span.key]
 
     @staticmethod
-    def _in_doubt(span: Span, reports: Sequence[Mapping[WorkerKey, Window]]) -> bool:
+    def _in_doubt(span: Span, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> bool:
         """Whether a shard lacks its last commit, as far as the reports go."""
-        return any(report.get(span.key, Window()).committed_sequence < span.final_sequence for report in reports)
+        return any(report.get(span.key, CommitWindow()).committed_sequence < span.final_sequence for report in reports)

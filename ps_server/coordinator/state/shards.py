@@ -21,7 +21,7 @@ class PlaceNotFree(FailedPrecondition):
     """A place that may come free by itself: its holder's lease ends, or the job that is in the way does."""
 
 
-class Phase(Enum):
+class ShardPhase(Enum):
     """States of a shard; the values are those of ``ShardState`` in control.proto."""
 
     MISSING = 0
@@ -49,7 +49,7 @@ class Shard:
     """
 
     index: int
-    phase: Phase = Phase.MISSING
+    phase: ShardPhase = ShardPhase.MISSING
     instance: int = 0
     lineage: int = 0
     control: tuple[str, int] | None = None
@@ -68,7 +68,7 @@ class Shard:
     @property
     def is_live(self) -> bool:
         """Whether a process holds it and its lease runs."""
-        return self.phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING)
+        return self.phase in (ShardPhase.STARTING, ShardPhase.SERVING, ShardPhase.DRAINING)
 
     def is_coming_back(self, now: float) -> bool:
         """Whether a process gets the rows of one that ended, or waits until it may."""
@@ -139,7 +139,7 @@ class ShardBook:
             shard.renewals, shard.asked_at, shard.refusal = 0, None, ""
             shard.lineage, shard.restoring = self.lineage, shard.instance != 0 and tables > 0
         shard.instance, shard.control, shard.pid, shard.protocol = instance, control, pid, 0
-        shard.phase, shard.data, shard.behind, shard.draining = Phase.STARTING, None, True, False
+        shard.phase, shard.data, shard.behind, shard.draining = ShardPhase.STARTING, None, True, False
         shard.expires_at = now + self.lease_sec
         return shard
 
@@ -158,14 +158,14 @@ class ShardBook:
             NotFound: this process does not hold the shard; it must register.
         """
         shard = self.shards[index] if 0 <= index < len(self.shards) else None
-        if shard is None or shard.instance != instance or shard.phase is Phase.MISSING:
+        if shard is None or shard.instance != instance or shard.phase is ShardPhase.MISSING:
             raise NotFound(f"shard {index} is not registered by this process")
-        if shard.phase is Phase.LOST:
-            shard.phase, shard.behind = Phase.STARTING, True
+        if shard.phase is ShardPhase.LOST:
+            shard.phase, shard.behind = ShardPhase.STARTING, True
         if data is not None and data != shard.data:
             shard.data, shard.behind = data, True
         if draining:
-            shard.phase, shard.draining = Phase.DRAINING, True
+            shard.phase, shard.draining = ShardPhase.DRAINING, True
         shard.expires_at = now + self.lease_sec
         shard.renewals += 1
         return shard
@@ -197,32 +197,32 @@ class ShardBook:
         shard.control, shard.data = control, data
         shard.restoring, shard.restores = restoring, restores
         if instance:
-            shard.phase = Phase.STARTING if held else Phase.LOST
+            shard.phase = ShardPhase.STARTING if held else ShardPhase.LOST
         shard.expires_at = now + self.lease_sec
 
     def mark_serving(self, index: int, instance: int) -> None:
         """The process has been told everything; ignored when another one holds the shard now, or it drains."""
         shard = self.shards[index]
-        if shard.instance == instance and shard.phase in (Phase.STARTING, Phase.SERVING):
-            shard.phase, shard.behind = Phase.SERVING, False
+        if shard.instance == instance and shard.phase in (ShardPhase.STARTING, ShardPhase.SERVING):
+            shard.phase, shard.behind = ShardPhase.SERVING, False
 
     def mark_behind(self, index: int, instance: int) -> None:
         """A change could not be told to the process; it serves again once it has been told everything."""
         shard = self.shards[index]
-        if shard.instance == instance and shard.phase is Phase.SERVING:
-            shard.phase, shard.behind = Phase.STARTING, True
+        if shard.instance == instance and shard.phase is ShardPhase.SERVING:
+            shard.phase, shard.behind = ShardPhase.STARTING, True
 
     def leave(self, index: int, instance: int) -> None:
         """The process ends in good order."""
         shard = self.shards[index]
         if shard.instance == instance:
-            shard.phase = Phase.LOST
+            shard.phase = ShardPhase.LOST
 
     def expire(self, now: float) -> list[Shard]:
         """Marks shards whose lease has ended as lost, and returns these."""
         lost = [shard for shard in self.shards if shard.is_live and shard.expires_at <= now]
         for shard in lost:
-            shard.phase = Phase.LOST
+            shard.phase = ShardPhase.LOST
         return lost
 
     def extend(self, seconds: float) -> None:
@@ -247,14 +247,14 @@ class ShardBook:
 
     def problem(self) -> str:
         """Why the cluster is not ready, for a user; empty when every shard serves."""
-        waiting = [shard.index for shard in self.shards if shard.phase is Phase.MISSING]
+        waiting = [shard.index for shard in self.shards if shard.phase is ShardPhase.MISSING]
         if waiting:
             came = len(self.shards) - len(waiting)
             return f"{came} of {len(self.shards)} shards have registered; waiting for {_shards(waiting)}"
         for phase, words in (
-            (Phase.LOST, "no sign of life from its process"),
-            (Phase.DRAINING, "its process is stopping"),
-            (Phase.STARTING, "its process is not serving yet"),
+            (ShardPhase.LOST, "no sign of life from its process"),
+            (ShardPhase.DRAINING, "its process is stopping"),
+            (ShardPhase.STARTING, "its process is not serving yet"),
         ):
             found = [shard.index for shard in self.shards if shard.phase is phase]
             if found:
