@@ -37,7 +37,7 @@ class EngineSize:
         rows: of the table.
         dim: columns, float32.
         batch: unique keys of one pull or push.
-        fill_step: rows born between two looks at resident memory.
+        fill_step: rows created between two looks at resident memory.
         repetitions: of each measurement.
     """
 

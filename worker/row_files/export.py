@@ -29,7 +29,7 @@ def export_table(
 
     A file has two columns (Parquet) or tensors (safetensors): ``key``, uint64 (n), and ``vector``, float32 (n, dim).
     The table's namespace, name, dim, dtype and optimizer are in its metadata, each name with "sparserow." before it.
-    The order is unspecified. Rows that change meanwhile are written as they are when they are read; rows born or
+    The order is unspecified. Rows that change meanwhile are written as they are when they are read; rows created or
     deleted meanwhile may or may not be there.
 
     Args:

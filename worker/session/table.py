@@ -76,7 +76,7 @@ class TableRows:
     def scan(self, *, batch_rows: int = 65536) -> Iterator[tuple[KeyArray, Rows]]:
         """All rows that exist, in batches of at most ``batch_rows``: ((n) uint64 keys, (n, dim) float32 rows).
 
-        Order is unspecified; rows born or deleted meanwhile may or may not be seen, others exactly once.
+        Order is unspecified; rows created or deleted meanwhile may or may not be seen, others exactly once.
         """
         if batch_rows < 1:
             raise InvalidArgument(f"scan: batch_rows {batch_rows!r} is not allowed; allowed: >= 1")

@@ -19,14 +19,14 @@ from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
-CUT_DEADLINE_SEC = 10.0  # that a cut may take; for as long its jobs are held, also when this process is no more
+CUT_DEADLINE_SEC = 10.0  # that a cut may take; for as long its jobs are frozen, also when this process is no more
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class CutPoint:
-    """Where a held job is cut: at the last commits that any shard has accepted.
+    """Where a frozen job is cut: at the last commits that any shard has accepted.
 
     Attributes:
         operation: of the FREEZE.
@@ -228,7 +228,7 @@ class JobOperations:
             return result
 
     async def _release(self, job_id: int) -> None:
-        """A held job takes commits again, by the members that it had, also where only some shards can be told."""
+        """A frozen job takes commits again, by the members that it had, also where only some shards can be told."""
         try:
             await self._shard_calls.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
         except SparserowError as error:  # the shard is behind now, and is told when it is back
@@ -236,7 +236,7 @@ class JobOperations:
 
     async def _change(self, job_id: int, roster: Roster, gone: list[tuple[int, int]], members: list[Ticket]) -> None:
         if not gone and roster.has_all(members):
-            # The shards are told once more, as after a restart: there is nothing to decide, so no worker is held.
+            # The shards are told once more, as after a restart: there is nothing to decide, so no job is frozen.
             roster.operation = self._next_operation()
             self._save()
             await self._shard_calls.tell_job(job_id, roster)

@@ -25,8 +25,8 @@ _MOST_FOLDERS = 16  # of a job, each with its configuration in the coordinator's
 def _pause_after_failure(every_sec: float, took_sec: float) -> float:
     """Seconds from the end of a failed save to the next one.
 
-    A save that fails at its cut has held the jobs for as long as it took, up to the cut's deadline. Workers get as much
-    time before they are held again: otherwise a cut that fails each time would leave them none.
+    A save that fails at its cut has frozen the jobs for as long as it took, up to the cut's deadline. Workers get as
+    much time before the next freeze: otherwise a cut that fails each time would leave them none.
     """
     return max(every_sec - took_sec, min(took_sec, CUT_DEADLINE_SEC))
 

@@ -287,7 +287,7 @@ class DataLeases:
     def at_cut(self, committed: dict[int, dict[WorkerKey, int]]) -> dict[int, dict[str, Any]]:
         """As :meth:`JobData.at_cut`, by job id, of those jobs that are in the cut.
 
-        The jobs are held: what a worker has reported as done is in the cut.
+        The jobs are frozen: the chunks that a worker has reported as done are in the cut.
         """
         return {job_id: data.at_cut(committed[job_id]) for job_id, data in self.jobs.items() if job_id in committed}
 
