@@ -310,6 +310,31 @@ TEST_CASE("a client whose job is over ends the calls that wait, and refuses late
   CHECK(later.message().find("shard 1 is gone") != std::string::npos);
 }
 
+// The job goes on while the commit's pause lasts: without another request nothing else wakes the client.
+TEST_CASE("a commit that is refused for now is sent again also when a pull is answered in its pause") {
+  const auto table = sgd_table("t/a", 4);
+  Cluster cluster(1, {table});
+  cluster.set_job(2u, 1);
+  const auto client = take(Client::connect(cluster.client_options()));
+  const Grouped grouped(*client, table.id, {1, 2, 3});
+  std::vector<float> grads(12, 1.0f), rows(12);
+  const auto push = grouped.push(table, grads.data(), 1.0f);
+  const auto pull = grouped.pull(table, rows.data());
+  REQUIRE(cluster.servers[0]->freeze_job(1, 1, {}, std::nullopt).is_ok());
+  Status committed;
+  std::thread pushing([&] {
+    const std::chrono::milliseconds deadline{8'000};
+    committed = client->commit(std::span(&push, 1), {.deadline = deadline, .sequence = 1, .step = 0});
+  });
+  while (client->stats().retries < 8) std::this_thread::yield();  // the next pause is 256 ms
+  REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
+  rpc::JobSpec spec{.job_id = 1, .name = "job", .staleness = 2u, .members = {{0, 1, 0}}, .first_step = 0};
+  spec.operation = 1;
+  REQUIRE_OK(cluster.servers[0]->set_job(spec));
+  pushing.join();
+  CHECK_MESSAGE(committed.is_ok(), committed.message());
+}
+
 TEST_CASE("two phases over the network, and a retry is answered again") {
   const auto table = sgd_table("t/a", 2, 0.0f);
   Cluster cluster(3, {table});

@@ -146,6 +146,13 @@ void Channel::pause() {
   ++attempts_;
 }
 
+// Ends a pause: the shard has answered, so refused requests are sent again at once. A pause that stayed would leave
+// them without a timer, as wake_at() and tick() look at it for a channel that is refused alone.
+void Channel::resume() noexcept {
+  refused_for_now_ = false;
+  paused_until_ = {};
+}
+
 // Draining, or not told yet; or it waited in vain for workers, while a shard that they need is being restored.
 bool Channel::is_refused_for_now(const Request& request, const Status& status) const {
   if (status.code() == Code::kUnavailable) return true;

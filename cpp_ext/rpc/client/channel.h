@@ -93,6 +93,7 @@ class Channel {
   void break_off(const std::string& reason);
   void fail_all(const Status& status);
   void pause();  // before what was refused for now is sent again
+  void resume() noexcept;
   [[nodiscard]] bool is_refused_for_now(const Request& request, const Status& status) const;
   void ask_again(Request& request);
   void finish(Request& request, Status status);

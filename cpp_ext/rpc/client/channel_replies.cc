@@ -101,7 +101,7 @@ Status Channel::on_reply() {
     request.reply = reader_.body();
   }
   attempts_ = 0;
-  refused_for_now_ = false;
+  resume();
   finish(request, Status::ok());
   return Status::ok();
 }
@@ -161,8 +161,7 @@ Status Channel::on_hello_ack() {
   features_ = shard.features;
   state_ = State::kReady;
   was_ready_ = true;
-  refused_for_now_ = false;
-  paused_until_ = {};
+  resume();
   for (auto at = queue_.begin(); at != queue_.end();) {
     Request& request = **at;
     const bool only_connects = request.expected == FrameType::kHelloAck;
@@ -222,7 +221,7 @@ Status Channel::on_replay_reply() {
   }
   if (answer.value().is_applied) ++stats_.commits_replayed;
   attempts_ = 0;
-  refused_for_now_ = false;
+  resume();
   next_replay();
   return Status::ok();
 }
