@@ -122,8 +122,7 @@ void CommitApplier::reduce_and_apply(std::span<Kept> commits, std::uint32_t work
       if (block.keys.empty()) continue;
       TableInput& table = tables[block.table_id];
       if (table.inputs.empty()) table = {block.dim, block.lr, {}, {}};
-      if (block.dim != table.dim)
-        continue;  // the table was made anew between two commits: the block of the old one is dropped
+      if (block.dim != table.dim) continue;  // a block of the table that this one has replaced between two commits
       table.inputs.push_back({&block, scale});
       table.reservations.push_back(&kept.reservations[i]);
     }

@@ -129,6 +129,7 @@ Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptio
                             std::vector<ShardAnswer>& answers) {
   for (const TablePull& table : tables) {
     SR_RETURN_IF_ERROR(check_groups("lookup", table.dim, table.keys, table.shard_begin, shards()));
+    SR_RETURN_IF_ERROR(check_outputs(table));
   }
   answers.assign(shards(), {});
   Call call(options.deadline);
