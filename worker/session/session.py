@@ -11,10 +11,10 @@ from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ...proto.closing import Closing
 from ...proto.errors import FailedPrecondition
-from ...proto.schema import Dtype, Init, RowPolicy
+from ...proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
 from .join import SessionJoinHook, checked_micro_batches, collective_device, default_group
 from .loss_scale import LossScale
-from .row_optimizers import OptimizerLike
+from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session_core import SessionCore
 from .session_stats import SessionStats
 from .sparse_optimizer import SparseOptimizer
@@ -92,9 +92,18 @@ class Session(Closing, Joinable):
             FailedPrecondition: it exists with another schema (names the field).
             InvalidArgument: an argument is out of its range, or the optimizer has no counterpart on the servers.
         """
-        return self.core.create_table(
-            name, dim=dim, optimizer=optimizer, dtype=dtype, init=init, seed=seed, policy=policy
+        self.core.native.check_usable()
+        schema = TableSchema(
+            namespace=self.namespace,
+            name=name,
+            dim=dim,
+            optimizer=row_optimizer_of(optimizer, "create_table.optimizer"),
+            dtype=dtype,
+            init=Constant() if init is None else init,
+            seed=seed,
+            policy=RowPolicy() if policy is None else policy,
         )
+        return self.core.create_table(schema)
 
     def table(self, name: str) -> TableRows:
         """Rows of a table by key.

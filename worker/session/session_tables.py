@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
-from ...proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
+from ...proto.schema import TableSchema
 from ..cache.settings import storage_on
-from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
@@ -70,29 +69,8 @@ class SessionTables:
                 self.native.set_lr(f"{self.namespace}/{name}", rate)
                 self._sent_rates[name] = rate
 
-    def create_table(
-        self,
-        name: str,
-        *,
-        dim: int,
-        optimizer: OptimizerLike,
-        dtype: Dtype = "float32",
-        init: Init | None = None,
-        seed: int = 0,
-        policy: RowPolicy | None = None,
-    ) -> TableRows:
-        """As :meth:`Session.create_table`."""
-        self.native.check_usable()
-        schema = TableSchema(
-            namespace=self.namespace,
-            name=name,
-            dim=dim,
-            optimizer=row_optimizer_of(optimizer, "create_table.optimizer"),
-            dtype=dtype,
-            init=Constant() if init is None else init,
-            seed=seed,
-            policy=RowPolicy() if policy is None else policy,
-        )
+    def create_table(self, schema: TableSchema) -> TableRows:
+        """As :meth:`Session.create_table`, of a whole schema."""
         return self._rows_of(self.catalog.create_table(schema))
 
     def table(self, name: str) -> TableRows:
