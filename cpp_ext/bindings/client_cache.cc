@@ -8,6 +8,7 @@
 
 #include "bindings/shared_errors.h"
 #include "session/row_cache.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::bindings {
 namespace {
@@ -36,9 +37,8 @@ struct NativeRowCache {
 std::unique_ptr<NativeRowCache> NativeRowCache::make(std::uint64_t capacity_bytes, std::uint32_t dim) {
   const std::uint64_t least = RowCache::kWays * RowCache::bytes_per_row(dim);
   if (dim == 0 || capacity_bytes < least) {
-    raise_error(Status(Code::kInvalidArgument, "RowCache.capacity_bytes: " + std::to_string(capacity_bytes) +
-                                                   " is not allowed; allowed with dim " + std::to_string(dim) +
-                                                   ": >= " + std::to_string(least)));
+    raise_error(not_allowed("RowCache.capacity_bytes", capacity_bytes,
+                            ">= " + std::to_string(least) + " with dim " + std::to_string(dim)));
   }
   return std::unique_ptr<NativeRowCache>(new NativeRowCache{dim, RowCache(capacity_bytes, dim)});
 }

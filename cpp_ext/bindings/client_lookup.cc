@@ -17,6 +17,7 @@
 #include "session/cached_lookups.h"
 #include "shared_errors.h"
 #include "shared_tls.h"
+#include "util/not_allowed.h"
 #include "util/partition.h"
 
 namespace py = pybind11;
@@ -29,7 +30,7 @@ using TableLookup = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, py::
 
 std::span<const std::uint64_t> lookup_keys(const py::array& keys) {
   if (!py::isinstance<py::array_t<std::uint64_t, py::array::c_style>>(keys) || keys.ndim() != 1) {
-    raise_if_error({Code::kInvalidArgument, "keys: allowed: a one-dimensional contiguous uint64 array"});
+    raise_if_error(must_be("keys", "a one-dimensional contiguous uint64 array"));
   }
   return {static_cast<const std::uint64_t*>(keys.data()), static_cast<std::size_t>(keys.size())};
 }
@@ -79,14 +80,13 @@ class LookupClient {
   py::tuple lookup(std::uint32_t model, const std::vector<TableLookup>& tables, std::int64_t deadline_ms,
                    std::uint64_t routing_key) const {
     if (deadline_ms < 1) {
-      raise_if_error(
-          {Code::kInvalidArgument, "deadline_ms: " + std::to_string(deadline_ms) + " is not allowed; allowed: >= 1"});
+      raise_if_error(not_allowed("deadline_ms", deadline_ms, ">= 1"));
     }
     std::vector<LookupPart> parts(tables.size());
     py::list out;
     for (std::size_t t = 0; t < tables.size(); ++t) {
       const auto& [id, schema_version, dim, keys] = tables[t];
-      if (dim < 1 || dim > kMaxDim) raise_if_error({Code::kInvalidArgument, "dim: allowed: [1, 16384]"});
+      if (dim < 1 || dim > kMaxDim) raise_if_error(not_allowed("dim", dim, range_text(1, kMaxDim)));
       LookupPart& part = parts[t];
       part.dim = dim;
       part.keys = lookup_keys(keys);
@@ -154,7 +154,7 @@ std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std
                                                  const TlsTuple& tls, std::string token) {
   using Owners = py::array_t<std::uint16_t, py::array::c_style>;
   if (!py::isinstance<Owners>(slot_owner) || slot_owner.ndim() != 1) {
-    raise_if_error({Code::kInvalidArgument, "slot_owner: allowed: a one-dimensional contiguous uint16 array"});
+    raise_if_error(must_be("slot_owner", "a one-dimensional contiguous uint16 array"));
   }
   rpc::ClientOptions options;
   for (const auto& [host, port] : shards) options.shards.push_back({host, port});

@@ -18,6 +18,7 @@
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"
+#include "util/not_allowed.h"
 #include "util/partition.h"
 
 namespace py = pybind11;
@@ -30,27 +31,26 @@ using SignedKeys = py::array_t<std::int64_t, py::array::c_style>;
 using Rows = py::array_t<float, py::array::c_style>;
 using Slots = py::array_t<std::uint16_t, py::array::c_style>;
 
-[[noreturn]] void refuse(const std::string& message) { raise_error({Code::kInvalidArgument, message}); }
+[[noreturn]] void refuse(const Status& status) { raise_error(status); }
 
 Dtype dtype_of(const std::string& name) {
   if (name == "float32") return Dtype::kFloat32;
   if (name == "bfloat16") return Dtype::kBFloat16;
   if (name == "float16") return Dtype::kFloat16;
-  refuse("wire_dtype: '" + name + "' is not allowed; allowed: float32, bfloat16, float16");
+  refuse(not_allowed("wire_dtype", name, "float32, bfloat16, float16"));
 }
 
 // (n) int64 or uint64; int64 must not be negative, for a key is what a torch id is.
 std::span<const std::uint64_t> keys_of(const py::array& keys) {
   const bool is_signed = py::isinstance<SignedKeys>(keys);
   if ((!is_signed && !py::isinstance<Keys>(keys)) || keys.ndim() != 1) {
-    refuse("keys: allowed: a one-dimensional contiguous array of int64 or uint64");
+    refuse(must_be("keys", "a one-dimensional contiguous array of int64 or uint64"));
   }
   const std::span all(static_cast<const std::uint64_t*>(keys.data()), static_cast<std::size_t>(keys.size()));
   if (!is_signed) return all;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (static_cast<std::int64_t>(all[i]) < 0) {
-      refuse("keys: " + std::to_string(static_cast<std::int64_t>(all[i])) + " at " + std::to_string(i) +
-             " is not allowed; allowed: >= 0");
+      refuse(not_allowed("keys[" + std::to_string(i) + "]", static_cast<std::int64_t>(all[i]), ">= 0"));
     }
   }
   return all;
@@ -59,15 +59,15 @@ std::span<const std::uint64_t> keys_of(const py::array& keys) {
 const float* matrix_of(const py::array& matrix, const char* name, std::size_t rows, std::uint32_t dim) {
   if (!py::isinstance<Rows>(matrix) || matrix.ndim() != 2 || static_cast<std::size_t>(matrix.shape(0)) != rows ||
       matrix.shape(1) != static_cast<py::ssize_t>(dim)) {
-    refuse(std::string(name) + ": allowed: a contiguous float32 array of shape (" + std::to_string(rows) + ", " +
-           std::to_string(dim) + ")");
+    refuse(must_be(name,
+                   "a contiguous float32 array of shape (" + std::to_string(rows) + ", " + std::to_string(dim) + ")"));
   }
   return static_cast<const float*>(matrix.data());
 }
 
 void check_dim(std::uint32_t dim) {
   if (dim == 0 || dim > kMaxDim) {
-    refuse("dim: " + std::to_string(dim) + " is not allowed; allowed: [1, " + std::to_string(kMaxDim) + "]");
+    refuse(not_allowed("dim", dim, range_text(1, kMaxDim)));
   }
 }
 
@@ -88,7 +88,7 @@ Status check_finite(std::span<const std::uint64_t> keys, const float* grads, std
 std::shared_ptr<KeyedClient> connect(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
                                      const py::array& slot_owner, rpc::ClientOptions options) {
   if (!py::isinstance<Slots>(slot_owner) || slot_owner.ndim() != 1) {
-    refuse("slot_owner: allowed: a one-dimensional contiguous uint16 array");
+    refuse(must_be("slot_owner", "a one-dimensional contiguous uint16 array"));
   }
   for (const auto& [host, port] : shards) options.shards.push_back({host, port});
   const auto* owners = static_cast<const std::uint16_t*>(slot_owner.data());
@@ -101,7 +101,7 @@ std::shared_ptr<KeyedClient> connect(const std::vector<std::pair<std::string, st
 }
 
 rpc::CallOptions call_options(std::int64_t step, std::int64_t deadline_ms) {
-  if (deadline_ms < 1) refuse("deadline_ms: " + std::to_string(deadline_ms) + " is not allowed; allowed: >= 1");
+  if (deadline_ms < 1) refuse(not_allowed("deadline_ms", deadline_ms, ">= 1"));
   return {.deadline = std::chrono::milliseconds(deadline_ms), .step = step};
 }
 
@@ -144,7 +144,7 @@ py::tuple pull(KeyedClient& client, std::uint32_t table_id, const py::array& key
 bool refuses_nonfinite(const std::string& on_nonfinite) {
   if (on_nonfinite == "raise") return true;
   if (on_nonfinite == "send") return false;
-  refuse("on_nonfinite: '" + on_nonfinite + "' is not allowed; allowed: raise, send");
+  refuse(not_allowed("on_nonfinite", on_nonfinite, "raise, send"));
 }
 
 template <Status (rpc::Client::*kSend)(std::span<const rpc::TablePush>, const rpc::CommitOptions&)>
@@ -276,7 +276,7 @@ void set_trace(const py::bytes& trace_id, const py::bytes& span_id) {
   const auto span = static_cast<std::string_view>(span_id);
   if (!trace.empty() || !span.empty()) {
     if (trace.size() != context.trace_id.size() || span.size() != context.span_id.size()) {
-      raise_error({Code::kInvalidArgument, "trace_id, span_id: allowed: 16 and 8 bytes, or none"});
+      raise_error(must_be("trace_id, span_id", "16 and 8 bytes, or none"));
     }
     std::memcpy(context.trace_id.data(), trace.data(), trace.size());
     std::memcpy(context.span_id.data(), span.data(), span.size());

@@ -13,6 +13,7 @@
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/changes/change_page.h"
+#include "util/not_allowed.h"
 
 namespace py = pybind11;
 
@@ -52,7 +53,7 @@ void ack_page(Store& store, const std::string& name, const py::array& slots, con
   const auto until = keys_of(versions);
   if (!py::isinstance<SlotNumbers>(slots) || slots.ndim() != 1 ||
       static_cast<std::size_t>(slots.size()) != until.size()) {
-    raise_if_error({Code::kInvalidArgument, "slots: allowed: a contiguous uint32 array as long as versions"});
+    raise_if_error(must_be("slots", "a contiguous uint32 array as long as versions"));
   }
   const std::span passed(static_cast<const std::uint32_t*>(slots.data()), until.size());
   raise_if_error(without_gil([&] { return store.changes().ack(name, passed, until); }));
@@ -61,7 +62,7 @@ void ack_page(Store& store, const std::string& name, const py::array& slots, con
 py::dict apply_page(Store& store, const py::buffer& page) {
   const py::buffer_info view = page.request();
   if (view.itemsize != 1 || view.ndim != 1 || view.strides[0] != 1) {
-    raise_if_error({Code::kInvalidArgument, "page: allowed: contiguous bytes"});
+    raise_if_error(must_be("page", "contiguous bytes"));
   }
   const std::span bytes(static_cast<const std::byte*>(view.ptr), static_cast<std::size_t>(view.size));
   const auto applied = value_or_raise(without_gil([&] { return apply_changes(store, bytes); }));
@@ -95,7 +96,7 @@ void assign_versions(Store& store, std::uint32_t table_id, const py::array& keys
   const auto schema = store.schema(table_id);
   if (!schema) raise_if_error({Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"});
   if (numbers.size() != wanted.size()) {
-    raise_if_error({Code::kInvalidArgument, "versions: allowed: as many as keys"});
+    raise_if_error(must_be("versions", "as many as keys"));
   }
   const float* values = matrix_of(rows, "rows", wanted.size(), schema->dim);
   raise_if_error(without_gil([&] { return store.assign_versions(table_id, wanted, values, numbers.data()); }));
@@ -157,7 +158,7 @@ void bind_changes(py::module_& module) {
       "slots_of",
       [](std::uint32_t table_id, const py::array& keys, std::uint32_t slot_count) {
         if (!std::has_single_bit(slot_count) || slot_count < 2 || slot_count > 65536) {
-          raise_if_error({Code::kInvalidArgument, "slot_count: allowed: a power of two in [2, 65536]"});
+          raise_if_error(not_allowed("slot_count", slot_count, kSlotCounts));
         }
         const auto all = keys_of(keys);
         SlotNumbers slots(static_cast<py::ssize_t>(all.size()));

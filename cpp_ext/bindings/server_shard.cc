@@ -18,6 +18,7 @@
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"
+#include "util/not_allowed.h"
 
 namespace py = pybind11;
 
@@ -38,7 +39,7 @@ std::unique_ptr<rpc::Server> start(std::shared_ptr<Store> store, const rpc::Serv
 
 void set_route(rpc::Server& server, std::uint32_t route_epoch, const py::array& slot_owner) {
   if (!py::isinstance<Slots>(slot_owner) || slot_owner.ndim() != 1) {
-    raise_error({Code::kInvalidArgument, "slot_owner: allowed: a one-dimensional contiguous uint16 array"});
+    raise_error(must_be("slot_owner", "a one-dimensional contiguous uint16 array"));
   }
   const std::span owners(static_cast<const std::uint16_t*>(slot_owner.data()),
                          static_cast<std::size_t>(slot_owner.size()));
@@ -67,8 +68,7 @@ std::optional<std::vector<rpc::Grant>> grants_of(const std::optional<std::vector
     const auto bytes = static_cast<std::string_view>(digest);
     const auto known = std::find(std::begin(kRoles), std::end(kRoles), role);
     if (bytes.size() != grant.digest.size() || known == std::end(kRoles)) {
-      raise_error({Code::kInvalidArgument,
-                   "grants: allowed: 32 bytes of SHA-256, one of serve-read, train, admin, and namespaces"});
+      raise_error(must_be("grants", "32 bytes of SHA-256, one of serve-read, train, admin, and namespaces"));
     }
     std::memcpy(grant.digest.data(), bytes.data(), bytes.size());
     grant.role = static_cast<rpc::Role>(known - std::begin(kRoles));
@@ -139,8 +139,7 @@ void drop_job(rpc::Server& server, std::uint32_t job_id, std::uint64_t operation
 void set_model(rpc::Server& server, std::uint32_t handle, std::shared_ptr<Store> store, std::uint64_t number,
                std::shared_ptr<Store> canary, std::uint64_t canary_number, double canary_share) {
   if (!(canary_share >= 0.0 && canary_share <= 1.0)) {
-    raise_if_error(
-        {Code::kInvalidArgument, "canary_share: " + std::to_string(canary_share) + " is not allowed; allowed: [0, 1]"});
+    raise_if_error(not_allowed("canary_share", canary_share, "[0, 1]"));
   }
   const py::gil_scoped_release unlocked;
   server.models().set(handle, {{std::move(store), number}, {std::move(canary), canary_number}, canary_share});

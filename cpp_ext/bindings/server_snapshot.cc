@@ -15,6 +15,7 @@
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/snapshot.h"
+#include "util/not_allowed.h"
 
 namespace py = pybind11;
 
@@ -141,7 +142,7 @@ py::tuple next_page(SnapshotBox& box, std::uint32_t table_id, std::uint64_t max_
 template <class T>
 std::span<const T> column_of(const py::array& array, const char* name) {
   if (!py::isinstance<py::array_t<T, py::array::c_style>>(array)) {
-    raise_if_error({Code::kInvalidArgument, std::string(name) + ": allowed: a contiguous array of its dtype"});
+    raise_if_error(must_be(name, "a contiguous array of its dtype"));
   }
   return {static_cast<const T*>(array.data()), static_cast<std::size_t>(array.size())};
 }
@@ -150,7 +151,7 @@ void install(Store& store, std::uint32_t table_id, const py::array& keys, const 
              const py::array& update_counts, const py::array& weights, const py::array& state,
              const py::array& age_steps, const py::array& push_seconds) {
   if ((weights.flags() & py::array::c_style) == 0) {
-    raise_if_error({Code::kInvalidArgument, "weights: allowed: a contiguous array"});
+    raise_if_error(must_be("weights", "a contiguous array"));
   }
   const StoredRows rows{
       .keys = keys_of(keys),
@@ -171,10 +172,10 @@ void install(Store& store, std::uint32_t table_id, const py::array& keys, const 
 void set_sequences(Store& store, const py::array& slots, const py::array& sequences) {
   const auto which = column_of<std::uint32_t>(slots, "slots");
   const auto values = keys_of(sequences);
-  if (which.size() != values.size()) raise_if_error({Code::kInvalidArgument, "sequences: allowed: one for each slot"});
+  if (which.size() != values.size()) raise_if_error(must_be("sequences", "one for each slot"));
   for (std::size_t i = 0; i < which.size(); ++i) {
     if (which[i] >= store.options().slot_count) {
-      raise_if_error({Code::kInvalidArgument, "slots: allowed: [0, slot_count)"});
+      raise_if_error(not_allowed("slots", which[i], below_text(store.options().slot_count)));
     }
     store.set_sequence(which[i], values[i]);
   }

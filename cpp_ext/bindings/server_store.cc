@@ -13,6 +13,7 @@
 #include "shared_errors.h"
 #include "shared_policy.h"
 #include "store/store.h"
+#include "util/not_allowed.h"
 
 namespace py = pybind11;
 
@@ -30,7 +31,7 @@ Enum parse(const std::string_view (&names)[kCount], const char* field, const std
     if (names[i] == text) return static_cast<Enum>(i);
     allowed += (i == 0 ? "" : ", ") + std::string(names[i]);
   }
-  raise_if_error({Code::kInvalidArgument, std::string(field) + ": '" + text + "' is not allowed; allowed: " + allowed});
+  raise_if_error(not_allowed(field, text, allowed));
   return Enum{};
 }
 
@@ -356,7 +357,7 @@ void bind_hash(py::module_& module) {
       "slot_of",
       [](std::uint64_t hash, std::uint32_t slot_count) {
         if (!std::has_single_bit(slot_count) || slot_count < 2 || slot_count > 65536) {
-          raise_if_error({Code::kInvalidArgument, "slot_count: allowed: a power of two in [2, 65536]"});
+          raise_if_error(not_allowed("slot_count", slot_count, kSlotCounts));
         }
         return slot_of(hash, slot_count);
       },

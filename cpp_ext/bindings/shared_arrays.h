@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "shared_errors.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::bindings {
 
 // A C-contiguous, one-dimensional uint64 array.
 [[nodiscard]] inline std::span<const std::uint64_t> keys_of(const pybind11::array& keys) {
   if (!pybind11::isinstance<pybind11::array_t<std::uint64_t, pybind11::array::c_style>>(keys) || keys.ndim() != 1) {
-    raise_if_error({Code::kInvalidArgument, "keys: allowed: a one-dimensional contiguous uint64 array"});
+    raise_if_error(must_be("keys", "a one-dimensional contiguous uint64 array"));
   }
   return {static_cast<const std::uint64_t*>(keys.data()), static_cast<std::size_t>(keys.size())};
 }
@@ -27,8 +28,8 @@ namespace sparserow::bindings {
                                             std::size_t columns) {
   if (!pybind11::isinstance<pybind11::array_t<float, pybind11::array::c_style>>(matrix) || matrix.ndim() != 2 ||
       static_cast<std::size_t>(matrix.shape(0)) != rows || static_cast<std::size_t>(matrix.shape(1)) != columns) {
-    raise_if_error({Code::kInvalidArgument, std::string(name) + ": allowed: a contiguous float32 array of shape (" +
-                                                std::to_string(rows) + ", " + std::to_string(columns) + ")"});
+    raise_if_error(must_be(
+        name, "a contiguous float32 array of shape (" + std::to_string(rows) + ", " + std::to_string(columns) + ")"));
   }
   return static_cast<const float*>(matrix.data());
 }

@@ -6,6 +6,7 @@
 
 #include "commit/job_clock.h"
 #include "shared_errors.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::bindings {
 
@@ -13,8 +14,7 @@ namespace sparserow::bindings {
 inline rpc::WorkerProof worker_proof_of(const std::string& bytes) {
   rpc::WorkerProof proof{};
   if (!bytes.empty() && bytes.size() != proof.size()) {
-    raise_if_error(Status(Code::kInvalidArgument, "worker_proof: " + std::to_string(bytes.size()) +
-                                                      " bytes are not allowed; allowed: 0 or 16"));
+    raise_if_error(not_allowed("worker_proof's bytes", bytes.size(), "0 or 16"));
   }
   std::memcpy(proof.data(), bytes.data(), bytes.size());
   return proof;

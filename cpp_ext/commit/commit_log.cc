@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "util/not_allowed.h"
+
 namespace sparserow::rpc {
 namespace {
 
@@ -75,7 +77,7 @@ Status CommitLog::prepare(Commit commit) {
     Status status = job.value()->admit(commit.worker_id, commit.worker_epoch);
     if (!status.is_ok()) return refused(std::move(status));
   }
-  if (commit.sequence == 0) return Status(Code::kInvalidArgument, "sequence: 0 is not allowed");
+  if (commit.sequence == 0) return not_allowed("sequence", commit.sequence, ">= 1");
   auto kept = applier_.reserve(std::move(commit));  // outside of the lock: it looks every key up
   Lock lock(mutex_);
   if (!kept.is_ok()) return refused(kept.status());
@@ -101,7 +103,7 @@ Status CommitLog::prepare(Commit commit) {
 
 Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   Lock lock(mutex_);
-  if (commit.sequence == 0) return refused(Status(Code::kInvalidArgument, "sequence: 0 is not allowed"));
+  if (commit.sequence == 0) return refused(not_allowed("sequence", commit.sequence, ">= 1"));
   Kept kept;
   if (!prepared) {
     // The first check keeps a duplicate from reserving. The second one follows the reservation, which lets the mutex
@@ -324,7 +326,7 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
   const auto job = find(job_id);
   if (!job.is_ok()) return job.status();
   SR_RETURN_IF_ERROR(job.value()->admit(worker_id, epoch));
-  if (sequence == 0) return Status(Code::kInvalidArgument, "sequence: 0 is not allowed");
+  if (sequence == 0) return not_allowed("sequence", sequence, ">= 1");
   JobWindow& window = job.value()->workers[{worker_id, epoch}].window;
   if (const auto dropped = window.take_prepared(sequence)) stats_.kept_bytes -= dropped->bytes;
   window.abort(sequence);

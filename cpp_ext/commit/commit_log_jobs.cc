@@ -3,12 +3,13 @@
 #include <set>
 
 #include "commit/commit_log.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
 
 Status check_members(const JobSpec& spec) {
-  if (spec.job_id == 0) return Status(Code::kInvalidArgument, "job_id: 0 is not allowed; it means no job");
+  if (spec.job_id == 0) return not_allowed("job_id", spec.job_id, ">= 1; 0 means no job");
   std::set<WorkerKey> named;
   std::set<std::uint32_t> live;
   for (const Member& member : spec.members) {

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "commit/commit_log.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 
@@ -29,7 +30,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
   Status status = job.status();
   if (status.is_ok()) status = job.value()->admit(worker_id, epoch);
   if (status.is_ok() && step < 0) {
-    status = Status(Code::kInvalidArgument, "step: " + std::to_string(step) + " is not allowed; allowed: >= 0");
+    status = not_allowed("step", step, ">= 0");
   }
   if (status.is_ok()) {
     JobWorker& worker = job.value()->workers[{worker_id, epoch}];

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "session/binding.h"
+#include "util/not_allowed.h"
 #include "util/status.h"
 
 namespace sparserow::ops {
@@ -32,8 +33,7 @@ T value_or_raise(Result<T> result) {
 inline std::shared_ptr<Binding> binding_of(c10::string_view name, int64_t dim) {
   auto binding = value_or_raise(find_binding({name.data(), name.size()}));
   if (binding->spec().dim != dim) {
-    raise({Code::kInvalidArgument, "table '" + binding->spec().name + "': dim " + std::to_string(dim) +
-                                       " is not allowed; allowed: " + std::to_string(binding->spec().dim)});
+    raise(not_allowed("dim of table '" + binding->spec().name + "'", dim, std::to_string(binding->spec().dim)));
   }
   return binding;
 }
@@ -43,8 +43,7 @@ class HostIds {
  public:
   explicit HostIds(const at::Tensor& ids) : given_(ids) {
     if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
-      raise({Code::kInvalidArgument,
-             std::string("ids: dtype ") + c10::toString(ids.scalar_type()) + " is not allowed; allowed: int64, int32"});
+      raise(not_allowed("ids.dtype", c10::toString(ids.scalar_type()), "int64, int32"));
     }
     host_ids_ = ids.to(at::kCPU, at::kLong).contiguous();
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ops/arguments.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::ops {
 
@@ -55,9 +56,8 @@ class Bags {
     for (int64_t i = 0; i < offsets_.numel(); ++i) {
       const bool ok = i == 0 ? at[0] == 0 : at[i] >= previous && at[i] <= host_.size();
       if (!ok) {
-        raise({Code::kInvalidArgument, "gather_bag: offsets[" + std::to_string(i) + "] is " + std::to_string(at[i]) +
-                                           "; allowed: 0 first, then not falling, at most " +
-                                           std::to_string(host_.size())});
+        raise(not_allowed("gather_bag.offsets[" + std::to_string(i) + "]", at[i],
+                          "0 first, then not falling, at most " + std::to_string(host_.size())));
       }
       previous = at[i];
     }

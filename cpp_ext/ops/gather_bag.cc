@@ -2,6 +2,7 @@
 
 #include "ops/arguments.h"
 #include "ops/bags.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::ops {
 namespace {
@@ -95,8 +96,7 @@ at::Tensor weights_gradient(const Bags& bags, const Lookup& lookup, const float*
 
 void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode) {
   if (mode != kBagSum && mode != kBagMean && mode != kBagMax) {
-    raise({Code::kInvalidArgument,
-           "gather_bag: mode " + std::to_string(mode) + " is not allowed; allowed: 0 (sum), 1 (mean), 2 (max)"});
+    raise(not_allowed("gather_bag.mode", mode, "0 (sum), 1 (mean), 2 (max)"));
   }
   if (!weights) return;
   if (mode != kBagSum) raise({Code::kInvalidArgument, "gather_bag: per_sample_weights are allowed for mode sum only"});

@@ -1,17 +1,17 @@
 #include "schema/schema.h"
 
 #include <cmath>
-#include <sstream>
+#include <string>
 #include <string_view>
+
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
 
 template <class T>
 Status refuse(std::string_view field, const T& value, std::string_view allowed) {
-  std::ostringstream text;
-  text << "TableSchema." << field << ": " << value << " is not allowed; allowed: " << allowed;
-  return {Code::kInvalidArgument, text.str()};
+  return not_allowed("TableSchema." + std::string(field), value, allowed);
 }
 
 // NaN fails every comparison, so each check states what is allowed.

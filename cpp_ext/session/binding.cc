@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "session/session_state.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -229,8 +230,7 @@ Status Binding::check_ids(std::span<const std::int64_t> ids) const {
                                 [limit](std::int64_t id) { return static_cast<std::uint64_t>(id) >= limit; });
   if (bad == ids.end()) return Status::ok();
   const std::string allowed = spec_.num_rows == 0 ? "2**63" : std::to_string(spec_.num_rows);
-  return {Code::kInvalidArgument,
-          "table '" + spec_.name + "': id " + std::to_string(*bad) + " is not allowed; allowed: [0, " + allowed + ")"};
+  return not_allowed("id of table '" + spec_.name + "'", *bad, "[0, " + allowed + ")");
 }
 
 }  // namespace sparserow

@@ -3,20 +3,21 @@
 #include <cstring>
 #include <string>
 
+#include "util/not_allowed.h"
+
 namespace sparserow {
 
 Result<std::shared_ptr<CachedLookups>> CachedLookups::create(std::shared_ptr<rpc::RowReader> shards,
                                                              std::span<const CachedTable> tables,
                                                              const CachedLookupsOptions& options) {
   if (options.ttl.count() < 1) {
-    return Status(Code::kInvalidArgument,
-                  "cache: ttl_ms " + std::to_string(options.ttl.count()) + " is not allowed; allowed: >= 1");
+    return not_allowed("cache.ttl_ms", options.ttl.count(), ">= 1");
   }
   std::uint64_t row_of_each = 0;
   for (const CachedTable& table : tables) row_of_each += RowCache::bytes_per_row(table.dim);
   if (const std::uint64_t least = row_of_each * RowCache::kWays; options.capacity_bytes < least) {
-    return Status(Code::kInvalidArgument, "cache: capacity_bytes " + std::to_string(options.capacity_bytes) +
-                                              " is not allowed; allowed for these tables: >= " + std::to_string(least));
+    return not_allowed("cache.capacity_bytes", options.capacity_bytes,
+                       ">= " + std::to_string(least) + " for these tables");
   }
   std::shared_ptr<CachedLookups> made(new CachedLookups(std::move(shards), options));
   for (const CachedTable& table : tables) {

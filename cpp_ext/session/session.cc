@@ -4,6 +4,8 @@
 #include <chrono>
 #include <unordered_map>
 
+#include "util/not_allowed.h"
+
 namespace sparserow {
 namespace {
 
@@ -343,8 +345,7 @@ Status Session::skip_to(std::int64_t step) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "skip_to"));
   if (step < state_->step.load()) {
-    return {Code::kInvalidArgument, "skip_to: step " + std::to_string(step) +
-                                        " is not allowed; allowed: >= " + std::to_string(state_->step.load())};
+    return not_allowed("skip_to.step", step, ">= " + std::to_string(state_->step.load()));
   }
   state_->step.store(step);
   state_->writer().forget_buffered();

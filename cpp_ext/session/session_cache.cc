@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "session/session_state.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -18,9 +19,8 @@ Status SessionCache::add_table(const std::string& name, std::uint32_t table_id, 
   std::uint64_t row_of_each = RowCache::bytes_per_row(dim);
   for (const Table& table : tables_) row_of_each += RowCache::bytes_per_row(table.dim);
   if (const std::uint64_t least = row_of_each * RowCache::kWays; options_.bytes < least) {
-    return {Code::kInvalidArgument, "cache.bytes: " + std::to_string(options_.bytes) +
-                                        " is not allowed; allowed with table '" + name + "' of dim " +
-                                        std::to_string(dim) + ": >= " + std::to_string(least)};
+    return not_allowed("cache.bytes", options_.bytes,
+                       ">= " + std::to_string(least) + " with table '" + name + "' of dim " + std::to_string(dim));
   }
   tables_.push_back({table_id, dim});
   pools_.clear();

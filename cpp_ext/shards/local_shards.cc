@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "util/not_allowed.h"
+
 namespace sparserow::rpc {
 namespace {
 
@@ -64,8 +66,7 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
   const auto schema = stores_.front()->schema(table_id);
   if (!schema) return {Code::kNotFound, "table id " + std::to_string(table_id) + " does not exist"};
   if (schema->dim != dim) {
-    return {Code::kInvalidArgument, "table '" + schema->name + "': dim " + std::to_string(dim) +
-                                        " is not allowed; allowed: " + std::to_string(schema->dim)};
+    return not_allowed("dim of table '" + schema->name + "'", dim, std::to_string(schema->dim));
   }
   if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {
     return {Code::kInvalidArgument, "table '" + schema->name + "': keys are not grouped by shard"};
@@ -76,8 +77,7 @@ Status LocalShards::check(std::uint32_t table_id, std::uint32_t dim, std::span<c
 Status check_outputs(const TablePull& pull) {
   const std::size_t n = pull.keys.size();
   const auto refuse = [n](const char* name, std::size_t has, const std::string& allowed) {
-    return Status(Code::kInvalidArgument, "pull." + std::string(name) + ": " + std::to_string(has) + " entries for " +
-                                              std::to_string(n) + " keys; allowed: " + allowed);
+    return not_allowed("pull." + std::string(name) + "'s length", has, allowed + " for " + std::to_string(n) + " keys");
   };
   if (pull.rows.size() != n * pull.dim) return refuse("rows", pull.rows.size(), std::to_string(n * pull.dim));
   const std::array<std::pair<const char*, std::size_t>, 4> optional{{{"versions", pull.versions.size()},

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "store/tiering.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -76,8 +77,8 @@ void Store::Snapshot::end() {
 
 Result<std::shared_ptr<Store::Snapshot>> Store::snapshot(SnapshotOptions options) {
   if (!options.since.empty() && options.since.size() != impl_->options.slot_count) {
-    return Status(Code::kInvalidArgument, "snapshot: since has " + std::to_string(options.since.size()) +
-                                              " versions; allowed: none, or one for each slot");
+    return not_allowed("snapshot: number of versions in since", options.since.size(),
+                       "0, or " + std::to_string(impl_->options.slot_count) + ", one for each slot");
   }
   if (impl_->has_snapshot.exchange(true)) {
     return Status(Code::kFailedPrecondition, "snapshot: the rows of this store are being saved already");

@@ -8,6 +8,7 @@
 #include "store/changes/change_log.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -130,15 +131,13 @@ Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
   if (!std::has_single_bit(options.slot_count) || options.slot_count < 2 || options.slot_count > 65536) {
-    return Status(Code::kInvalidArgument, "StoreOptions.slot_count: " + std::to_string(options.slot_count) +
-                                              " is not allowed; allowed: a power of two in [2, 65536]");
+    return not_allowed("StoreOptions.slot_count", options.slot_count, kSlotCounts);
   }
   std::unique_ptr<Store> store(new Store(options));
   if (options.ssd.path.empty()) return store;
   if (options.memory_budget_bytes == 0) {
-    return Status(Code::kInvalidArgument,
-                  "StoreOptions.memory_budget_bytes: 0 is not allowed with an ssd_path; allowed: >= 1, the memory of "
-                  "rows and indexes");
+    return not_allowed("StoreOptions.memory_budget_bytes", options.memory_budget_bytes,
+                       ">= 1, the memory of rows and indexes, with an ssd_path");
   }
   auto ssd = SsdTier::open(options.ssd);
   if (!ssd.is_ok()) return ssd.status();

@@ -4,6 +4,7 @@
 
 #include "store/store_impl.h"
 #include "store/tiering.h"
+#include "util/not_allowed.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -125,7 +126,7 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
                    PullExtras extras) const {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
-  if (!is_valid(out_dtype)) return {Code::kInvalidArgument, "pull: unknown output dtype; allowed: 0 to 2"};
+  if (!is_valid(out_dtype)) return not_allowed("pull: output dtype", static_cast<int>(out_dtype), range_text(0, 2));
   SR_RETURN_IF_ERROR(table->failure());
   RowWriter writer(*table, out_dtype, out, keys.size());
   BatchOrder order;
@@ -193,7 +194,7 @@ Result<ScanPage> Store::scan(std::uint32_t table_id, std::uint64_t cursor, std::
                              bool with_state) const {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
-  if (max_rows == 0) return Status(Code::kInvalidArgument, "scan: max_rows: 0 is not allowed; allowed: >= 1");
+  if (max_rows == 0) return not_allowed("scan.max_rows", max_rows, ">= 1");
   if (impl_->tiering != nullptr) return scan_tiered(*table, cursor, max_rows, with_state);
   ScanPage page;
   std::uint64_t suffix = impl_->slots.path_at(cursor);

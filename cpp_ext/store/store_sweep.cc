@@ -14,6 +14,7 @@
 
 #include "store/store_impl.h"
 #include "store/tiering.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -322,7 +323,7 @@ Result<SweepReport> Store::sweep(std::uint32_t table_id, const SweepOptions& opt
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
   if (!(options.share >= 0 && options.share <= 1)) {
-    return Status(Code::kInvalidArgument, "sweep: share is not allowed; allowed: [0, 1]");
+    return not_allowed("sweep.share", options.share, "[0, 1]");
   }
   if (!table->schema.policy.sweeps()) return SweepReport{};
   impl_->job_steps.age(*table);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "store/store_writing.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -95,8 +96,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                         "trained"};
   }
   if (options.parts == 0 || options.part >= options.parts) {
-    return {Code::kInvalidArgument, "apply: part: " + std::to_string(options.part) +
-                                        " is not allowed; allowed: [0, parts = " + std::to_string(options.parts) + ")"};
+    return not_allowed("apply.part", options.part, below_text(options.parts));
   }
   if (options.reservation == nullptr && impl_->options.memory_budget_bytes > 0) {
     Result<Reservation> reserved = reserve(table_id, keys);

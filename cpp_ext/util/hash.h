@@ -30,6 +30,9 @@ static_assert(std::endian::native == std::endian::little, "keys are hashed as li
 // need hold no keys. Inverts the steps of XXH3's 4-to-8-byte path (xxHash, doc/xxhash_spec.md, "XXH3, small inputs").
 [[nodiscard]] std::uint64_t key_of_hash(std::uint32_t table_id, std::uint64_t hash) noexcept;
 
+// What an error says of a number of slots that is refused.
+inline constexpr std::string_view kSlotCounts = "a power of two in [2, 65536]";
+
 // slot_count must be a power of two in [2, 65536].
 [[nodiscard]] inline std::uint32_t slot_of(std::uint64_t hash, std::uint32_t slot_count) noexcept {
   return static_cast<std::uint32_t>(hash >> (64 - std::countr_zero(slot_count)));

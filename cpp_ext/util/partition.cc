@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "util/hash.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -17,14 +18,11 @@ constexpr std::size_t kBlock = 16;
 Status check_slot_owner(std::span<const std::uint16_t> slot_owner, std::uint32_t shard_count) {
   const std::size_t slots = slot_owner.size();
   if (!std::has_single_bit(slots) || slots < 2 || slots > 65536) {
-    return Status(Code::kInvalidArgument,
-                  "slot_owner: " + std::to_string(slots) + " slots; allowed: a power of two in [2, 65536]");
+    return not_allowed("slot_owner's length", slots, kSlotCounts);
   }
   for (std::size_t slot = 0; slot < slots; ++slot) {
     if (slot_owner[slot] >= shard_count) {
-      return Status(Code::kInvalidArgument, "slot_owner: slot " + std::to_string(slot) + " names shard " +
-                                                std::to_string(slot_owner[slot]) + "; allowed: [0, " +
-                                                std::to_string(shard_count) + ")");
+      return not_allowed("slot_owner[" + std::to_string(slot) + "]", slot_owner[slot], below_text(shard_count));
     }
   }
   return Status::ok();

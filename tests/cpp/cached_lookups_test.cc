@@ -123,8 +123,8 @@ TEST_CASE("too little room and no time to live are refused") {
     return CachedLookups::create(served.shards, tables, options).status();
   };
   CHECK(refusal(100, 10).code() == Code::kInvalidArgument);
-  CHECK(refusal(100, 10).message().find("capacity_bytes 100 is not allowed") != std::string::npos);
-  CHECK(refusal(1 << 20, 0).message().find("ttl_ms 0 is not allowed") != std::string::npos);
+  CHECK(refusal(100, 10).message().find("capacity_bytes: 100 is not allowed") != std::string::npos);
+  CHECK(refusal(1 << 20, 0).message().find("ttl_ms: 0 is not allowed") != std::string::npos);
 }
 
 }  // namespace

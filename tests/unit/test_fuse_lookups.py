@@ -169,7 +169,7 @@ def test_output_of_another_dtype_and_one_lookup_alone(session: sr.Session) -> No
     assert [part.dtype for part in merged(ids)] == [torch.bfloat16] * 2
     with pytest.raises(sr.InvalidArgument, match="a Two is not allowed; allowed: ExportedProgram"):
         sr.merge_lookups(model)
-    with pytest.raises(ValueError, match="table 'merge/first': id 300 is not allowed"):
+    with pytest.raises(ValueError, match="id of table 'merge/first': 300 is not allowed"):
         merged(torch.tensor([0, 300]))
 
 

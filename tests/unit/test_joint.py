@@ -318,15 +318,15 @@ def test_schedulers_drive_the_sparse_rate(session: sr.Session) -> None:
 def test_ids_out_of_range_are_named(session: sr.Session, ids: list[int], bad: str) -> None:
     model = distributed(session)
     for _ in range(2):  # traced, then pulled ahead
-        with pytest.raises(sr.InvalidArgument, match=rf"table 'joint/one': id {bad} is not allowed"):
+        with pytest.raises(sr.InvalidArgument, match=rf"id of table 'joint/one': {bad} is not allowed"):
             model(torch.tensor(ids), torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_float_ids_and_wrong_offsets_are_refused(session: sr.Session) -> None:
     model = distributed(session)
-    with pytest.raises(sr.InvalidArgument, match="dtype Float is not allowed"):
+    with pytest.raises(sr.InvalidArgument, match="ids.dtype: 'Float' is not allowed"):
         model.one(torch.zeros(3))
-    with pytest.raises(sr.InvalidArgument, match=r"offsets\[1\] is 9"):
+    with pytest.raises(sr.InvalidArgument, match=r"offsets\[1\]: 9 is not allowed"):
         model.bag(torch.tensor([1, 2]), torch.tensor([0, 9]))
     with pytest.raises(sr.InvalidArgument, match="per_sample_weights"):
         model.bag(torch.tensor([[1, 2]]), None, torch.ones(3))

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "rpc/client/client_impl.h"
+#include "util/not_allowed.h"
 #include "util/partition.h"
 
 namespace sparserow::rpc {
@@ -191,8 +192,7 @@ ClientStats Client::Impl::stats() const {
 
 Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
   if (options.shards.empty() || options.shards.size() > 65535) {
-    return Status(Code::kInvalidArgument,
-                  "shards: " + std::to_string(options.shards.size()) + " given; allowed: [1, 65535]");
+    return not_allowed("shards", options.shards.size(), range_text(1, 65535));
   }
   SR_RETURN_IF_ERROR(check_slot_owner(options.slot_owner, static_cast<std::uint32_t>(options.shards.size())));
   if (!is_valid(options.wire_dtype)) return Status(Code::kInvalidArgument, "wire_dtype: not a known dtype");

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "rpc/client/client_impl.h"
+#include "util/not_allowed.h"
 #include "util/partition.h"
 
 namespace sparserow::rpc {
@@ -58,8 +59,7 @@ Status check_groups(const char* field, std::uint32_t dim, std::span<const std::u
                       std::to_string(keys.size()) + ") in " + std::to_string(shards + 1) + " entries");
   }
   if (dim == 0 || dim > kMaxDim) {
-    return Status(Code::kInvalidArgument, std::string(field) + ".dim: " + std::to_string(dim) + "; allowed: [1, " +
-                                              std::to_string(kMaxDim) + "]");
+    return not_allowed(std::string(field) + ".dim", dim, range_text(1, kMaxDim));
   }
   return Status::ok();
 }
@@ -300,8 +300,7 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
 Result<ScanPage> Client::Impl::scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor,
                                     std::uint32_t max_rows, bool with_state, const CallOptions& options) {
   if (shard >= shards()) {
-    return Status(Code::kInvalidArgument,
-                  "shard: " + std::to_string(shard) + "; allowed: [0, " + std::to_string(shards()) + ")");
+    return not_allowed("shard", shard, below_text(shards()));
   }
   Call call(options.deadline);
   Outgoing& out = add(call, shard, FrameType::kScan, FrameType::kScanPage, options.step);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rpc/server/reply_frames.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -47,7 +48,7 @@ Outcome ScanHandler::plan() {
     return Outcome::refused(std::move(status));
   }
   if (scan->max_rows == 0) {
-    return Outcome::refused({Code::kInvalidArgument, "scan.max_rows: 0 is not allowed; allowed: >= 1"});
+    return Outcome::refused(not_allowed("scan.max_rows", 0, ">= 1"));
   }
   // State of the optimizers has at most two floats per column.
   const std::uint32_t row_bytes = 20 + 12 * dim_;

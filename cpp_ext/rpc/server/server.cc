@@ -14,6 +14,7 @@
 #include "rpc/server/server_core.h"
 #include "rpc/transport/stream.h"
 #include "store/snapshot.h"
+#include "util/not_allowed.h"
 #include "util/partition.h"
 
 namespace sparserow::rpc {
@@ -26,8 +27,7 @@ constexpr std::uint32_t kLeastGreeting = 64;           // connections whose HELL
 
 Status check_range(const char* field, std::uint64_t value, std::uint64_t low, std::uint64_t high) {
   if (value >= low && value <= high) return Status::ok();
-  return Status(Code::kInvalidArgument, std::string(field) + ": " + std::to_string(value) + "; allowed: [" +
-                                            std::to_string(low) + ", " + std::to_string(high) + "]");
+  return not_allowed(field, value, range_text(low, high));
 }
 
 Status check(const ServerOptions& options) {

@@ -6,6 +6,7 @@
 
 #include "rpc/server/reply_frames.h"
 #include "util/finite.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 
@@ -79,7 +80,7 @@ Outcome WriteHandler::commit() {
     Status status = request_.check_table(*core_.store, view.descriptor);
     if (status.is_ok()) status = check_owner(core_, view.descriptor.table_id, view.keys);
     if (status.is_ok() && !std::isfinite(view.descriptor.lr)) {
-      status = Status(Code::kInvalidArgument, "table.lr: NaN and infinity are not allowed; allowed: a finite number");
+      status = not_allowed("table.lr", view.descriptor.lr, "a finite number");
     }
     const float* grads = status.is_ok() ? floats_of(view, owners) : nullptr;
     if (status.is_ok() && header_.step == kNoStep) status = check_finite(view, grads);

@@ -9,6 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "util/not_allowed.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -126,8 +128,7 @@ Result<sockaddr_un> unix_address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return Status(Code::kInvalidArgument, "unix socket '" + path + "': allowed: a path of 1 to " +
-                                              std::to_string(sizeof address.sun_path - 1) + " bytes");
+    return not_allowed("unix socket", path, "a path of 1 to " + std::to_string(sizeof address.sun_path - 1) + " bytes");
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;

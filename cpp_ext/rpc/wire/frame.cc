@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "rpc/wire/crc32c.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -71,8 +72,7 @@ bool is_request(FrameType type) noexcept {
 
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
   if (header.version < kProtocolMin || header.version > kProtocolVersion) {
-    return bad("header.version: " + std::to_string(header.version) + "; allowed: [" + std::to_string(kProtocolMin) +
-               ", " + std::to_string(kProtocolVersion) + "]");
+    return not_allowed("header.version", header.version, range_text(kProtocolMin, kProtocolVersion));
   }
   constexpr unsigned kKnown = kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost | kFrameCrcLast;
   if ((header.flags & ~kKnown) != 0) {
@@ -177,10 +177,10 @@ Status check_descriptor(const TableDescriptor& descriptor) {
     return bad("table.reserved: not zero");
   }
   if (descriptor.dim == 0 || descriptor.dim > kMaxDim) {
-    return bad("table.dim: " + std::to_string(descriptor.dim) + "; allowed: [1, " + std::to_string(kMaxDim) + "]");
+    return not_allowed("table.dim", descriptor.dim, range_text(1, kMaxDim));
   }
   if (!is_valid(descriptor.dtype)) {
-    return bad("table.dtype: " + std::to_string(static_cast<int>(descriptor.dtype)) + "; allowed: [0, 2]");
+    return not_allowed("table.dtype", static_cast<int>(descriptor.dtype), range_text(0, 2));
   }
   return Status::ok();
 }
@@ -247,7 +247,7 @@ Result<ScanPayload> parse_scan(std::span<const std::byte> payload) {
   auto scan = parse_fixed<ScanPayload>(payload, "SCAN", true);
   if (!scan.is_ok()) return scan;
   if (scan.value().reserved != 0) return bad("scan.reserved: not zero");
-  if (scan.value().with_state > 1) return bad("scan.with_state: allowed: 0, 1");
+  if (scan.value().with_state > 1) return not_allowed("scan.with_state", scan.value().with_state, "0, 1");
   return scan;
 }
 

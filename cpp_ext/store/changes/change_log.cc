@@ -7,6 +7,7 @@
 
 #include "store/store_impl.h"
 #include "store/tiering.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -55,8 +56,8 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
                        const ThresholdOptions& threshold) {
   const std::uint32_t slot_count = store_->options().slot_count;
   if (versions.size() != slot_count) {
-    return {Code::kInvalidArgument, "cursor '" + name + "': " + std::to_string(versions.size()) +
-                                        " versions; allowed: one for each of " + std::to_string(slot_count) + " slots"};
+    return not_allowed("cursor '" + name + "': number of versions", versions.size(),
+                       std::to_string(slot_count) + ", one for each slot");
   }
   std::sort(tables.begin(), tables.end());
   tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
