@@ -42,7 +42,7 @@ from .serving.inference.inference import (
     ServedModel as ServedModel,
 )
 from .serving.inference.load_program import load_program as load_program
-from .worker.cache.settings import RowCache as RowCache
+from .worker.session.row_cache import RowCache as RowCache
 from .worker.checkpoint import (
     RestoredCheckpoint as RestoredCheckpoint,
     SavedCheckpoint as SavedCheckpoint,

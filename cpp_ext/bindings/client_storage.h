@@ -1,4 +1,4 @@
-// The storage of a row cache that Python gives (worker/cache/device_storage.py).
+// The storage of a row cache that Python gives (cpp_ext/device/device_storage.py).
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kTouchedAhead = 12;  // keys between the first touch of a set and its use
 
-// Its upper half picks the set; a copy of it stands in worker/cache/kernels.py.
+// Its upper half picks the set; a copy of it stands in cpp_ext/device/cache_kernels.py.
 std::uint64_t mix(std::uint32_t table_id, std::uint64_t key) noexcept {
   constexpr std::uint64_t kOdd = 0xd6e8feb86659fd93u;
   std::uint64_t hash = key + table_id * 0x9e3779b97f4a7c15u;

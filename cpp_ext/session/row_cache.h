@@ -6,7 +6,7 @@
 // those the one longest unused; uses are halved every so many replacements of the set, so that what was hot long ago
 // goes in the end. A row comes with no use, so a row that is met once pushes out its like.
 //
-// worker/cache/ has the same rules in Triton; the trace tests hold both to one model. Not thread-safe.
+// cpp_ext/device/ has the same rules in Triton; the trace tests hold both to one model. Not thread-safe.
 #pragma once
 
 #include <cstddef>

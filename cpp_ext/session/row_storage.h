@@ -1,5 +1,5 @@
 // Where a session's row cache keeps its rows: one interface, two storages. row_cache.h is the host's memory; the other
-// is given by Python, Triton kernels on the model's device (worker/cache/device_storage.py). The rules are
+// is given by Python, Triton kernels on the model's device (cpp_ext/device/device_storage.py). The rules are
 // row_cache.h's.
 #pragma once
 

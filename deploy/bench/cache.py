@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...cpp_ext import _client, torch_ops as ops
-from ...worker.cache.settings import OwnCommits, RowCache, cache_arguments
+from ...worker.session.row_cache import OwnCommits, RowCache, cache_arguments
 from .harness import Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, shard_process, table_id
 
@@ -212,7 +212,7 @@ def _kernel_figures(size: Size, capacity_bytes: int) -> list[Figure]:
     """Of the device's storage; none without a CUDA device."""
     if not torch.cuda.is_available():
         return []
-    from ...worker.cache.device_rows import DeviceRows, sum_by_key
+    from ...cpp_ext.device.device_rows import DeviceRows, sum_by_key
 
     cache = DeviceRows(capacity_bytes, size.dim, "cuda")
     places = cache.sets * 8

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
-CACHE = Path(__file__).resolve().parents[2] / "worker" / "cache"
+DEVICE = Path(__file__).resolve().parents[2] / "cpp_ext" / "device"
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,12 +35,12 @@ def _load(name: str, path: Path, folder: Path | None = None) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def device_rows() -> ModuleType:
-    """``worker/cache/device_rows.py``, from this checkout by its path: the package need not be built or installed."""
+    """``cpp_ext/device/device_rows.py``, from this checkout by its path: the package need not be built or installed."""
     if not torch.cuda.is_available():
         pytest.importorskip("numpy", reason="Triton's interpreter needs it")
-    if "row_cache" not in sys.modules:
-        _load("row_cache", CACHE / "__init__.py", CACHE)
-    return importlib.import_module("row_cache.device_rows")
+    if "device_floor" not in sys.modules:
+        _load("device_floor", DEVICE / "__init__.py", DEVICE)
+    return importlib.import_module("device_floor.device_rows")
 
 
 @pytest.fixture(scope="session")

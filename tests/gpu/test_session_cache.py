@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("sparserow.cpp_ext._client", reason="the native libraries are not built", exc_type=ImportError)
 import sparserow as sr
-from sparserow.worker.cache import device_rows, device_storage
+from sparserow.cpp_ext.device import device_rows, device_storage
 
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 ROWS, DIM, STEPS, BYTES = 40, 3, 5, 1 << 16

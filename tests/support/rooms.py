@@ -35,11 +35,11 @@ CPP_ROOMS = {
 # A store creates its log of changes, which reads the store's own maps.
 CPP_EXCEPTIONS = {("store/store.cc", "store/changes/change_log.h")}
 # A room of Python may import its own files, other top-level folders as MAY_IMPORT says, and these rooms of its folder.
-SESSION = {"worker/cache", "worker/id_trace", "worker/membership", "worker/session"}
+SESSION = {"worker/id_trace", "worker/membership", "worker/session"}
 LOCAL = {"deploy/launch", "deploy/train"}
 PYTHON_ROOMS = {
+    "cpp_ext/device": set(),
     "worker": set(),
-    "worker/cache": set(),
     "worker/membership": set(),
     "worker/metrics": set(),
     "worker/models": set(),

@@ -150,7 +150,9 @@ def test_a_cache_beyond_the_machine_names_its_memory() -> None:
 def test_too_few_bytes_for_a_table_are_refused_by_distribute() -> None:
     with (
         connect(sr.RowCache(300)) as session,
-        pytest.raises(sr.InvalidArgument, match=r"cache.bytes: 300 is not allowed; allowed: >= \d+ with table 'cached/"),
+        pytest.raises(
+            sr.InvalidArgument, match=r"cache.bytes: 300 is not allowed; allowed: >= \d+ with table 'cached/"
+        ),
     ):
         model_of(session)
 

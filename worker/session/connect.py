@@ -13,7 +13,7 @@ from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import DTYPES, Dtype
 from ...proto.security.security import Security, loaded_security
-from ..cache.settings import RowCache, cache_arguments, check_cache
+from .row_cache import RowCache, cache_arguments, check_cache
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client

@@ -17,7 +17,7 @@ from ...proto.native import (
     policy_parameters,
 )
 from ...proto.schema import DTYPES, TableSchema
-from ..cache.settings import RowCache, cache_arguments, check_cache
+from .row_cache import RowCache, cache_arguments, check_cache
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session import Session
 from .session_core import SessionCore

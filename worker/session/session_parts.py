@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ...proto.schema import TableSchema
-from ..cache.settings import RowCache
+from .row_cache import RowCache
 from .transaction import NonFinitePolicy
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.schema import TableSchema
-from ..cache.settings import storage_on
+from .row_cache import storage_on
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows

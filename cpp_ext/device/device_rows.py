@@ -1,4 +1,4 @@
-"""A row cache in the memory of the model's device, by the kernels of ``kernels.py``. Needs torch and triton alone."""
+"""A row cache in the memory of the model's device, by the kernels of ``cache_kernels.py``. Needs torch and triton alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from . import kernels
+from . import cache_kernels as kernels
 
 _BLOCK = 64
 _MOST_COLUMNS = 128

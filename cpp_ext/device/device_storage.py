@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import kernels
+from . import cache_kernels as kernels
 from .device_rows import DeviceRows
 
 Keys = NDArray[np.uint64]

@@ -74,8 +74,8 @@ def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cach
     if cache.storage == "host" or (cache.storage == "auto" and device.type != "cuda"):
         return None
     try:
-        from . import device_rows
-        from .device_storage import DeviceStorage, runs_on
+        from ...cpp_ext.device import device_rows
+        from ...cpp_ext.device.device_storage import DeviceStorage, runs_on
     except ImportError as error:
         raise FailedPrecondition(
             f"{where}.storage: rows on {device} need Triton ({error}); install it, or take storage='host'"
