@@ -42,7 +42,6 @@ from .serving.inference.inference import (
     ServedModel as ServedModel,
 )
 from .serving.inference.load_program import load_program as load_program
-from .worker.session.row_cache import RowCache as RowCache
 from .worker.checkpoint import (
     RestoredCheckpoint as RestoredCheckpoint,
     SavedCheckpoint as SavedCheckpoint,
@@ -66,6 +65,7 @@ from .worker.row_files import (
 from .worker.session.connect import connect as connect
 from .worker.session.in_process import InProcessCluster as InProcessCluster
 from .worker.session.otel_trace import record_otel as record_otel
+from .worker.session.row_cache import RowCache as RowCache
 from .worker.session.session import Session as Session
 from .worker.session.session_metrics import SessionMetrics as SessionMetrics
 from .worker.session.session_stats import SessionStats as SessionStats

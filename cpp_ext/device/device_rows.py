@@ -1,4 +1,4 @@
-"""A row cache in the memory of the model's device, by the kernels of ``cache_kernels.py``. Needs torch and triton alone."""
+"""A row cache in the memory of a device, by the kernels of ``cache_kernels.py``. It needs torch and triton alone."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def run_worker(
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster")
     from ...proto.telemetry import telemetry_from_environment
-    from ...worker.session.row_cache import RowCache, check_cache
     from ...worker.session.connect import connect
+    from ...worker.session.row_cache import RowCache, check_cache
     from ...worker.session.session_metrics import SessionMetrics
     from ...worker.training.ps_backend import PsBackend
 

@@ -324,7 +324,7 @@ def test_ids_out_of_range_are_named(session: sr.Session, ids: list[int], bad: st
 
 def test_float_ids_and_wrong_offsets_are_refused(session: sr.Session) -> None:
     model = distributed(session)
-    with pytest.raises(sr.InvalidArgument, match="ids.dtype: 'Float' is not allowed"):
+    with pytest.raises(sr.InvalidArgument, match=r"ids\.dtype: 'Float' is not allowed"):
         model.one(torch.zeros(3))
     with pytest.raises(sr.InvalidArgument, match=r"offsets\[1\]: 9 is not allowed"):
         model.bag(torch.tensor([1, 2]), torch.tensor([0, 9]))

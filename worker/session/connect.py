@@ -13,11 +13,11 @@ from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import DTYPES, Dtype
 from ...proto.security.security import Security, loaded_security
-from .row_cache import RowCache, cache_arguments, check_cache
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
 from .session_core import SessionCore
 from .session_parts import Placement

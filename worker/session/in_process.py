@@ -17,8 +17,8 @@ from ...proto.native import (
     policy_parameters,
 )
 from ...proto.schema import DTYPES, TableSchema
-from .row_cache import RowCache, cache_arguments, check_cache
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
 from .session_core import SessionCore
 from .session_parts import Placement
