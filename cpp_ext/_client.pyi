@@ -301,6 +301,9 @@ class NativeSession:
     def step(self) -> int: ...
     @property
     def staged_calls(self) -> int: ...
+    def count_staged(self) -> None:
+        """Counts a backward whose gradients are on a device and are staged at the end of the step."""
+
     @property
     def lookups_missed(self) -> int: ...
     @property
@@ -396,7 +399,50 @@ class Prefetcher:
         """Tells the shards which rows will be pulled; call before ``pull``. What comes of it is not told."""
 
     def pull(self, batch: PrefetchedBatch, step: int) -> None: ...
-    def hand_over(self, batch: PrefetchedBatch, *, with_gradient: bool = True) -> None: ...
+    def pack(
+        self, batch: PrefetchedBatch, plan: MergePlan, roots: Sequence[_BatchTensor]
+    ) -> tuple[LookupPack, list[int]]:
+        """The batch's rows for a device, and which of the plan's lookups each part of the pack is; after ``pull``."""
+
+    def hand_over(
+        self, batch: PrefetchedBatch, *, with_gradient: bool = True, pack: LookupPack | None = None
+    ) -> None: ...
+
+class LookupPack:
+    """cpp_ext/session/lookup_pack.h.
+
+    Args:
+        lookups: (binding, ids). The host's address of ids is that of contiguous int64; sizes, strides and item bytes are
+            those of the tensor that the op sees.
+    """
+
+    def __init__(
+        self, lookups: Sequence[tuple[str, _BatchTensor]], *, train: bool, with_gradient: bool = True
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def floats_of_sums(self) -> int: ...
+    @property
+    def groups(self) -> list[tuple[str, int, int, int]]:
+        """(binding, unique rows, dim, first byte of the rows)."""
+
+    @property
+    def parts(self) -> list[tuple[int, int, int]]:
+        """(group, number of ids, first byte of the positions)."""
+
+    def write(self, to: int) -> None: ...
+    def find(self, name: str, ids: _BatchTensor) -> int:
+        """The part whose ids are these; -1 when there is none."""
+
+    def position_of(self, part: int, id: int) -> int: ...  # noqa: A002 - the native name
+    @property
+    def fresh(self) -> tuple[list[tuple[int, int, int, int]], int]:
+        """((group, first byte of the places, first byte of the rows, number of rows), bytes of all)."""
+
+    def write_fresh(self, to: int) -> None: ...
+    def stage(self, parts: Sequence[tuple[int, int]], sums: int) -> None:
+        """Adds sums to the step. parts: (part, its padding_idx or -1). sums: address of (floats_of_sums) float32."""
 
 class TableAccess:
     """cpp_ext/session/table_access.h. keys (n) uint64; rows and grads (n, dim) float32."""

@@ -7,7 +7,9 @@ would be merged into one and half of the gradient would be lost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
@@ -15,21 +17,48 @@ from torch.fx.node import has_side_effect
 
 from .. import cpp_ext
 
-__all__ = ["gather", "gather_bag", "gather_merged", "is_operator", "stage"]
+__all__ = ["gather", "gather_all", "gather_bag", "gather_merged", "is_operator", "stage", "stage_all"]
 
 
 def _load() -> None:
     torch.ops.load_library(str(Path(cpp_ext.__file__).parent / "libsparserow_ops.so"))
-    for op in (torch.ops.sparserow.stage.default, torch.ops.sparserow.stage_bag.default):
+    for op in (
+        torch.ops.sparserow.stage.default,
+        torch.ops.sparserow.stage_bag.default,
+        torch.ops.sparserow.stage_all.default,
+    ):
         has_side_effect(op)
         _register_effectful_op(op, _EffectType.ORDERED)
 
 
+def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
+    """The kernel of an op for anchors on a device; it is imported at its first call, since it needs the session."""
+
+    def kernel(*args: Any) -> list[torch.Tensor]:
+        from . import device_lookups
+
+        made: list[torch.Tensor] = getattr(device_lookups, name)(*args)
+        return made
+
+    return kernel
+
+
+def _register_device_kernels() -> torch.library.Library:
+    library = torch.library.Library("sparserow", "IMPL")
+    for name in ("gather_all", "stage_all"):
+        for key in ("CUDA", "PrivateUse1"):
+            library.impl(name, _on_device(name), key)
+    return library
+
+
 _load()
+_device_kernels = _register_device_kernels()  # unregistered when it is deleted
 gather = torch.ops.sparserow.gather.default
 gather_bag = torch.ops.sparserow.gather_bag.default
+gather_all = torch.ops.sparserow.gather_all.default
 gather_merged = torch.ops.sparserow.gather_merged.default
 stage = torch.ops.sparserow.stage.default
+stage_all = torch.ops.sparserow.stage_all.default
 
 
 def is_operator(namespace: str, name: str, overload: str) -> bool:

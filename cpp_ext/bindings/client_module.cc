@@ -3,6 +3,7 @@
 
 #include "bindings/client_cache.h"
 #include "bindings/client_local.h"
+#include "bindings/client_pack.h"
 #include "bindings/client_session.h"
 #include "bindings/shared_errors.h"
 
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_client, module) {
   sparserow::bindings::bind_shards(module);
   sparserow::bindings::bind_lookup(module);
   sparserow::bindings::bind_local_shards(module);
+  sparserow::bindings::bind_pack(module);
   sparserow::bindings::bind_session(module);
   sparserow::bindings::bind_cache(module);
 }

@@ -145,15 +145,30 @@ void bind_prefetcher(py::module_& module) {
              raise_if_error(self.pull(batch, step));
            })
       .def(
+          "pack",
+          [](Prefetcher& self, PrefetchedBox& box, const MergePlan& plan, const py::sequence& roots) {
+            const BatchTensors tensors(roots);
+            PrefetchedBatch& batch = open(box);
+            std::vector<std::uint32_t> parts;
+            std::unique_ptr<LookupPack> pack;
+            {
+              const py::gil_scoped_release unlocked;
+              const MergedIds ids = ids_of(plan, tensors.span());
+              pack = value_or_raise(self.pack(batch, ids.lookups, parts));
+            }
+            return py::make_tuple(std::move(pack), std::move(parts));
+          },
+          py::arg("batch"), py::arg("plan"), py::arg("roots"))
+      .def(
           "hand_over",
-          [](Prefetcher& self, PrefetchedBox& box, bool with_gradient) {
+          [](Prefetcher& self, PrefetchedBox& box, bool with_gradient, LookupPack* pack) {
             open(box);
             auto batch = std::move(box.batch);
             const py::gil_scoped_release unlocked;
             const NoGradScope scope(!with_gradient);
-            raise_if_error(self.hand_over(std::move(batch)));
+            raise_if_error(self.hand_over(std::move(batch), pack));
           },
-          py::arg("batch"), py::kw_only(), py::arg("with_gradient") = true);
+          py::arg("batch"), py::kw_only(), py::arg("with_gradient") = true, py::arg("pack") = nullptr);
 }
 
 void bind_merge(py::module_& module) {
@@ -293,6 +308,7 @@ void bind_session(py::module_& module) {
       .def_property_readonly("shard_count", [](Session& self) { return self.state().shards().shard_count(); })
       .def("skip_to", [](Session& self, std::int64_t step) { raise_if_error(self.skip_to(step)); })
       .def_property_readonly("step", &Session::step)
+      .def("count_staged", [](Session& self) { ++self.state().staged_calls; })
       .def_property_readonly("staged_calls", [](Session& self) { return self.state().staged_calls.load(); })
       .def_property_readonly("lookups_missed",
                              [](Session& self) { return self.state().counters.lookups_missed.load(); })

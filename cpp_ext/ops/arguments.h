@@ -83,8 +83,13 @@ void for_parts(int64_t floats, const Add& add) {
 // of a recorded lookup runs without gradient too.
 inline bool is_without_gradient(const at::Tensor& anchor) { return NoGradScope::is_active() || anchor.numel() == 0; }
 
-// The gradient of an anchor, which is always zero: an anchor only connects a lookup to autograd. Anchors live on the
-// host.
-inline at::Tensor anchor_grad() { return at::zeros({1}, at::TensorOptions().dtype(at::kFloat)); }
+// The gradient of an anchor, on the device of the rows' gradient. It is always zero: an anchor only connects a lookup
+// to autograd.
+inline at::Tensor anchor_grad(const at::Tensor& grad) { return at::zeros({1}, grad.options().dtype(at::kFloat)); }
+
+// Rows go to the anchor's device; to that of the ids where the anchor stayed on the host, as in exported programs.
+inline at::Device device_of_rows(const at::Tensor& anchor, const at::Tensor& ids) {
+  return anchor.device().is_cpu() ? ids.device() : anchor.device();
+}
 
 }  // namespace sparserow::ops

@@ -6,6 +6,7 @@
 #include "ops/arguments.h"
 #include "ops/gather.h"
 #include "ops/gather_bag.h"
+#include "ops/gather_merged.h"
 
 namespace sparserow::ops {
 namespace {
@@ -32,6 +33,7 @@ struct GatherFunction : torch::autograd::Function<GatherFunction> {
     context->saved_data["binding"] = binding;
     context->saved_data["dim"] = dim;
     context->saved_data["padding_idx"] = padding_idx;
+    context->saved_data["device"] = anchor.device();
     return call_gather(ids, anchor, binding, dim, padding_idx, /*train=*/true);
   }
 
@@ -41,7 +43,7 @@ struct GatherFunction : torch::autograd::Function<GatherFunction> {
         typed_op<decltype(stage)>("sparserow::stage")
             .call(grads[0], context->get_saved_variables()[0], saved["binding"].toStringView(), saved["dim"].toInt(),
                   saved["padding_idx"].toInt());
-    return {at::Tensor(), anchor_grad, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {at::Tensor(), anchor_grad.to(saved["device"].toDevice()), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -74,6 +76,7 @@ struct GatherBagFunction : torch::autograd::Function<GatherBagFunction> {
                                const std::optional<at::Tensor>& weights, const BagOptions& bag) {
     auto [out, argmax] = call_gather_bag(ids, offsets, anchor, weights, bag, /*train=*/true);
     context->save_for_backward({ids, offsets.value_or(at::Tensor()), weights.value_or(at::Tensor()), argmax});
+    context->saved_data["device"] = anchor.device();
     context->saved_data["binding"] = bag.binding;
     context->saved_data["dim"] = bag.dim;
     context->saved_data["mode"] = bag.mode;
@@ -96,6 +99,7 @@ struct GatherBagFunction : torch::autograd::Function<GatherBagFunction> {
             .call(grads[0], tensors[0], optional_of(tensors[1]), optional_of(tensors[2]), tensors[3],
                   saved["binding"].toStringView(), saved["dim"].toInt(), saved["mode"].toInt(),
                   saved["padding_idx"].toInt(), saved["include_last_offset"].toBool(), weights_grad);
+    anchor_grad = anchor_grad.to(saved["device"].toDevice());
     return {at::Tensor(), at::Tensor(), anchor_grad, weights_grad ? weights_out : at::Tensor(), at::Tensor()};
   }
 };
@@ -109,6 +113,85 @@ std::tuple<at::Tensor, at::Tensor> gather_bag_autograd(const at::Tensor& ids, co
   if (!train) return call_gather_bag(ids, offsets, anchor, weights, bag, false);
   const variable_list out = GatherBagFunction::apply(ids, offsets, anchor, weights, bag);
   return {out[0], out[1]};
+}
+
+// The lookups of a gather_all without what autograd follows.
+struct AllLookups {
+  std::vector<at::Tensor> ids;
+  std::vector<at::Tensor> offsets;
+  std::vector<at::Tensor> weights;  // detached
+  std::string tables;
+  std::vector<int64_t> options;
+  std::vector<int64_t> wants;  // (n), 1 where the gradient of the lookup's weights is wanted
+};
+
+std::vector<at::Tensor> call_gather_all(const AllLookups& all, const at::Tensor& anchor, bool train) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return typed_op<decltype(gather_all)>("sparserow::gather_all")
+      .call(all.ids, all.offsets, all.weights, anchor, all.tables, all.options, train);
+}
+
+struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
+  // wanted: the weights whose gradients are wanted, in order of the lookups.
+  static variable_list forward(AutogradContext* context, const AllLookups& all, const at::Tensor& anchor,
+                               at::TensorList wanted) {
+    variable_list out = call_gather_all(all, anchor, /*train=*/true);
+    const auto n = static_cast<int64_t>(all.ids.size());
+    variable_list saved = all.ids;
+    saved.insert(saved.end(), all.offsets.begin(), all.offsets.end());
+    saved.insert(saved.end(), all.weights.begin(), all.weights.end());
+    const variable_list places(out.begin() + n, out.end());
+    saved.insert(saved.end(), places.begin(), places.end());
+    context->save_for_backward(std::move(saved));
+    context->mark_non_differentiable(places);
+    context->set_materialize_grads(false);  // a lookup that no gradient reaches creates no row
+    context->saved_data["device"] = anchor.device();
+    context->saved_data["n"] = n;
+    context->saved_data["tables"] = all.tables;
+    context->saved_data["options"] = all.options;
+    context->saved_data["wants"] = all.wants;
+    context->saved_data["wanted"] = static_cast<int64_t>(wanted.size());
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    auto& saved = context->saved_data;
+    const auto n = static_cast<std::size_t>(saved["n"].toInt());
+    const variable_list tensors = context->get_saved_variables();
+    const auto part = [&](std::size_t begin, std::size_t size) {
+      return variable_list(tensors.begin() + static_cast<std::ptrdiff_t>(begin),
+                           tensors.begin() + static_cast<std::ptrdiff_t>(begin + size));
+    };
+    grads.resize(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!grads[i].defined()) grads[i] = at::empty({0}, tensors[i].options().dtype(at::kFloat));
+    }
+    const std::vector<int64_t> options = saved["options"].toIntVector();
+    const std::vector<int64_t> wants = saved["wants"].toIntVector();
+    variable_list made = typed_op<decltype(stage_all)>("sparserow::stage_all")
+                             .call(grads, part(0, n), part(n, n), part(2 * n, n), part(3 * n, tensors.size() - 3 * n),
+                                   saved["tables"].toStringView(), options, wants);
+    made[0] = made[0].to(saved["device"].toDevice());
+    made.insert(made.begin(), at::Tensor());  // of the lookups
+    return made;
+  }
+};
+
+std::vector<at::Tensor> gather_all_autograd(at::TensorList ids, at::TensorList offsets, at::TensorList weights,
+                                            const at::Tensor& anchor, c10::string_view tables, at::IntArrayRef options,
+                                            bool train) {
+  AllLookups all{ids.vec(), offsets.vec(), {}, std::string(tables), options.vec(), std::vector<int64_t>(ids.size(), 0)};
+  variable_list wanted;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::size_t at = i * static_cast<std::size_t>(kMergedOptions) + static_cast<std::size_t>(kMergedHasWeights);
+    if (i < ids.size() && at < options.size() && options[at] != 0 && weights[i].requires_grad()) {
+      all.wants[i] = 1;
+      wanted.push_back(weights[i]);
+    }
+    all.weights.push_back(weights[i].detach());
+  }
+  if (!train) return call_gather_all(all, anchor, false);
+  return GatherAllFunction::apply(all, anchor, at::TensorList(wanted));
 }
 
 // A staged gradient is applied by a server: there is nothing to differentiate a second time.
@@ -138,9 +221,20 @@ std::tuple<at::Tensor, at::Tensor> stage_bag_autograd(const at::Tensor& grad, co
       .call(grad, ids, offsets, weights, argmax, binding, dim, mode, padding_idx, include_last_offset, weights_grad);
 }
 
+std::vector<at::Tensor> stage_all_autograd(at::TensorList grads, at::TensorList ids, at::TensorList offsets,
+                                           at::TensorList weights, at::TensorList places, c10::string_view tables,
+                                           at::IntArrayRef options, at::IntArrayRef wants) {
+  for (const at::Tensor& grad : grads) refuse_double_backward(grad, "gather_all");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return typed_op<decltype(stage_all)>("sparserow::stage_all")
+      .call(grads, ids, offsets, weights, places, tables, options, wants);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(sparserow, Autograd, library) {
+  library.impl("gather_all", &gather_all_autograd);
+  library.impl("stage_all", &stage_all_autograd);
   library.impl("gather", &gather_autograd);
   library.impl("stage", &stage_autograd);
   library.impl("gather_bag", &gather_bag_autograd);

@@ -132,7 +132,22 @@ std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::
   const auto binding = binding_of(name, dim);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);
   const Lookup lookup = value_or_raise(binding->lookup(bags.ids().ref(), train));
-  return pool_bags(bags, lookup, per_sample_weights, dim, mode, ids.device());
+  return pool_bags(bags, lookup, per_sample_weights, dim, mode, device_of_rows(anchor, ids));
+}
+
+at::Tensor stage_bags(Binding& binding, const Bags& bags, const BagGradient& of, int64_t dim, int64_t mode,
+                      bool weights_grad) {
+  const at::Tensor grads = host_floats(of.grad);
+  const float* from = grads.const_data_ptr<float>();
+  StagedSums sums = value_or_raise(binding.stage(bags.ids().ref()));
+  if (mode == kBagMax) {
+    stage_max(bags, of.argmax, from, dim, sums);
+  } else {
+    const at::Tensor weights = of.weights ? host_floats(*of.weights) : at::Tensor();
+    stage_sum(bags, of.weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, from, dim, sums);
+  }
+  if (of.weights && weights_grad) return weights_gradient(bags, sums.lookup(), from, dim, *of.weights);
+  return at::empty({0}, of.grad.options().dtype(at::kFloat));
 }
 
 std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::Tensor& ids,
@@ -141,21 +156,9 @@ std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::T
                                              const at::Tensor& argmax, c10::string_view name, int64_t dim, int64_t mode,
                                              int64_t padding_idx, bool include_last_offset, bool weights_grad) {
   check_bag_mode(ids, per_sample_weights, mode);
-  const auto binding = binding_of(name, dim);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);
-  const at::Tensor grads = host_floats(grad);
-  const float* from = grads.const_data_ptr<float>();
-  StagedSums sums = value_or_raise(binding->stage(bags.ids().ref()));
-  if (mode == kBagMax) {
-    stage_max(bags, argmax, from, dim, sums);
-  } else {
-    const at::Tensor weights = per_sample_weights ? host_floats(*per_sample_weights) : at::Tensor();
-    stage_sum(bags, per_sample_weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, from, dim, sums);
-  }
-  if (per_sample_weights && weights_grad) {
-    return {anchor_grad(), weights_gradient(bags, sums.lookup(), from, dim, *per_sample_weights)};
-  }
-  return {anchor_grad(), at::empty({0}, grad.options().dtype(at::kFloat))};
+  return {anchor_grad(grad),
+          stage_bags(*binding_of(name, dim), bags, {grad, per_sample_weights, argmax}, dim, mode, weights_grad)};
 }
 
 }  // namespace sparserow::ops

@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "session/binding.h"
 #include "session/lookup.h"
 
 namespace sparserow::ops {
@@ -20,6 +21,16 @@ void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weig
 std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& lookup,
                                              const std::optional<at::Tensor>& per_sample_weights, int64_t dim,
                                              int64_t mode, const at::Device& device);
+
+// What a backward knows of pooled rows. grad: (bags, dim). argmax: as gather_bag returned it, for mode max.
+struct BagGradient {
+  at::Tensor grad;
+  std::optional<at::Tensor> weights;
+  at::Tensor argmax;
+};
+// Adds the gradient to the sums of the ids. Returns the gradient of the weights when weights_grad; else (0).
+at::Tensor stage_bags(Binding& binding, const Bags& bags, const BagGradient& of, int64_t dim, int64_t mode,
+                      bool weights_grad);
 
 // ids: (bags, length), or (n) with offsets: (bags) or, with include_last_offset, (bags + 1).
 // per_sample_weights: ids.shape float, mode sum only. Ids equal to padding_idx are left out of their bag.

@@ -1,71 +1,77 @@
 #include "ops/gather_merged.h"
 
-#include <deque>
-#include <optional>
-
-#include "ops/arguments.h"
-#include "ops/bags.h"
 #include "ops/gather.h"
 #include "ops/gather_bag.h"
-#include "session/read_together.h"
+#include "session/pull_together.h"
 
 namespace sparserow::ops {
 namespace {
 
-std::vector<c10::string_view> lines_of(c10::string_view text) {
-  std::vector<c10::string_view> lines;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
+// The rows of each lookup, and behind them the places of those of mode max.
+std::vector<at::Tensor> rows_of_all(const MergedLookups& merged, const std::vector<Lookup>& lookups,
+                                    const at::Tensor& anchor) {
+  std::vector<at::Tensor> out;
+  std::vector<at::Tensor> places;
+  for (std::size_t i = 0; i < merged.size(); ++i) {
+    const int64_t dim = merged.option(i, kMergedDim);
+    const at::Device device = device_of_rows(anchor, merged.ids(i));
+    if (!merged.is_bag(i)) {
+      out.push_back(rows_of(lookups[i], merged.ids(i), dim, device));
+      continue;
+    }
+    const int64_t mode = merged.option(i, kMergedMode);
+    auto [rows, argmax] = pool_bags(merged.bags(i), lookups[i], merged.weights(i), dim, mode, device);
+    out.push_back(std::move(rows));
+    if (mode == kBagMax) places.push_back(std::move(argmax));
   }
-  return lines;
+  out.insert(out.end(), places.begin(), places.end());
+  return out;
 }
 
 }  // namespace
 
 std::vector<at::Tensor> gather_merged(at::TensorList ids, at::TensorList offsets, at::TensorList weights,
                                       c10::string_view tables, at::IntArrayRef options) {
-  const std::vector<c10::string_view> names = lines_of(tables);
-  const std::size_t n = ids.size();
-  if (n == 0 || offsets.size() != n || weights.size() != n || names.size() != n ||
-      options.size() != n * static_cast<std::size_t>(kMergedOptions)) {
-    raise({Code::kInvalidArgument, "gather_merged: " + std::to_string(n) + " ids, " + std::to_string(names.size()) +
-                                       " tables, " + std::to_string(options.size()) +
-                                       " options; allowed: as many of each, " + std::to_string(kMergedOptions) +
-                                       " options for each"});
+  const MergedLookups merged("gather_merged", ids, offsets, weights, tables, options);
+  std::vector<at::Tensor> out =
+      rows_of_all(merged, value_or_raise(read_together(merged.wanted())), at::Tensor(at::empty({0})));
+  out.resize(merged.size());
+  return out;
+}
+
+std::vector<at::Tensor> gather_all(at::TensorList ids, at::TensorList offsets, at::TensorList weights,
+                                   const at::Tensor& anchor, c10::string_view tables, at::IntArrayRef options,
+                                   bool train) {
+  const NoGradScope scope(is_without_gradient(anchor));
+  const MergedLookups merged("gather_all", ids, offsets, weights, tables, options);
+  return rows_of_all(merged, value_or_raise(look_up_together(merged.wanted(), train)), anchor);
+}
+
+std::vector<at::Tensor> stage_all(at::TensorList grads, at::TensorList ids, at::TensorList offsets,
+                                  at::TensorList weights, at::TensorList places, c10::string_view tables,
+                                  at::IntArrayRef options, at::IntArrayRef wants) {
+  const MergedLookups merged("stage_all", ids, offsets, weights, tables, options);
+  if (grads.size() != merged.size() || wants.size() != merged.size()) {
+    raise(not_allowed("stage_all: number of grads", grads.size(), std::to_string(merged.size())));
   }
-  const auto option = [&](std::size_t i, MergedOption which) {
-    return options[i * static_cast<std::size_t>(kMergedOptions) + static_cast<std::size_t>(which)];
-  };
-  const auto given = [&](at::TensorList all, std::size_t i, MergedOption has) {
-    return option(i, has) != 0 ? std::optional(all[i]) : std::nullopt;
-  };
-  std::deque<HostIds> rows;
-  std::deque<Bags> bags;
-  std::vector<BoundIds> wanted;
-  for (std::size_t i = 0; i < n; ++i) {
-    auto binding = binding_of(names[i], option(i, kMergedDim));
-    if (option(i, kMergedMode) == kRowsOfIds) {
-      wanted.push_back({std::move(binding), rows.emplace_back(ids[i]).ref()});
+  std::vector<at::Tensor> out{anchor_grad(grads[0])};
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < merged.size(); ++i) {
+    const int64_t dim = merged.option(i, kMergedDim);
+    const bool is_max = merged.option(i, kMergedMode) == kBagMax;
+    const at::Tensor argmax = is_max ? places[place++] : at::Tensor();
+    if (grads[i].numel() == 0) {
+      if (wants[i] != 0) out.push_back(at::zeros_like(*merged.weights(i)));
       continue;
     }
-    check_bag_mode(ids[i], given(weights, i, kMergedHasWeights), option(i, kMergedMode));
-    const auto& bag = bags.emplace_back(ids[i], given(offsets, i, kMergedHasOffsets),
-                                        option(i, kMergedIncludesLast) != 0, option(i, kMergedPadding));
-    wanted.push_back({std::move(binding), bag.ids().ref()});
-  }
-  const std::vector<Lookup> lookups = value_or_raise(read_together(wanted));
-  std::vector<at::Tensor> out;
-  auto bag = bags.begin();
-  for (std::size_t i = 0; i < n; ++i) {
-    const int64_t dim = option(i, kMergedDim);
-    if (option(i, kMergedMode) == kRowsOfIds) {
-      out.push_back(rows_of(lookups[i], ids[i], dim));
-    } else {
-      out.push_back(std::get<0>(pool_bags(*bag++, lookups[i], given(weights, i, kMergedHasWeights), dim,
-                                          option(i, kMergedMode), ids[i].device())));
+    if (!merged.is_bag(i)) {
+      stage_rows(*merged.wanted()[i].binding, merged.host(i), grads[i], dim, merged.option(i, kMergedPadding));
+      continue;
     }
+    at::Tensor weights_grad =
+        stage_bags(*merged.wanted()[i].binding, merged.bags(i), {grads[i], merged.weights(i), argmax}, dim,
+                   merged.option(i, kMergedMode), wants[i] != 0);
+    if (wants[i] != 0) out.push_back(std::move(weights_grad));
   }
   return out;
 }

@@ -13,11 +13,15 @@
 namespace sparserow::ops {
 namespace {
 
-at::Tensor gather_meta(const at::Tensor& ids, const at::Tensor& /*anchor*/, c10::string_view /*binding*/, int64_t dim,
+at::TensorOptions rows_like(const at::Tensor& anchor, const at::Tensor& ids) {
+  return at::TensorOptions().device(device_of_rows(anchor, ids));
+}
+
+at::Tensor gather_meta(const at::Tensor& ids, const at::Tensor& anchor, c10::string_view /*binding*/, int64_t dim,
                        int64_t /*padding_idx*/, bool /*train*/) {
   auto sizes = ids.sym_sizes().vec();
   sizes.emplace_back(dim);
-  return at::empty_symint(sizes, ids.options().dtype(at::kFloat));
+  return at::empty_symint(sizes, rows_like(anchor, ids).dtype(at::kFloat));
 }
 
 at::Tensor stage_meta(const at::Tensor& grad, const at::Tensor& /*ids*/, c10::string_view /*binding*/, int64_t /*dim*/,
@@ -26,13 +30,13 @@ at::Tensor stage_meta(const at::Tensor& grad, const at::Tensor& /*ids*/, c10::st
 }
 
 std::tuple<at::Tensor, at::Tensor> gather_bag_meta(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
-                                                   const at::Tensor& /*anchor*/,
+                                                   const at::Tensor& anchor,
                                                    const std::optional<at::Tensor>& /*weights*/,
                                                    c10::string_view /*binding*/, int64_t dim, int64_t mode,
                                                    int64_t /*padding_idx*/, bool include_last_offset, bool /*train*/) {
   const c10::SymInt bags = offsets ? offsets->sym_size(0) - (include_last_offset ? 1 : 0) : ids.sym_size(0);
-  at::Tensor out = at::empty_symint({bags, dim}, ids.options().dtype(at::kFloat));
-  const auto options = ids.options().dtype(at::kLong);
+  at::Tensor out = at::empty_symint({bags, dim}, rows_like(anchor, ids).dtype(at::kFloat));
+  const auto options = rows_like(anchor, ids).dtype(at::kLong);
   return {out, mode == kBagMax ? at::empty_symint({bags, dim}, options) : at::empty({0}, options)};
 }
 
@@ -48,9 +52,11 @@ std::tuple<at::Tensor, at::Tensor> stage_bag_meta(const at::Tensor& grad, const 
   return {at::empty({1}, options), weights_out};
 }
 
-std::vector<at::Tensor> gather_merged_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
-                                           c10::string_view /*tables*/, at::IntArrayRef options) {
+// The shape of each lookup's rows; places of mode max behind them, when they are wanted.
+std::vector<at::Tensor> merged_meta(at::TensorList ids, at::TensorList offsets, at::IntArrayRef options,
+                                    const at::TensorOptions& device, bool with_places) {
   std::vector<at::Tensor> out;
+  std::vector<at::Tensor> places;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const int64_t* option = options.data() + i * static_cast<std::size_t>(kMergedOptions);
     std::vector<c10::SymInt> sizes;
@@ -62,7 +68,31 @@ std::vector<at::Tensor> gather_merged_meta(at::TensorList ids, at::TensorList of
       sizes = {ids[i].sym_size(0)};
     }
     sizes.emplace_back(option[kMergedDim]);
-    out.push_back(at::empty_symint(sizes, ids[i].options().dtype(at::kFloat)));
+    out.push_back(at::empty_symint(sizes, device.dtype(at::kFloat)));
+    if (with_places && option[kMergedMode] == kBagMax)
+      places.push_back(at::empty_symint(sizes, device.dtype(at::kLong)));
+  }
+  out.insert(out.end(), places.begin(), places.end());
+  return out;
+}
+
+std::vector<at::Tensor> gather_merged_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
+                                           c10::string_view /*tables*/, at::IntArrayRef options) {
+  return merged_meta(ids, offsets, options, at::TensorOptions().device(ids[0].device()), false);
+}
+
+std::vector<at::Tensor> gather_all_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
+                                        const at::Tensor& anchor, c10::string_view /*tables*/, at::IntArrayRef options,
+                                        bool /*train*/) {
+  return merged_meta(ids, offsets, options, rows_like(anchor, ids[0]), true);
+}
+
+std::vector<at::Tensor> stage_all_meta(at::TensorList grads, at::TensorList /*ids*/, at::TensorList /*offsets*/,
+                                       at::TensorList weights, at::TensorList /*places*/, c10::string_view /*tables*/,
+                                       at::IntArrayRef /*options*/, at::IntArrayRef wants) {
+  std::vector<at::Tensor> out{at::empty({1}, grads[0].options().dtype(at::kFloat))};
+  for (std::size_t i = 0; i < wants.size(); ++i) {
+    if (wants[i] != 0) out.push_back(at::empty_symint(weights[i].sym_sizes(), weights[i].options()));
   }
   return out;
 }
@@ -83,6 +113,14 @@ TORCH_LIBRARY(sparserow, library) {
       tags);
   library.def("gather_merged(Tensor[] ids, Tensor[] offsets, Tensor[] weights, str tables, int[] options) -> Tensor[]",
               tags);
+  library.def(
+      "gather_all(Tensor[] ids, Tensor[] offsets, Tensor[] weights, Tensor anchor, str tables, int[] options, "
+      "bool train) -> Tensor[]",
+      tags);
+  library.def(
+      "stage_all(Tensor[] grads, Tensor[] ids, Tensor[] offsets, Tensor[] weights, Tensor[] places, str tables, "
+      "int[] options, int[] wants) -> Tensor[]",
+      tags);
 }
 
 TORCH_LIBRARY_IMPL(sparserow, CompositeExplicitAutograd, library) {
@@ -91,6 +129,8 @@ TORCH_LIBRARY_IMPL(sparserow, CompositeExplicitAutograd, library) {
   library.impl("gather_bag", &gather_bag);
   library.impl("stage_bag", &stage_bag);
   library.impl("gather_merged", &gather_merged);
+  library.impl("gather_all", &gather_all);
+  library.impl("stage_all", &stage_all);
 }
 
 TORCH_LIBRARY_IMPL(sparserow, Meta, library) {
@@ -99,6 +139,8 @@ TORCH_LIBRARY_IMPL(sparserow, Meta, library) {
   library.impl("gather_bag", &gather_bag_meta);
   library.impl("stage_bag", &stage_bag_meta);
   library.impl("gather_merged", &gather_merged_meta);
+  library.impl("gather_all", &gather_all_meta);
+  library.impl("stage_all", &stage_all_meta);
 }
 
 }  // namespace sparserow::ops

@@ -35,7 +35,7 @@ Binding::Binding(BindingSpec spec, std::shared_ptr<SessionState> state)
 
 Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
-  state_->trace(spec_.name, ids.source);
+  trace(ids);
   if (!train) return read(ids);
   if (state_->phase.load(std::memory_order_relaxed) != Phase::kOpen) {
     return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': looked up while the step is being committed");
@@ -203,25 +203,57 @@ std::uint64_t Binding::last_commit_but_of(std::uint64_t source) const noexcept {
 
 Result<StagedSums> Binding::stage(const IdsRef& ids) {
   SR_RETURN_IF_ERROR(state_->check_usable());
-  if (state_->phase.load(std::memory_order_relaxed) != Phase::kOpen) {
-    return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': backward while the step is being committed");
-  }
+  SR_RETURN_IF_ERROR(check_stages());
   std::unique_lock lock(mutex_);
   std::optional<Lookup> lookup = step_.recall(ids);
   if (!lookup) {
     std::int64_t missing = 0;
     lookup = step_.find(ids, &missing);
     if (!lookup) {
-      return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': gradient for id " +
-                                                   std::to_string(missing) +
-                                                   ", which was not looked up in this step: call backward before "
-                                                   "session.step");
+      return not_looked_up(missing);
     }
   }
   ++state_->staged_calls;
   float* sums = step_.sums();
   std::uint8_t* staged = step_.staged();
   return StagedSums(std::move(lock), *std::move(lookup), sums, staged, spec_.dim);
+}
+
+Status Binding::not_looked_up(std::int64_t id) const {
+  return {Code::kFailedPrecondition, "table '" + spec_.name + "': gradient for id " + std::to_string(id) +
+                                         ", which was not looked up in this step: call backward before session.step"};
+}
+
+Status Binding::stage_sums(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> marks,
+                           std::span<const float> sums) {
+  SR_RETURN_IF_ERROR(state_->check_usable());
+  SR_RETURN_IF_ERROR(check_stages());
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> indexes;
+  if (const auto missing = step_.indexes_of(keys, marks, indexes)) return not_looked_up(*missing);
+  ++state_->staged_calls;
+  StagedSums staged({}, {}, step_.sums(), step_.staged(), spec_.dim);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (marks[i] != 0) staged.add(indexes[i], sums.data() + i * spec_.dim, 1.0f);
+  }
+  return Status::ok();
+}
+
+Status Binding::check_stages() const {
+  if (state_->phase.load(std::memory_order_relaxed) == Phase::kOpen) return Status::ok();
+  return {Code::kFailedPrecondition, "table '" + spec_.name + "': backward while the step is being committed"};
+}
+
+std::optional<Lookup> Binding::recall(const IdsRef& ids) {
+  const std::lock_guard lock(mutex_);
+  return step_.recall(ids);
+}
+
+void Binding::trace(const IdsRef& ids) const { state_->trace(spec_.name, ids.source); }
+
+std::optional<Lookup> Binding::recall_ahead(const IdsRef& ids) {
+  const std::lock_guard lock(mutex_);
+  return ahead_.recall(ids);
 }
 
 Status Binding::check_ids(std::span<const std::int64_t> ids) const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 namespace sparserow {
 
 class SessionState;
+struct AheadIds;
 struct BoundIds;
 
 struct BindingSpec {
@@ -31,6 +33,7 @@ struct BindingSpec {
   std::uint64_t num_rows = 0;  // ids must be below; 0 = below 2^63
   float lr = 0.0f;             // goes with every commit; Session::set_lr changes it
   bool cached = true;          // by the session's row cache, where it has one
+  std::uint32_t order = 0;     // of Session::bind: mutexes of several bindings are locked in this order
 };
 
 // Thread-safe. Lock order: Binding mutexes in order of Session::bind, then the partitioner's.
@@ -49,6 +52,17 @@ class Binding {
   Result<Lookup> lookup(const IdsRef& ids, bool train);
   // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
   Result<StagedSums> stage(const IdsRef& ids);
+  // Adds sums of gradients by key to the step's sums: of the keys whose mark is not 0.
+  // keys: (n) unique. marks: (n). sums: (n, dim). FailedPrecondition when a marked key was not looked up in this step.
+  Status stage_sums(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> marks,
+                    std::span<const float> sums);
+  // The lookup of these ids when this step remembers it; nullopt when it does not. Pulls nothing.
+  [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids);
+  // Likewise, of the rows that were read ahead of an evaluation's forward.
+  [[nodiscard]] std::optional<Lookup> recall_ahead(const IdsRef& ids);
+  // Notes a lookup of these ids, for merge plans that are being learnt.
+  void trace(const IdsRef& ids) const;
+  [[nodiscard]] SessionState& state() noexcept { return *state_; }
 
   // Forgets the rows that lookups without gradient have read; their Lookups stay valid.
   void drop_no_grad_rows();
@@ -61,11 +75,13 @@ class Binding {
   friend class Session;
   friend class Prefetcher;
   friend Result<std::vector<Lookup>> read_together(std::span<const BoundIds> wanted);
+  friend Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookups, bool train);
   void note_source(std::uint64_t source) noexcept;
   void note_commit(std::uint64_t commits) noexcept;
   // Number of the last commit (from 1) of a step with keys that did not come from `source`; 0 when there is none.
   [[nodiscard]] std::uint64_t last_commit_but_of(std::uint64_t source) const noexcept;
   Status check_ids(std::span<const std::int64_t> ids) const;
+  Status check_stages() const;
   Result<Lookup> read(const IdsRef& ids);
   Status pull_pending(TableStep& step, bool train);
   // Under mutex_.
@@ -83,6 +99,7 @@ class Binding {
   // Moves rows that were prefetched in. Those of batches that no lookup with gradient came for are bounded, too.
   void take_ahead(TableStep& ahead, rpc::Partitioner& partitioner);
   void end_step();
+  [[nodiscard]] Status not_looked_up(std::int64_t id) const;
 
   BindingSpec spec_;  // lr is guarded by mutex_
   std::shared_ptr<SessionState> state_;

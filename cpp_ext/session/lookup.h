@@ -38,6 +38,8 @@ class Lookup {
       : indexes_(std::move(indexes)), rows_(std::move(rows)), offset_(offset), n_(n), dim_(dim) {}
 
   [[nodiscard]] std::size_t size() const noexcept { return n_; }
+  // Row 0; a Lookup that reads the same rows has the same address.
+  [[nodiscard]] const float* rows() const noexcept { return rows_.get(); }
   [[nodiscard]] const std::uint32_t* indexes() const noexcept { return indexes_->data() + offset_; }  // (n)
   // (dim) float32: the row of the i-th id.
   [[nodiscard]] const float* row(std::size_t i) const noexcept {

@@ -199,7 +199,7 @@ Status Prefetcher::pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool
 }
 
 // Makes the rows what a pull of this step gives.
-Status Prefetcher::pull_exactly(PrefetchedBatch& batch) {
+Result<Prefetcher::Refreshed> Prefetcher::pull_exactly(PrefetchedBatch& batch) {
   SessionState& state = session_->state();
   SR_RETURN_IF_ERROR(state.wait_for_commit());
   std::vector<std::uint64_t> writes_of_others(state.shards().shard_count(), 0);
@@ -208,11 +208,49 @@ Status Prefetcher::pull_exactly(PrefetchedBatch& batch) {
   const bool knows = knows_what_was_written(batch);
   if (knows && !looks_again_.load()) {
     SR_RETURN_IF_ERROR(pull_some(batch, 1, false, options));
-    if (writes_of_others == batch.writes_of_others_) return Status::ok();
+    if (writes_of_others == batch.writes_of_others_) return Refreshed::kDeferred;
   }
   SR_RETURN_IF_ERROR(revalidate(batch, options));
   looks_again_.store(!knows || writes_of_others != batch.writes_of_others_);
-  return Status::ok();
+  return Refreshed::kChanged;
+}
+
+Result<std::unique_ptr<LookupPack>> Prefetcher::pack(PrefetchedBatch& batch, std::span<const AheadLookup> lookups,
+                                                     std::vector<std::uint32_t>& parts) {
+  SR_RETURN_IF_ERROR(session_->state().check_usable());
+  auto pack = std::make_unique<LookupPack>();
+  for (std::uint32_t i = 0; i < lookups.size(); ++i) {
+    for (std::size_t b = 0; b < bindings_.size(); ++b) {
+      if (lookups[i].binding != bindings_[b]->spec_.name) continue;
+      const auto lookup = batch.parts_[b].step.known(lookups[i].ids);
+      if (!lookup) continue;
+      pack->add(bindings_[b], lookups[i].ids.ids, *lookup);
+      parts.push_back(i);
+    }
+  }
+  return pack;
+}
+
+void Prefetcher::note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack& pack) const {
+  pack.fresh().clear();
+  if (which == Refreshed::kNone) return;
+  for (std::size_t g = 0; g < pack.groups().size(); ++g) {
+    const LookupPack::Group& group = pack.groups()[g];
+    const auto binding = std::find(bindings_.begin(), bindings_.end(), group.binding);
+    PrefetchedBatch::Part& part = batch.parts_[static_cast<std::size_t>(binding - bindings_.begin())];
+    const std::vector<std::uint8_t>& marks = which == Refreshed::kDeferred ? part.deferred : part.changed;
+    std::vector<rpc::TablePull> rows;
+    part.step.requests(rows);
+    LookupPack::Fresh fresh{g, {}, {}};
+    for (std::size_t i = 0; i < group.indexes.size(); ++i) {
+      const std::uint32_t index = group.indexes[i];
+      if (which != Refreshed::kAll && marks[index] == 0) continue;
+      fresh.places.push_back(static_cast<std::int32_t>(i));
+      const auto row = rows.front().rows.subspan(std::size_t{index} * part.step.dim(), part.step.dim());
+      fresh.rows.insert(fresh.rows.end(), row.begin(), row.end());
+    }
+    if (!fresh.places.empty()) pack.fresh().push_back(std::move(fresh));
+  }
 }
 
 // Whether a batch that was indexed after this one has been handed over.
@@ -231,15 +269,20 @@ bool Prefetcher::knows_what_was_written(const PrefetchedBatch& batch) {
   return true;
 }
 
-Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch) {
+Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack) {
   SessionState& state = session_->state();
   SR_RETURN_IF_ERROR(state.check_usable());
   SR_RETURN_IF_ERROR(session_->expect(Phase::kOpen, "hand_over"));
+  auto refreshed = Refreshed::kNone;
   if (exact_) {
-    SR_RETURN_IF_ERROR(pull_exactly(*batch));
+    const auto brought = pull_exactly(*batch);
+    if (!brought.is_ok()) return brought.status();
+    refreshed = brought.value();
   } else if (state.options().clocked && batch->step_ < session_->step()) {
     SR_RETURN_IF_ERROR(pull_rows(*batch, session_->step()));
+    refreshed = Refreshed::kAll;
   }
+  if (pack != nullptr) note_fresh(*batch, refreshed, *pack);
   // Batches that were pulled after a later one's step did not reckon with it.
   const bool is_late = is_overtaken(*batch);
   bool any = false;

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "session/key_ages.h"
+#include "session/lookup_pack.h"
 #include "session/session.h"
 #include "session/table_step.h"
 #include "util/partition.h"
@@ -68,17 +69,26 @@ class Prefetcher {
   Status hint(PrefetchedBatch& batch);
   // step: the latest that can use the batch; not looked at when exact. On failure the batch can be pulled again.
   Status pull(PrefetchedBatch& batch, std::int64_t step);
+  // The batch's rows for a device, after pull(): those of these lookups, in order, but for lookups that index() left to
+  // the op. parts: which of the lookups each part of the pack is.
+  Result<std::unique_ptr<LookupPack>> pack(PrefetchedBatch& batch, std::span<const AheadLookup> lookups,
+                                           std::vector<std::uint32_t>& parts);
   // Call when the step that uses it has begun, before its lookups. On failure the step is as before.
-  Status hand_over(std::unique_ptr<PrefetchedBatch> batch);
+  // pack: of this batch, or null; its fresh() becomes the rows that are not those which it was made of.
+  Status hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack = nullptr);
 
  private:
+  // The rows that a hand-over brought: none, those whose `deferred` or `changed` is set, or all.
+  enum class Refreshed : std::uint8_t { kNone, kDeferred, kChanged, kAll };
   Status pull_rows(PrefetchedBatch& batch, std::int64_t step);
   Status pull_ahead(PrefetchedBatch& batch);
-  Status pull_exactly(PrefetchedBatch& batch);
+  Result<Refreshed> pull_exactly(PrefetchedBatch& batch);
   void defer(PrefetchedBatch& batch);
   // The rows whose `deferred` is `deferred`, by these options.
   Status pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions, const rpc::CallOptions& options);
   Status revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options);
+  // Notes the rows of the batch that were pulled or refreshed after its pack was made.
+  void note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack& pack) const;
   [[nodiscard]] bool is_overtaken(const PrefetchedBatch& batch);
   [[nodiscard]] bool knows_what_was_written(const PrefetchedBatch& batch);
   void note_hand_over(std::uint32_t number);

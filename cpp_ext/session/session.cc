@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <unordered_map>
 
+#include "session/pull_together.h"
 #include "util/not_allowed.h"
 
 namespace sparserow {
@@ -35,7 +35,9 @@ Session::~Session() { close(); }
 
 Status Session::bind(const BindingSpec& spec) {
   SR_RETURN_IF_ERROR(state_->check_usable());
-  auto binding = std::make_shared<Binding>(spec, state_);
+  BindingSpec ordered = spec;
+  ordered.order = static_cast<std::uint32_t>(bindings_.size());
+  auto binding = std::make_shared<Binding>(std::move(ordered), state_);
   if (SessionCache* cache = state_->cache(); cache != nullptr && spec.cached) {
     SR_RETURN_IF_ERROR(cache->add_table(spec.name, spec.table_id, spec.dim));
   }
@@ -56,46 +58,11 @@ Status Session::set_lr(std::string_view name, float lr) {
 Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "pull_ahead"));
-  const bool is_without_gradient = train && NoGradScope::is_active();
-  if (is_without_gradient) state_->bound_no_grad_rows();
-  if (train && !is_without_gradient) SR_RETURN_IF_ERROR(state_->check_lookup());
-  std::vector<std::unique_lock<std::mutex>> locks;
-  std::vector<TableStep*> tables;
-  std::vector<Binding*> pulled;  // for the step
-  std::vector<rpc::TablePull> pulls;
-  std::unordered_map<std::string_view, std::vector<IdsRef>> by_name;
-  for (const AheadLookup& lookup : lookups) by_name[lookup.binding].push_back(lookup.ids);
-  for (const auto& binding : bindings_) {
-    const auto named = by_name.find(binding->spec_.name);
-    if (named == by_name.end()) continue;
-    std::vector<IdsRef>& wanted = named->second;
-    std::erase_if(wanted, [&binding](const IdsRef& ids) { return !binding->check_ids(ids.ids).is_ok(); });
-    if (wanted.empty()) continue;
-    locks.emplace_back(binding->mutex_);
-    if (is_without_gradient) {
-      std::erase_if(wanted, [&binding](const IdsRef& ids) { return binding->step_.known(ids).has_value(); });
-      if (wanted.empty()) continue;
-    }
-    TableStep& table = is_without_gradient ? binding->no_grad_ahead() : train ? binding->step_ : binding->ahead_;
-    const auto locked = state_->partitioner();
-    table.add(wanted, locked.partitioner);
-    table.pending(pulls);
-    tables.push_back(&table);
-    if (train && table.pending_keys() > 0) pulled.push_back(binding.get());
-    if (is_without_gradient) binding->count_no_grad_bytes();
+  std::vector<AheadIds> known;
+  for (const AheadLookup& lookup : lookups) {
+    if (Binding* binding = find(lookup.binding); binding != nullptr) known.push_back({binding, lookup.ids});
   }
-  if (!pulls.empty()) {
-    const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
-    if (train && status.is_ok()) {
-      for (Binding* binding : pulled) binding->keep_rows_of_step(is_without_gradient);
-    }
-    for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
-    for (Binding* binding : pulled) {
-      if (!is_without_gradient) binding->note_source(Binding::kOutside);
-    }
-    SR_RETURN_IF_ERROR(status);
-    ++state_->counters.pulls_merged;
-  }
+  if (const auto pulled = pull_together(*state_, known, train); !pulled.is_ok()) return pulled.status();
   if (train) state_->merged_this_step.store(true);
   return Status::ok();
 }

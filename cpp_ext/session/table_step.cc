@@ -225,6 +225,24 @@ std::optional<Lookup> TableStep::known(const IdsRef& ids) {
   return lookup_of(Memo{nullptr, 0, ids.ids.size(), indexes});
 }
 
+std::optional<std::int64_t> TableStep::indexes_of(std::span<const std::uint64_t> keys,
+                                                  std::span<const std::uint8_t> marks,
+                                                  std::vector<std::uint32_t>& out) {
+  out.resize(keys.size());
+  // A pack of a whole step has its keys in the step's order, and then nothing is searched.
+  if (keys.size() == keys_.size() && std::equal(keys.begin(), keys.end(), keys_.begin())) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint32_t>(i);
+    return std::nullopt;
+  }
+  build_map();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (marks[i] == 0) continue;
+    out[i] = map_find(keys[i]);
+    if (out[i] == kAbsent) return static_cast<std::int64_t>(keys[i]);
+  }
+  return std::nullopt;
+}
+
 void TableStep::trim_memos(std::size_t most) {
   if (memos_.size() > most) memos_.clear();
 }

@@ -57,6 +57,11 @@ class TableStep {
   std::size_t fill_pending(TableStep& other);
   // The lookup of ids that are all known, remembered or not; nullopt when one is not. Remembers nothing.
   [[nodiscard]] std::optional<Lookup> known(const IdsRef& ids);
+  // The index of each marked key; what stands for the others is not said. The first marked key that is not known, as
+  // an id; nullopt when all are.
+  [[nodiscard]] std::optional<std::int64_t> indexes_of(std::span<const std::uint64_t> keys,
+                                                       std::span<const std::uint8_t> marks,
+                                                       std::vector<std::uint32_t>& out);
   // Forgets which tensors were looked up when there are more than `most`; keys and rows stay.
   void trim_memos(std::size_t most);
   // The memory that this object has allocated.

@@ -1,8 +1,8 @@
 """Distributed layers for ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on parameter servers.
 
 A distributed layer has no rows. It names its table (``binding``), so a copy or a pickled copy reads and trains the same
-table, in a process where a session has bound it. Results come back on the device of the ids. ``.to()`` moves
-nothing, but its dtype is that of the results from then on. Rows, and the sums of their gradients, stay float32.
+table, in a process where a session has bound it. ``.to()`` moves no row, but results are on its device and of its dtype
+from then on; ids may be on the host or there. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
 A lookup in train mode under ``torch.no_grad`` reads by the step's clock too, and its rows are kept within bounds.
 """
@@ -86,6 +86,30 @@ class DistributedLayer(nn.Module):
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
 
+    def _gather_on_device(
+        self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *, options: tuple[int, int]
+    ) -> Tensor:
+        """Rows on the anchor's device, by the op that serves any number of lookups.
+
+        Args:
+            ids: on the host, or on the device.
+            offsets: of bags; None: there are none.
+            weights: of the ids; None: there are none.
+            options: (mode of the bags or -1 for rows of ids, whether the offsets include the last).
+        """
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        has = (int(offsets is not None), int(weights is not None))
+        rows: Tensor = ops.gather_all(
+            [ids],
+            [ids if offsets is None else offsets],
+            [ids if weights is None else weights],
+            self._anchor_of_now(),
+            self.binding,
+            [self.embedding_dim, options[0], padding, options[1], *has],
+            self.training,
+        )[0]
+        return rows
+
     def _anchor_of_now(self) -> Tensor:
         """The anchor; none of its elements in train mode without gradient, which tells the op so."""
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
@@ -94,9 +118,12 @@ class DistributedLayer(nn.Module):
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedLayer:
-        """``.to()``, ``.double()`` and their like: the output follows the dtype; there is no row to move."""
+        """``.to()``, ``.double()`` and their like: the output follows the dtype and the device; no row is moved."""
         super()._apply(fn, recurse)
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        moved = fn(torch.empty(0, dtype=self.dtype, device=self.anchor.device))
+        self.dtype = moved.dtype
+        if moved.device != self.anchor.device:
+            self.anchor = torch.zeros(1, device=moved.device, requires_grad=True)
         return self
 
     def extra_repr(self) -> str:
@@ -120,16 +147,23 @@ class DistributedEmbedding(DistributedLayer):
             InvalidArgument: an id is out of range (names the table and the id).
             FailedPrecondition: no session of this process has bound the table.
         """
-        padding, anchor = -1 if self.padding_idx is None else self.padding_idx, self._anchor_of_now()
-        out: Tensor
         if torch.compiler.is_compiling():
-            out = ops.gather(input, anchor, self.binding, self.embedding_dim, padding, self.training)
+            out = self._rows(input)
         else:
             try:
-                out = ops.gather(input, anchor, self.binding, self.embedding_dim, padding, self.training)
+                out = self._rows(input)
             except (RuntimeError, ValueError) as error:
                 raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        if self.anchor.device.type != "cpu":
+            return self._gather_on_device(ids, options=(-1, 0))
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        rows: Tensor = ops.gather(
+            ids, self._anchor_of_now(), self.binding, self.embedding_dim, padding, self.training
+        )  # fmt: skip
+        return rows
 
 
 class DistributedEmbeddingBag(DistributedLayer):
@@ -180,18 +214,21 @@ class DistributedEmbeddingBag(DistributedLayer):
             InvalidArgument: an id is out of range, or the shapes do not fit together.
             FailedPrecondition: no session of this process has bound the table.
         """
-        padding = -1 if self.padding_idx is None else self.padding_idx
         weights = per_sample_weights
         if torch.compiler.is_compiling():
-            out = self._pool(input, offsets, weights, padding)
+            out = self._pool(input, offsets, weights)
         else:
             try:
-                out = self._pool(input, offsets, weights, padding)
+                out = self._pool(input, offsets, weights)
             except (RuntimeError, ValueError) as error:
                 raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
-    def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int) -> Tensor:
+    def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        if self.anchor.device.type != "cpu":
+            options = (self._mode_number, int(self.include_last_offset))
+            return self._gather_on_device(ids, offsets, weights, options=options)
+        padding = -1 if self.padding_idx is None else self.padding_idx
         pooled: Tensor = ops.gather_bag(
             ids,
             offsets,

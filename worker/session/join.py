@@ -81,7 +81,7 @@ def check_place_in_join(session: Joinable, dense: torch.optim.Optimizer | None) 
 
 def collective_device() -> torch.device:
     """Where a tensor must be for a collective call of the default process group."""
-    if dist.get_backend() == "nccl":
+    if "cpu" not in dist.get_backend_config() and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

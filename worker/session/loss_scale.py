@@ -18,7 +18,30 @@ class LossScale:
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        self.inverse = 1.0 / scaler.get_scale()
+        self._scale: float | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """() float32 on the scaler's device: the scale."""
+        scale: torch.Tensor = self._scaler._scale  # type: ignore[assignment]
+        return scale
+
+    @property
+    def inverse(self) -> float:
+        """What gradients are multiplied by; waits for the device unless :meth:`set_scale` has told the scale."""
+        return 1.0 / (self._scaler.get_scale() if self._scale is None else self._scale)
+
+    def set_scale(self, scale: float) -> None:
+        """Tells the scale, which was brought from the device."""
+        self._scale = scale
+
+    def found_on_device(self, dense: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+        """Unscales the dense gradients without waiting for the device; flags, () float32, not 0 for an Inf or NaN."""
+        if dense is None:
+            return []
+        if self._record(dense)["stage"] is OptState.READY:
+            self._scaler.unscale_(dense)
+        return list(self._record(dense)["found_inf_per_device"].values())
 
     def _record(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         record: dict[str, Any] = self._scaler._per_optimizer_states[id(optimizer)]
@@ -26,9 +49,7 @@ class LossScale:
 
     def unscale(self, dense: torch.optim.Optimizer) -> bool:
         """Unscales the dense gradients unless that was done; returns whether an Inf or NaN is among them."""
-        if self._record(dense)["stage"] is OptState.READY:
-            self._scaler.unscale_(dense)
-        return any(bool(found.item()) for found in self._record(dense)["found_inf_per_device"].values())
+        return any(bool(found.item()) for found in self.found_on_device(dense))
 
     def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
         """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped."""
@@ -36,9 +57,12 @@ class LossScale:
         if sparse is not None:
             self._record(sparse)["found_inf_per_device"] = {found.device: found}
         if dense is not None:
-            for flag in self._record(dense)["found_inf_per_device"].values():
+            record = self._record(dense)
+            for flag in record["found_inf_per_device"].values():
                 flag.fill_(float(skip))
-            self._scaler.step(dense)
+            if not skip:
+                dense.step()  # the verdict is known here, so the scaler need not ask the device for it
+            record["stage"] = OptState.STEPPED
         self._scaler.update()
 
     def forget(self, dense: torch.optim.Optimizer | None) -> None:
@@ -61,13 +85,13 @@ class ScaleOfLoop(LossScale):
         self._stepped = stepped
         self._grad_scale = grad_scale
 
-    def unscale(self, dense: torch.optim.Optimizer) -> bool:
-        """Unscales the dense gradients unless the loop has; returns whether an Inf or NaN is among them."""
-        if self._grad_scale is not None:
+    def found_on_device(self, dense: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+        """Unscales the dense gradients unless the loop has; flags, () float32, not 0 for an Inf or NaN."""
+        if self._grad_scale is not None and dense is not None:
             grads = [p.grad for group in dense.param_groups for p in group["params"] if p.grad is not None]
             for grad in grads:
                 (grad._values() if grad.is_sparse else grad).mul_(self.inverse)
-        return any(bool(found.item()) for found in self._record(self._stepped)["found_inf_per_device"].values())
+        return list(self._record(self._stepped)["found_inf_per_device"].values())
 
     def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
         """Steps ``dense`` unless ``skip``, and tells the scaler, whose loop updates the scale."""

@@ -133,8 +133,10 @@ class SessionCore(SessionTables):
                     clip_row_norm=clip_row_norm,
                     pushes=self._pushes,
                     trace=self.trace,
+                    on_device=self.on_device,
                 )
         finally:
+            self.on_device.forget()
             self._end_dense_step()
             self.trace.end_step(self.native.step)
 
@@ -157,6 +159,7 @@ class SessionCore(SessionTables):
             on_nonfinite="skip",
             pushes=self._pushes,
             trace=self.trace,
+            on_device=self.on_device,
         )
 
     def flush(self) -> None:
@@ -167,6 +170,7 @@ class SessionCore(SessionTables):
     def discard(self) -> None:
         """As :meth:`Session.discard`."""
         self.native.check_usable()
+        self.on_device.forget()
         self.native.abort()
         self._end_dense_step()
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...cpp_ext import _client
+from ...cpp_ext.device_lookups import StepOnDevice
 from ...proto.errors import FailedPrecondition, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
@@ -40,6 +41,7 @@ def end_step(
     clip_row_norm: float | None = None,
     pushes: BackgroundPush | None = None,
     trace: Trace,
+    on_device: StepOnDevice | None = None,
 ) -> bool:
     """What :meth:`Session.step` does, with its arguments, returns and errors; ``scale``: of an enabled scaler.
 
@@ -55,11 +57,11 @@ def end_step(
     step = native.step
     is_voting = is_distributed and dist.is_available() and dist.is_initialized()
     try:
+        dense_is_bad = _judge_dense(dense, scale, on_device)
         _, bad_rows, bad_table, bad_key = native.seal(
             1.0 if scale is None else scale.inverse,
             clip_row_norm=math.inf if clip_row_norm is None else clip_row_norm,
         )
-        dense_is_bad = dense is not None and (scale.unscale(dense) if scale else has_nonfinite(dense))
         vote, refusal = _COMMIT, None
         if bad_rows or dense_is_bad:
             vote = _NOT_FINITE
@@ -108,16 +110,41 @@ def _commit(native: _client.NativeSession, pushes: BackgroundPush | None, trace:
             native.commit()
 
 
+def _judge_dense(dense: torch.optim.Optimizer | None, scale: LossScale | None, on_device: StepOnDevice | None) -> bool:
+    """Unscales the dense gradients and says whether one has NaN or Inf.
+
+    Where lookups are on a device the answer comes with the gradients of the rows, in the step's one wait for it.
+    """
+    if on_device is None or not on_device.is_used:
+        return dense is not None and (scale.unscale(dense) if scale else has_nonfinite(dense))
+    if scale is not None:
+        found = scale.found_on_device(dense)
+        carried = [on_device.carry(tensor) for tensor in (scale.tensor, *found)]
+    else:
+        flag = None if dense is None else nonfinite_flag(dense)
+        carried = [] if flag is None else [on_device.carry(flag)]
+    on_device.flush()
+    if scale is not None:
+        scale.set_scale(float(carried.pop(0).values()))
+    return any(bool(each.values()) for each in carried)
+
+
 def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a gradient of its parameters has NaN or Inf."""
+    flag = nonfinite_flag(optimizer)
+    return flag is not None and bool(flag.item())
+
+
+def nonfinite_flag(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """() bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
     values = [value for value in values if value.numel() > 0]
     if not values:
-        return False
+        return None
     norm: Tensor = torch.nn.utils.get_total_norm(values, norm_type=float("inf"))
     full = getattr(norm, "full_tensor", None)  # a DTensor's, under FSDP2
-    return not bool(torch.isfinite(norm if full is None else full()).item())
+    return ~torch.isfinite(norm if full is None else full())
 
 
 def _highest_vote(vote: int) -> int:

@@ -1,0 +1,211 @@
+"""The seam between the host and a device: every copy, event and stream of the package goes through a ``DeviceLink``.
+
+A copy to the device runs on a stream of its own, beside what the device computes; a copy back runs behind it. What
+crosses is counted on every device alike, so that a test on any machine sees what a step costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Crossings:
+    """What has crossed between the host and one device since the link was made.
+
+    Attributes:
+        to_device: copies from the host to the device.
+        to_host: copies from the device to the host.
+        bytes_to_device: bytes of the former.
+        bytes_to_host: bytes of the latter.
+        waits: how often the host waited for the device.
+    """
+
+    to_device: int = 0
+    to_host: int = 0
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+    waits: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes on their way to the device.
+
+    Attributes:
+        tensor: (n) uint8 on the device; :meth:`DeviceLink.receive` says when it may be read.
+        ready: the event after which it is there; None when it is there already.
+    """
+
+    tensor: Tensor
+    ready: Any = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A tensor on its way to the host.
+
+    Attributes:
+        tensor: on the host, of the same shape and dtype; :meth:`DeviceLink.wait` says when it may be read.
+        ready: the event after which it is there; None when it is there already.
+    """
+
+    tensor: Tensor
+    ready: Any = None
+
+
+class DeviceLink(Protocol):
+    """Copies between the host and one device. Any thread may call it.
+
+    To add a kind of device: a class with this interface, and a call of :func:`register_link`.
+
+    Attributes:
+        device: the device.
+        crossings: counts of this link.
+    """
+
+    device: torch.device
+    crossings: Crossings
+
+    def host_buffer(self, size: int) -> Tensor:
+        """(size) uint8 on the host, in memory that the device can read directly."""
+        ...
+
+    def send(self, host: Tensor) -> Sent:
+        """Begins to copy a host buffer, (n) uint8, to the device; the caller no longer writes to it."""
+        ...
+
+    def receive(self, sent: Sent) -> Tensor:
+        """What was sent; work that the caller queues on the device from now on runs after it is there."""
+        ...
+
+    def fetch(self, tensor: Tensor) -> Fetched:
+        """Begins to copy a contiguous tensor of the device to the host, behind what was queued before."""
+        ...
+
+    def wait(self, fetched: Fetched) -> Tensor:
+        """What was fetched, after it is there."""
+        ...
+
+    def address(self, tensor: Tensor) -> int:
+        """The address of a tensor's first element, on whichever side it lies; views of one memory differ by bytes."""
+        ...
+
+
+class HostLink:
+    """The link to the host itself, for kernels that run under Triton's interpreter: copies are copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.crossings = Crossings()
+
+    def host_buffer(self, size: int) -> Tensor:
+        """See :class:`DeviceLink`."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def send(self, host: Tensor) -> Sent:
+        """See :class:`DeviceLink`."""
+        self.crossings.to_device += 1
+        self.crossings.bytes_to_device += host.numel()
+        return Sent(host.to(self.device, copy=True))
+
+    def receive(self, sent: Sent) -> Tensor:
+        """See :class:`DeviceLink`."""
+        return sent.tensor
+
+    def fetch(self, tensor: Tensor) -> Fetched:
+        """See :class:`DeviceLink`."""
+        self.crossings.to_host += 1
+        self.crossings.bytes_to_host += tensor.numel() * tensor.element_size()
+        return Fetched(tensor.to("cpu", copy=True))
+
+    def wait(self, fetched: Fetched) -> Tensor:
+        """See :class:`DeviceLink`."""
+        self.crossings.waits += 1
+        return fetched.tensor
+
+    def address(self, tensor: Tensor) -> int:
+        """See :class:`DeviceLink`."""
+        return tensor.data_ptr()
+
+
+class CudaLink:
+    """The link to a CUDA device: pinned memory, and a stream for copies to the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.crossings = Crossings()
+        self._stream = torch.cuda.Stream(self.device)
+
+    def host_buffer(self, size: int) -> Tensor:
+        """See :class:`DeviceLink`. torch gives pinned memory out again once the copies that read it are done."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def send(self, host: Tensor) -> Sent:
+        """See :class:`DeviceLink`."""
+        self.crossings.to_device += 1
+        self.crossings.bytes_to_device += host.numel()
+        with torch.cuda.stream(self._stream):
+            there = host.to(self.device, non_blocking=True)
+            return Sent(there, self._stream.record_event())
+
+    def receive(self, sent: Sent) -> Tensor:
+        """See :class:`DeviceLink`. The memory is kept until the current stream has used it."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(sent.ready)
+        sent.tensor.record_stream(stream)
+        return sent.tensor
+
+    def fetch(self, tensor: Tensor) -> Fetched:
+        """See :class:`DeviceLink`."""
+        self.crossings.to_host += 1
+        self.crossings.bytes_to_host += tensor.numel() * tensor.element_size()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        return Fetched(host, torch.cuda.current_stream(self.device).record_event())
+
+    def wait(self, fetched: Fetched) -> Tensor:
+        """See :class:`DeviceLink`."""
+        self.crossings.waits += 1
+        fetched.ready.synchronize()
+        return fetched.tensor
+
+    def address(self, tensor: Tensor) -> int:
+        """See :class:`DeviceLink`."""
+        return tensor.data_ptr()
+
+
+_MAKERS: dict[str, Callable[[torch.device], DeviceLink]] = {"cpu": HostLink, "cuda": CudaLink}
+_LINKS: dict[torch.device, DeviceLink] = {}
+
+
+def register_link(kind: str, make: Callable[[torch.device], DeviceLink]) -> None:
+    """Makes a kind of device known.
+
+    Args:
+        kind: ``device.type`` of the devices.
+        make: what makes the link of one device.
+    """
+    _MAKERS[kind] = make
+
+
+def link_of(device: torch.device) -> DeviceLink:
+    """The one link of this process to a device.
+
+    Raises:
+        ValueError: no link is known for devices of this kind.
+    """
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if device not in _LINKS:
+        make = _MAKERS.get(device.type)
+        if make is None:
+            raise ValueError(f"device: {str(device)!r} is not allowed; allowed: {', '.join(sorted(_MAKERS))}")
+        _LINKS[device] = make(device)
+    return _LINKS[device]

@@ -1,0 +1,86 @@
+// The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
+//
+//   pack = (rows of group 0, rows of group 1, ... positions of lookup 0, positions of lookup 1, ...)
+//   rows       (unique keys, dim) float32
+//   positions  (ids) int32, below the number of unique keys of the lookup's group
+//   Each part begins at a multiple of kAlign bytes.
+//
+// A group holds the unique rows of one table. The device sums gradients by position, so what comes back is one sum for
+// each unique key: a group's sums are (unique keys, dim) float32, groups one after another without gaps.
+//
+// Not thread-safe. Lookups keep the rows that they were given readable, so a pack may be written later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "session/binding.h"
+#include "session/lookup.h"
+#include "session/read_together.h"
+#include "util/status.h"
+
+namespace sparserow {
+
+class LookupPack {
+ public:
+  static constexpr std::size_t kAlign = 64;
+
+  struct Group {
+    std::shared_ptr<Binding> binding;
+    std::vector<std::uint64_t> keys;     // (u) unique, in the order in which the lookups met them
+    std::vector<std::uint32_t> indexes;  // (u): the row of each in the Lookup
+    Lookup rows;                         // whose rows these are
+    std::size_t begin = 0;               // the first byte of the rows in the pack
+  };
+  struct Part {
+    std::size_t group = 0;
+    std::vector<std::int32_t> positions;  // (n)
+    std::size_t begin = 0;                // the first byte of the positions in the pack
+  };
+  // Rows of a group that changed after the pack was written.
+  struct Fresh {
+    std::size_t group = 0;
+    std::vector<std::int32_t> places;  // (m), below the group's unique keys
+    std::vector<float> rows;           // (m, dim)
+  };
+
+  // Looks the ids up together (look_up_together) and packs what was found, in order.
+  static Result<std::unique_ptr<LookupPack>> look_up(std::span<const BoundIds> wanted, bool train);
+
+  // Adds a lookup of these ids. Lookups of one binding that read the same rows share a group.
+  void add(const std::shared_ptr<Binding>& binding, std::span<const std::int64_t> ids, const Lookup& lookup);
+
+  [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
+  [[nodiscard]] const std::vector<Part>& parts() const noexcept { return parts_; }
+  [[nodiscard]] std::vector<Fresh>& fresh() noexcept { return fresh_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t floats_of_sums() const noexcept;
+
+  // to: bytes() bytes. Call after the last add(). The Lookups' rows are given back.
+  void write(std::byte* to);
+  // The part of a binding whose ids are these; nullopt when there is none. Every id is compared.
+  [[nodiscard]] std::optional<std::size_t> find(const Binding& binding, std::span<const std::int64_t> ids) const;
+  // The position of a key in a part's group; -1 when none of its ids is the key.
+  [[nodiscard]] std::int32_t position_of(std::size_t part, std::int64_t id) const noexcept;
+
+  // What a part adds to the step: the sums of its positions but that of padding_idx.
+  struct StagedPart {
+    std::size_t part = 0;
+    std::int64_t padding_idx = -1;
+  };
+  // Adds the sums to the steps of the bindings. sums: (floats_of_sums()). Only rows of staged parts are read.
+  Status stage(std::span<const StagedPart> staged, std::span<const float> sums) const;
+
+ private:
+  std::vector<Group> groups_;
+  std::vector<Part> parts_;
+  std::vector<Fresh> fresh_;
+  std::vector<std::vector<std::uint32_t>> places_;  // by group: the place of each row of the Lookup, plus 1
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace sparserow

@@ -1,0 +1,126 @@
+"""Lookups of a model on a device: the same rows and sums as on the host, and few crossings, whatever the tables."""
+
+from __future__ import annotations
+
+import pytest
+import sparserow as sr
+import torch
+from counting_device import COUNTS, device
+from torch import Tensor, nn
+
+DIM, ROWS = 4, 50
+
+
+class Net(nn.Module):
+    """Tables of every kind of lookup, and a dense layer behind them."""
+
+    def __init__(self, tables: int = 3) -> None:
+        super().__init__()
+        self.one = nn.ModuleList(nn.Embedding(ROWS, DIM, padding_idx=3) for _ in range(tables))
+        self.sum = nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=3)
+        self.mean = nn.EmbeddingBag(ROWS, DIM, mode="mean")
+        self.max = nn.EmbeddingBag(ROWS, DIM, mode="max", include_last_offset=True)
+        self.weighted = nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=3)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(DIM * (tables + 4), 1)
+
+    def forward(self, ids: Tensor, flat: Tensor, offsets: Tensor) -> Tensor:
+        weights = self.scale.expand(ids.shape[0], 4)
+        last = offsets.new_full((1,), flat.shape[0])
+        parts = [
+            *(table(ids[:, 0]) for table in self.one),
+            self.sum(ids),
+            self.mean(flat, offsets),
+            self.max(flat, torch.cat([offsets, last])),
+            self.weighted(ids, None, weights),
+        ]
+        return self.head(torch.tanh(torch.cat(parts, 1))).squeeze(1)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, ROWS, (8, 4), generator=generator)
+    flat = torch.randint(0, ROWS, (30,), generator=generator)
+    cuts = torch.sort(torch.randint(0, 30, (7,), generator=generator)).values
+    cuts[2] = cuts[3]  # an empty bag
+    return ids, flat, torch.cat([torch.zeros(1, dtype=torch.int64), cuts])
+
+
+@pytest.fixture
+def cluster() -> sr.InProcessCluster:
+    return sr.InProcessCluster(shards=2)
+
+
+def distributed(session: sr.Session, tables: int = 3) -> Net:
+    torch.manual_seed(0)
+    return sr.distribute(Net(tables), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
+
+
+def train(session: sr.Session, where: torch.device, *, ids_there: bool, steps: int = 12) -> list[Tensor]:
+    model = distributed(session).to(where)
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    outs = []
+    for seed in range(steps):
+        ids, flat, offsets = batch(seed)
+        given = (ids.to(where), flat.to(where), offsets.to(where)) if ids_there else (ids, flat, offsets)
+        out = model(*given)
+        outs.append(out.detach().cpu())
+        out.square().mean().backward()
+        session.step(dense)
+    model.eval()
+    outs.append(model(*batch(99)).detach().cpu())
+    return outs
+
+
+@pytest.mark.parametrize("ids_there", [False, True], ids=["ids on the host", "ids on the device"])
+def test_training_on_a_device_gives_the_bits_of_the_host(cluster: sr.InProcessCluster, ids_there: bool) -> None:
+    with cluster.connect("host") as session:
+        expected = train(session, torch.device("cpu"), ids_there=False)
+    with cluster.connect("device") as session:
+        got = train(session, device(), ids_there=ids_there)
+    for step, (one, other) in enumerate(zip(expected, got, strict=True)):
+        assert torch.equal(one, other), step
+
+
+def test_results_are_on_the_device_and_the_anchor_follows(cluster: sr.InProcessCluster) -> None:
+    with cluster.connect("there") as session:
+        model = distributed(session).to(device())
+        assert model.one[0].anchor.device == device()
+        assert model.one[0](torch.tensor([1, 2])).device == device()
+        assert model(*batch(0)).device == device()
+
+
+@pytest.mark.parametrize("tables", [1, 3, 40])
+def test_gradients_come_back_in_one_copy_whatever_the_tables(cluster: sr.InProcessCluster, tables: int) -> None:
+    with cluster.connect(f"back{tables}") as session:
+        model = distributed(session, tables).to(device())
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(3):
+            COUNTS.reset()
+            model(*batch(seed)).square().mean().backward()
+            session.step(dense)
+            assert (COUNTS.to_host, COUNTS.waits) == (1, 0), COUNTS.log
+
+
+def test_a_gradient_after_the_step_is_refused(cluster: sr.InProcessCluster) -> None:
+    """By the op itself: torch's Python device ends the process where an error leaves the thread of its backward."""
+    with cluster.connect("late") as session:
+        layer = distributed(session).to(device()).one[0]
+        ids = torch.tensor([1, 2])
+        rows, late = layer(ids), layer(ids)
+        rows.sum().backward()
+        session.step()
+        arguments = ([ids], [ids], [ids], [], layer.binding, [DIM, -1, 3, 0, 0, 0], [0])
+        with torch.no_grad(), pytest.raises(RuntimeError, match=r"call backward before session\.step"):
+            torch.ops.sparserow.stage_all([torch.ones_like(late)], *arguments)
+
+
+def test_a_lookup_that_no_gradient_reaches_creates_no_row(cluster: sr.InProcessCluster) -> None:
+    with cluster.connect("unused") as session:
+        model = nn.ModuleList(nn.Embedding(ROWS, DIM) for _ in range(2))
+        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)
+        model.to(device())
+        used, _ = model[0](torch.tensor([1, 2])), model[1](torch.tensor([1, 2]))
+        used.sum().backward()
+        session.step()
+        assert [sum(len(keys) for keys, _ in session.table(name).scan()) for name in ("0", "1")] == [2, 0]
