@@ -113,7 +113,7 @@ def test_a_coordinator_of_the_version_before_cannot_judge(address: str, monkeypa
     monkeypatch.setattr(ControlClient, "register_worker", of_the_version_before)
     run(address, "before", "user").close()
     run(address, "before", "user").close()
-    with pytest.raises(sr.FailedPrecondition, match="of a version that cannot judge 'new'"):
+    with pytest.raises(sr.FailedPrecondition, match="version does not support 'new'"):
         sr.connect(address, namespace="other", namespace_policy="new")
     with ControlClient(address) as control:
         assert not [job for job in control.status().jobs if job.members]

@@ -1,4 +1,4 @@
-"""What a session is given: its place among the workers, and what it asks of those that it works with."""
+"""The parts that a session is made of: its placement in the job, and the protocols of the objects that it calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .transaction import NonFinitePolicy
 
 @dataclass(frozen=True)
 class Placement:
-    """A worker among the workers of its job, and the job's rules."""
+    """A worker's rank in its job, and the rules of the job; the attributes are arguments of :func:`connect`."""
 
     namespace: str
     rank: int = 0
@@ -24,7 +24,7 @@ class Placement:
 
 
 class DenseSide(Protocol):
-    """Dense tensors whose gradients go with the session's commits: ``worker/layers/dense_rows.py``."""
+    """Dense tensors whose gradients go with the session's commits; ``worker/layers/dense_rows.py`` implements it."""
 
     @property
     def table_name(self) -> str: ...
@@ -34,7 +34,7 @@ class DenseSide(Protocol):
 
 
 class Catalog(Protocol):
-    """Where tables are registered: the coordinator, or an in-process stand-in."""
+    """The registry of tables: the coordinator, or a stand-in in this process."""
 
     def create_table(self, schema: TableSchema) -> TableSchema: ...
     def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]: ...
@@ -43,6 +43,6 @@ class Catalog(Protocol):
 
 
 class Closeable(Protocol):
-    """What uses a session in the background."""
+    """An object that uses a session in the background, and that the session closes before itself."""
 
     def close(self) -> None: ...
