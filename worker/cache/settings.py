@@ -1,4 +1,4 @@
-"""``RowCache``: how large a session's row cache is, how old its rows may be, and where they are."""
+"""``RowCache``: the size of a session's row cache, the age that its rows may have, and the memory that holds them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Storage = Literal["auto", "host", "device"]
 
 @dataclass(frozen=True)
 class RowCache:
-    """For :func:`connect`.
+    """The settings of a session's row cache, for :func:`connect`.
 
     Attributes:
-        bytes: of rows with their bookkeeping, over all tables of the session; at most the memory of where they are.
-        staleness: steps for which a row serves lookups before it is validated (asked about by its version, and sent
-            again if it has changed). Part of the session's ``staleness``, so at most that; 0 validates every use, and
-            rows are what they are without a cache, to the bit.
-        own_commits: "exact": a row that this session changed is validated before its next use, so that it always sees
-            its own work. "bounded": it sees its own steps, as others', within ``staleness``.
-        storage: "device": rows are in the memory of the model's device, by Triton kernels, which need CUDA. "host": in
+        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host
+            or device that holds them.
+        staleness: the number of steps for which a row serves lookups before it is validated. To validate a row, the
+            session asks the shards by the row's version, and they send the row again if it has changed. The value is a
+            part of the session's ``staleness``, and at most equal to it. 0 validates every use; rows are then
+            bit-identical to those without a cache.
+        own_commits: "exact": a row that this session changed is validated before its next use, so the session always
+            sees its own steps. "bounded": the session sees its own steps within ``staleness``, like those of others.
+        storage: "device": rows are in the memory of the model's device; this needs CUDA and Triton. "host": rows are in
             the host's memory. "auto": on the device of a model that is on CUDA when it is distributed, else the host.
     """
 
@@ -38,7 +40,16 @@ class RowCache:
 
 
 def check_cache(cache: RowCache | None, staleness: int | None, where: str = "connect.cache") -> None:
-    """Raises InvalidArgument, naming the field, for a cache that a session of this ``staleness`` cannot have."""
+    """Checks the settings of a row cache against the session's staleness.
+
+    Args:
+        cache: the settings; None: there is no cache, and nothing to check.
+        staleness: the session's staleness; None: no clock.
+        where: the name of the settings in error texts.
+
+    Raises:
+        InvalidArgument: a field is out of range; the text names it.
+    """
     if cache is None:
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -57,7 +68,7 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
 
 
 def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
-    """For the native session."""
+    """Returns the settings as keyword arguments of the native session."""
     if cache is None:
         return {}
     is_exact = cache.own_commits == "exact"
@@ -65,7 +76,16 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
 
 
 def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cache") -> Callable[[int, int], Any] | None:
-    """What makes the storage of a session whose model is on ``device``; None: the native one, in the host's memory.
+    """Returns a function that makes the storage of the cache for a model on ``device``.
+
+    Args:
+        cache: the settings of the cache.
+        device: the device of the model.
+        where: the name of the settings in error texts.
+
+    Returns:
+        A function of (capacity_bytes, dim) that makes a storage; None: rows are in the host's memory, in the native
+        session.
 
     Raises:
         InvalidArgument: ``storage="device"`` where no kernels run, or more bytes than the device has.
