@@ -42,8 +42,9 @@ def test_distribute_says_which_tables_were_there(address: str, caplog: pytest.Lo
         with run(address, "said", "user", "item") as session:
             session.table("tables.user").delete(np.arange(100))
     assert [record.getMessage() for record in caplog.records] == [
-        "namespace 'said': 1 of the 2 tables were there before: tables.user (300 rows); their rows are trained on, and "
-        "the model's weights are not sent (namespace_policy='new' refuses them, 'continue' says nothing)"
+        "namespace 'said': 1 of the 2 tables were there before: tables.user (300 rows); training continues with their "
+        "rows, and the model's weights are not sent (namespace_policy='new' refuses such tables, 'continue' logs "
+        "nothing)"
     ]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
