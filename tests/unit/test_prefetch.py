@@ -210,7 +210,9 @@ def test_a_wrong_guess_is_counted_pulled_and_learnt_anew() -> None:
 
 def test_ids_of_an_unknown_table_or_dtype_are_named(session: sr.Session) -> None:
     distributed(session)
-    with pytest.raises(sr.InvalidArgument, match=r"prefetch\.ids: 'nope' is not allowed; allowed: tables\.0, tables\.1, tables\.2"):
+    with pytest.raises(
+        sr.InvalidArgument, match=r"prefetch\.ids: 'nope' is not allowed; allowed: tables\.0, tables\.1, tables\.2"
+    ):
         next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"nope": x})))
     with pytest.raises(sr.InvalidArgument, match="float32"):
         next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"tables.0": x.float()})))
