@@ -185,7 +185,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
         assert (published.number, published.step) == (3, session.current_step)
         with pytest.raises(sr.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"):
             sr.DensePublisher(session, "ctr", root=root, model=nn.Linear(2, 2))
-        with pytest.raises(sr.InvalidArgument, match="every_sec 0 is not allowed"):
+        with pytest.raises(sr.InvalidArgument, match="every_sec: 0 is not allowed"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=0)
         with pytest.raises(sr.NotFound, match="has no version 7"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, version=7)
