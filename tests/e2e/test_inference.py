@@ -266,7 +266,7 @@ def test_predict_query_and_row(
         assert code == 0
         np.testing.assert_allclose([float(line) for line in out.split()], scores[1], rtol=1e-5, atol=1e-6)
         for text, words in (
-            ("user,tags[0],tags[1],age\n1,2,3,4\n", "has no column 'tags[2]', which the program needs"),
+            ("user,tags[0],tags[1],age\n1,2,3,4\n", "there is no column 'tags[2]', which the program needs"),
             ("user,tags[0],tags[1],tags[2],age,x\n", "column 'x' is no argument of the program"),
             ("user,tags[0],tags[1],tags[2],age\n1,2,3,4,5\n1,2,b,4,5\n", "rows.csv:3: column 'tags[1]': 'b' is no int"),
         ):
