@@ -33,7 +33,13 @@ stage = torch.ops.sparserow.stage.default
 
 
 def is_operator(namespace: str, name: str, overload: str) -> bool:
-    """Returns whether ``torch.ops.NAMESPACE.NAME.OVERLOAD`` is an operator that is registered with torch."""
+    """Returns whether ``torch.ops.NAMESPACE.NAME.OVERLOAD`` is an operator that is registered with torch.
+
+    Args:
+        namespace: the namespace of the operator, such as "aten".
+        name: the name of the operator.
+        overload: the name of the overload, such as "default".
+    """
     library = getattr(torch.ops, namespace, None)
     packet = getattr(library, name, None) if isinstance(library, torch._ops._OpNamespace) else None
     return isinstance(packet, torch._ops.OpOverloadPacket) and isinstance(

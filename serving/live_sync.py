@@ -39,7 +39,7 @@ _PAGE_BYTES = 4 << 20
 _PAUSE_PER_BUSY = 20.0  # seconds of pause for each CPU second of this thread, which does a quarter of a round's work
 _LONGEST_ROUND_SEC = 1.0  # the longest round with its pause, which bounds how long a change stays unseen
 _PAUSED_LOOK_SEC = 0.02
-_IDLE_SEC = 600  # after this time a shard removes the cursor of a follower that does not come back
+_IDLE_SEC = 600  # the time after which a shard removes the cursor of a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
 

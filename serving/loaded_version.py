@@ -30,7 +30,12 @@ _MOST_THREADS = 8
 
 @dataclasses.dataclass(frozen=True)
 class ServedTable:
-    """A served table: its schema in training, and the dtype of the served rows."""
+    """A served table.
+
+    Attributes:
+        schema: the table's schema in training.
+        dtype: the dtype of the served rows.
+    """
 
     schema: TableSchema
     dtype: ServedDtype

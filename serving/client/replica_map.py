@@ -26,7 +26,13 @@ from .shard_assignment import ShardAssignment
 
 @dataclass(frozen=True)
 class TableShape:
-    """The facts about a table that a lookup needs: its id, its schema version and its number of columns."""
+    """The facts about a table that a lookup needs.
+
+    Attributes:
+        id: the table's id.
+        schema_version: the version of its schema.
+        dim: the number of columns.
+    """
 
     id: int
     schema_version: int

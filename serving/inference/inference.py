@@ -86,7 +86,7 @@ class _Loaded:
     cache: _client.CachedLookups | None
     program: torch.export.ExportedProgram
     module: torch.nn.Module
-    generation: int  # of the client's connections
+    generation: int  # the generation of the client's connections
     dense: DenseVersion | None = None
 
 

@@ -54,7 +54,7 @@ class DeviceStorage:
     def put(
         self, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: NDArray[np.float32], validated: int
     ) -> None:
-        """Inserts or replaces rows, (n, dim)."""
+        """Inserts rows, or replaces the rows of the same keys; see ``DeviceRows.put`` for the arguments."""
         values = torch.from_numpy(rows).to(self._device, copy=True)
         self._rows.put(table_id, self._there(keys), self._there(versions), values, validated)
 

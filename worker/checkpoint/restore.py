@@ -79,8 +79,8 @@ def restore(
             session's namespace, or NAMESPACE/NAME. The rows of a renamed table get new versions.
         tables: the tables to restore, by their names in the checkpoint; all other tables stay as they are (a warm
             start). None: all tables.
-        reset_optimizer: whether the optimizer state of tables begins anew when their optimizer has changed since.
-            False: such tables are refused.
+        reset_optimizer: whether tables whose optimizer has changed since start with fresh optimizer state. False: such
+            tables are refused.
         deadline_sec: the deadline of the whole restore, in seconds.
 
     Returns:

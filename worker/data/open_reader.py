@@ -92,7 +92,7 @@ def open_reader(
         config: the job's data section.
         which: "train" or "test".
         features: the transforms, with the statistics of the training files.
-        options: how the reader deals samples.
+        options: the options by which samples are dealt.
 
     Raises:
         NotFound, InvalidArgument, DataLoss: see :func:`find_files`.

@@ -38,7 +38,12 @@ _FILE_START = LinePosition()
 
 @dataclass(frozen=True)
 class DataFile:
-    """The path of a file, with its format."""
+    """A file to read.
+
+    Attributes:
+        path: the path of the file.
+        format: the format of the file.
+    """
 
     path: str
     format: FileFormat
@@ -108,7 +113,7 @@ class ClickReader:
     Args:
         files: the files, at least one.
         features: the transforms of the samples.
-        options: how samples are dealt.
+        options: the options by which samples are dealt.
 
     Raises:
         InvalidArgument: there are no files.

@@ -259,7 +259,7 @@ class Gateway:
                 if is_last or error.may_be_applied:
                     raise
             except (Unavailable, DeadlineExceeded):
-                self._retire(name, namespace)  # the next call connects anew, to where the shards are then
+                self._retire(name, namespace)  # the next call reads the shards' addresses again
                 raise
             finally:
                 self._leave(name, namespace)

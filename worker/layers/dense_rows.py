@@ -32,7 +32,7 @@ from ..session.table import TableRows
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1
 _POLL_SEC = 0.02
-_LOOK_SEC = 0.5  # between two requests for the job's members
+_LOOK_SEC = 0.5  # the pause between two requests for the job's members
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,18 @@ def dense_on_servers(
 
 
 class DenseRows:
-    """Moves the parameters of one model between their table and the model. :func:`dense_on_servers` makes it."""
+    """Moves the parameters of one model between their table and the model. :func:`dense_on_servers` makes it.
+
+    Args:
+        model: the model.
+        session: the session of the job.
+        optimizer: the row optimizer of the table.
+        table: the table's name in the session's namespace.
+
+    Raises:
+        InvalidArgument: the model has no parameter, or one that is not float32 on the CPU.
+        FailedPrecondition: the table exists with another schema.
+    """
 
     def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

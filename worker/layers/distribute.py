@@ -65,9 +65,9 @@ def distribute(
         The same model.
 
     Raises:
-        InvalidArgument: there is nothing to distribute, a pattern of ``tables`` or ``exclude`` matches no layer of at
-            least ``min_rows``, an optimizer has no counterpart on the servers, or the model's device cannot hold the
-            row cache.
+        InvalidArgument: there is nothing to distribute; or a pattern of ``tables`` or ``exclude`` matches no layer of
+            at least ``min_rows``; or an optimizer has no counterpart on the servers; or the model's device cannot hold
+            the row cache.
         FailedPrecondition: the model is distributed already; or a layer uses an option that cannot be distributed, in
             which case the text names the layer and the reason; or a table is in use in this process, or exists with
             another schema. The model is then unchanged.

@@ -1,7 +1,7 @@
 """Distributed layers for ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on parameter servers.
 
-A distributed layer has no rows. It has the name of its table (``binding``), so a copy or a pickled copy reads and
-trains the same table, in a process where a session has bound it. Results are on the device of the ids. ``.to()`` moves
+A distributed layer has no rows, only the name of its table (``binding``). So a copy or a pickled copy reads and trains
+the same table, in any process where a session has bound it. Results are on the device of the ids. ``.to()`` moves
 nothing; a dtype given to it becomes that of the results. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
 A lookup in train mode under ``torch.no_grad`` also reads at the step's clock; its rows are kept within a limit.
@@ -107,6 +107,7 @@ class DistributedLayer(nn.Module):
         return self
 
     def extra_repr(self) -> str:
+        """Returns the layer's options for ``repr()``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.binding!r}"
 
@@ -140,7 +141,12 @@ class DistributedEmbedding(DistributedLayer):
 
 
 class DistributedEmbeddingBag(DistributedLayer):
-    """Replaces ``nn.EmbeddingBag``: pools rows from the parameter servers. ``mode`` is ``sum``, ``mean`` or ``max``."""
+    """Replaces ``nn.EmbeddingBag``: pools rows from the parameter servers.
+
+    Attributes:
+        mode: how the rows of a bag are pooled: "sum", "mean" or "max".
+        include_last_offset: whether ``offsets`` ends with the number of ids, as in ``nn.EmbeddingBag``.
+    """
 
     def __init__(
         self,
@@ -216,4 +222,5 @@ class DistributedEmbeddingBag(DistributedLayer):
         return pooled
 
     def extra_repr(self) -> str:
+        """Returns the layer's options for ``repr()``."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -122,6 +122,13 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
 def distributed_layer_of(
     layer: Layer, schema: TableSchema, origins: list[str]
 ) -> DistributedEmbedding | DistributedEmbeddingBag:
+    """Makes the distributed layer that replaces ``layer``.
+
+    Args:
+        layer: the layer to replace, whose options are copied.
+        schema: the schema of its table.
+        origins: ids of the clusters whose rows the table holds; the list is shared.
+    """
     distributed: DistributedEmbedding | DistributedEmbeddingBag
     if isinstance(layer, nn.EmbeddingBag):
         assert layer.mode in BAG_MODES

@@ -157,7 +157,13 @@ class _Item:
 
 
 class Prefetch(Generic[Batch]):
-    """The iterable that :func:`prefetch` returns; each ``iter()`` is one pass over the loader."""
+    """The batches of a loader, each with its rows pulled ahead; each ``iter()`` is one pass. :func:`prefetch` makes it.
+
+    Args:
+        loader: the loader.
+        session: the session of the model.
+        settings: the options of the prefetch.
+    """
 
     def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
         self._loader, self._session, self._settings = loader, session, settings

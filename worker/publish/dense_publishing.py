@@ -36,7 +36,7 @@ class DensePublisher:
         version: the version to whose program the weights belong; None: the one that the alias ``live`` names.
 
     Attributes:
-        version: that version.
+        version: the version to whose program the weights belong.
 
     Raises:
         NotFound: there is no such model or version, or the version has no program.

@@ -43,7 +43,13 @@ class ProgramSource:
 
 @dataclass(frozen=True)
 class ProgramTensor:
-    """A parameter, buffer or constant of a program, with its size in bytes."""
+    """A parameter, buffer or constant of a program.
+
+    Attributes:
+        name: the name of the tensor.
+        shape: its shape.
+        bytes: its size in bytes.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -44,7 +44,7 @@ def close_at_exit(session: EndsAtExit, *, is_connected: bool) -> None:
     global _registered_in
     if _registered_in != os.getpid():
         _registered_in = os.getpid()
-        _connected.clear()  # after a fork, the sessions in it are the parent's
+        _connected.clear()  # the sessions in it belong to the parent of a fork
         atexit.register(_end_all)
         # A child of multiprocessing does not run atexit handlers.
         multiprocessing.util.Finalize(None, _end_all, exitpriority=100)

@@ -35,7 +35,13 @@ class LossScale:
         return any(bool(found.item()) for found in self._record(dense)["found_inf_per_device"].values())
 
     def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
-        """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped."""
+        """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped.
+
+        Args:
+            dense: the optimizer of the dense side; None: there is none here.
+            sparse: the optimizer with the tables' learning rates; None: there is no table.
+            skip: whether the step is skipped.
+        """
         found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
         if sparse is not None:
             self._record(sparse)["found_inf_per_device"] = {found.device: found}

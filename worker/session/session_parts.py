@@ -12,7 +12,17 @@ from .transaction import NonFinitePolicy
 
 @dataclass(frozen=True)
 class Placement:
-    """A worker's rank in its job, and the rules of the job; the attributes are arguments of :func:`connect`."""
+    """A worker's rank in its job, and the rules of the job; :func:`connect` describes the values.
+
+    Attributes:
+        namespace: the namespace of the tables.
+        rank: the rank of this worker.
+        world_size: the number of workers that the job began with.
+        staleness: how many of the newest steps a pull may miss; None: no clock.
+        grad_scale: whether gradients are divided by the number of workers ("mean") or not ("sum").
+        on_nonfinite: what ``session.step`` does with NaN or Inf.
+        cache: the settings of the row cache; None: no cache.
+    """
 
     namespace: str
     rank: int = 0

@@ -32,7 +32,7 @@ class SessionStats:
     cache_hits: int = _counter("Unique rows that steps took from the row cache without asking (count).")
     cache_misses: int = _counter("Unique rows that steps sought in the row cache in vain (count).")
     cache_revalidated: int = _counter("Unique rows of the row cache that were asked about by version (count).")
-    cache_refreshed: int = _counter("Of the rows asked about, those that had changed and were sent again (count).")
+    cache_refreshed: int = _counter("Rows asked about by version that had changed and were sent again (count).")
     cache_bytes_saved: int = _counter("Float32 weights of hits and of rows asked about that had not changed (bytes).")
 
     @classmethod

@@ -28,7 +28,13 @@ class SparseOptimizer(torch.optim.Optimizer):
         super().__init__([{"params": [anchor], "name": name, "lr": lr}], {"lr": lr})
 
     def add_table(self, name: str, anchor: Tensor, *, lr: float) -> None:
-        """Adds the parameter group of one more table."""
+        """Adds the parameter group of one more table.
+
+        Args:
+            name: the name of the table.
+            anchor: the anchor parameter of the table's layer.
+            lr: the learning rate of the table.
+        """
         self.add_param_group({"params": [anchor], "name": name, "lr": lr})
 
     def learning_rates(self) -> dict[str, float]:

@@ -41,10 +41,10 @@ class Trace(Protocol):
 
         Args:
             name: the name of the span.
-            begin_ns: when it began, in nanoseconds.
-            end_ns: when it ended, in nanoseconds.
-            step: the step that it belongs to.
-            thread: the thread that it ran on; None: the calling thread.
+            begin_ns: the time at which the span began, in nanoseconds.
+            end_ns: the time at which the span ended, in nanoseconds.
+            step: the step that the span belongs to.
+            thread: the thread that the span ran on; None: the calling thread.
         """
         ...
 
@@ -131,7 +131,12 @@ class RecordedTrace:
 
 
 def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """Writes the events of all workers to one JSON file."""
+    """Writes the events of all workers to one JSON file.
+
+    Args:
+        path: the path of the file.
+        events: Trace Events, such as :meth:`RecordedTrace.events` returns.
+    """
     path.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
 
 

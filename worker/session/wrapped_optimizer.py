@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 class WrappedOptimizer(torch.optim.Optimizer):
     """The optimizer of the dense tower, wrapped so that its ``step()`` commits rows as well.
 
-    :meth:`Session.wrap` makes it and has its arguments.
+    :meth:`Session.wrap` makes it.
+
+    Args:
+        session: the session whose step it ends.
+        dense: the optimizer to wrap.
+        scaler: the scaler whose ``step`` the loop calls; None: there is no scaler.
+        clip_row_norm: the largest norm of a row's gradient; None: no limit.
     """
 
     # Makes a GradScaler call step() also when a gradient is not finite: then both sides drop their gradients.

@@ -53,7 +53,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """The parts of a trainer that a checkpoint holds besides the rows."""
+    """The parts of a trainer that a checkpoint holds besides the rows.
+
+    Attributes:
+        model: the model, without DDP.
+        optimizer: the optimizer of the dense tower; None: the tower is on the servers.
+        scaler: the scaler of the loss; None: the loss is not scaled.
+        schedule: the schedules of the learning rates.
+        reader: the reader of the training files.
+        steps: the counts of steps and samples.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -97,7 +106,7 @@ class TrainingCheckpoints:
     """Saves checkpoints by steps or time. When a save fails, the failure is logged and the job goes on.
 
     Args:
-        config: when and where to save.
+        config: the section train.checkpoint of the job, with the times and the place of saves.
         session: the session of this worker.
         group: this worker and its peers.
         parts: the parts to save besides the rows.
