@@ -103,7 +103,7 @@ class DeviceRows:
             keys: the keys, (n) int64, unique, on the device.
             versions: the versions of the rows, (n) int64.
             rows: the rows, (n, dim) float32.
-            validated: the step at which the rows were read.
+            validated: the step at which the shards last confirmed the rows.
         """
         self._call += 1
         if len(keys) == 0:

@@ -167,7 +167,8 @@ class DenseRows:
                 )
             elif now - looked >= _LOOK_SEC:
                 looked = now
-                gives = self._session.core.is_lowest_rank()  # then the marker is read again before values are written
+                # The loop reads the marker again before it writes, as a worker that has left may have written.
+                gives = self._session.core.is_lowest_rank()
             else:
                 time.sleep(_POLL_SEC)
         if not np.array_equal(found, self._layout):

@@ -44,8 +44,8 @@ class SessionCore(SessionTables):
         ranks: returns the ranks of the workers that are in the job; None: this worker is the only one.
         identity: this worker's ids in the cluster; None: the shards are in this process.
         cluster_id: the id of the cluster; None: the shards are in this process.
-        found_tables: for each table that the namespace had before the job, its number of rows. ``distribute`` logs
-            a line about them. None: it logs nothing.
+        found_tables: the number of rows of each table that the namespace had before the job, None where it is not
+            known. ``distribute`` logs a line about these tables. None: it logs nothing.
 
     Attributes:
         identity: this worker's ids in the cluster; None: the shards are in this process.
@@ -157,7 +157,7 @@ class SessionCore(SessionTables):
         self._watch.add_model(model)
 
     def end_empty_step(self) -> None:
-        """Ends a step to which this worker adds nothing; a step that another rank refuses raises nothing for NaN.
+        """Ends a step to which this worker adds nothing. Non-finite gradients of other ranks raise nothing here.
 
         Raises:
             FailedPrecondition: gradients of this worker wait for a step.

@@ -76,7 +76,7 @@ class PsBackend:
             shards = client.status().shards
         if job.train.prefetch_hints and not any(shard.HasField("tier") for shard in shards):
             raise InvalidArgument(
-                f"train.prefetch_hints: has no effect, as no shard of {coordinator} has an SSD; allowed: 0"
+                f"train.prefetch_hints: it has no effect, as no shard of {coordinator} has an SSD; allowed: 0"
             )
         self.shards = len(shards)
         self._tiers_before = _tiers_of(shards)
