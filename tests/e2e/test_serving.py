@@ -302,7 +302,7 @@ def test_the_probe_writes_looks_up_and_deletes(
         named = (f"--serving={serving.addresses[0]}", f"--coordinator={cluster.address}")
         for table, code, words in (
             ("ads/user", 0, "5 writes to ads/user were served after "),
-            ("ads/item", 1, "table 'item' is not in model 'now'; its tables: user"),
+            ("ads/item", 1, "table 'item': is not in model 'now'; it has: user"),
             ("user", 1, "table 'user' is not allowed; allowed: NAMESPACE/NAME"),
         ):
             with pytest.raises(SystemExit) as ended:

@@ -74,8 +74,8 @@ class StepWatch:
             return
         self._native.refuse_lookups(
             f"{type(optimizer).__name__}.step() moved the dense parameters of a distributed model, but the gradients "
-            f"of its rows ({staged} calls of backward) were not sent: call session.step(optimizer) in its place; give "
-            "a loop that calls optimizer.step() itself session.wrap(optimizer); session.discard() drops the gradients"
+            f"of its rows ({staged} calls of backward) were not sent: call session.step(optimizer) in its place; a "
+            "loop that calls optimizer.step() itself needs session.wrap(optimizer); session.discard() drops them"
         )
 
     def _is_concerned(self, optimizer: torch.optim.Optimizer) -> bool:
