@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, not_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,7 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
     if cache.storage not in ("auto", "host", "device"):
         raise not_allowed(f"{where}.storage", cache.storage, "auto, host, device")
     if staleness is not None and cache.staleness > staleness:
-        raise InvalidArgument(
-            f"{where}.staleness: {cache.staleness} is not allowed at staleness {staleness}; allowed: 0 to {staleness}"
-        )
+        raise not_allowed(f"{where}.staleness", cache.staleness, f"0 to {staleness}, the session's staleness")
 
 
 def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
@@ -101,13 +99,8 @@ def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cach
             f"{where}.storage: rows on {device} need Triton ({error}); install it, or take storage='host'"
         ) from None
     if not runs_on(device):
-        raise InvalidArgument(
-            f"{where}.storage: 'device' is not allowed for a model on {device}; allowed: auto, host (kernels need CUDA)"
-        )
+        raise not_allowed(f"{where}.storage", "device", f"auto, host for a model on {device}, as kernels need CUDA")
     memory = device_rows.memory_of(device)
     if cache.bytes > memory:
-        raise InvalidArgument(
-            f"{where}.bytes: {cache.bytes} is not allowed for a model on {device}; allowed: 1 to {memory}, the memory "
-            "of the device"
-        )
+        raise not_allowed(f"{where}.bytes", cache.bytes, f"1 to {memory} for a model on {device}, the device's memory")
     return lambda capacity_bytes, dim: DeviceStorage(capacity_bytes, dim, device)

@@ -17,7 +17,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from ...cpp_ext import torch_ops as ops
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, not_allowed
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
 from .graph_check import largest_gap
 
@@ -71,9 +71,7 @@ def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[
     """
     source = program.module() if isinstance(program, ExportedProgram) else program
     if not isinstance(source, fx.GraphModule):
-        raise InvalidArgument(
-            f"merge_lookups: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
-        )
+        raise not_allowed("merge_lookups.program: type", type(program).__name__, "ExportedProgram, fx.GraphModule")
     merged = fx.GraphModule(source, copy.deepcopy(source.graph))
     merged.train(source.training)
     for lookups in _rounds(merged):

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.nn import functional
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
@@ -92,9 +92,7 @@ def lift_embeddings(
     """
     source = program.module() if isinstance(program, ExportedProgram) else program
     if not isinstance(source, fx.GraphModule):
-        raise InvalidArgument(
-            f"lift_embeddings: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
-        )
+        raise not_allowed("lift_embeddings.program: type", type(program).__name__, "ExportedProgram, fx.GraphModule")
     lifted = fx.GraphModule(source, copy.deepcopy(source.graph))
     by_weight = _lookups_by_weight(lifted, min_rows)
     if not by_weight:

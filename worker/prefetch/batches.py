@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, not_allowed
 from ..session.session import Session
 from ..session.tracing import Trace
 from .device_copy import DeviceCopy
@@ -76,18 +76,16 @@ def prefetch(
         exact = staleness == 0
     if not exact and staleness is not None and staleness < depth:
         if staleness == 0:
-            raise InvalidArgument("prefetch.exact: False is not allowed at staleness 0; allowed: True")
-        raise InvalidArgument(
-            f"prefetch.depth: {depth} is not allowed at staleness {staleness} with exact=False; allowed: 1 to "
-            f"{staleness}, or exact=True"
-        )
+            raise not_allowed("prefetch.exact", False, "True at staleness 0")
+        raise not_allowed("prefetch.depth", depth, f"1 to {staleness} at staleness {staleness}, or exact=True")
     cache = session.core.placement.cache
     if cache is not None and exact:
-        raise InvalidArgument("prefetch.exact: True is not allowed for a session with a row cache; allowed: False")
+        raise not_allowed("prefetch.exact", True, "False for a session with a row cache")
     if cache is not None and staleness is not None and depth + cache.staleness > staleness:
-        raise InvalidArgument(
-            f"prefetch.depth: {depth} is not allowed at staleness {staleness} with cache.staleness {cache.staleness}; "
-            f"allowed: their sum at most {staleness}"
+        raise not_allowed(
+            "prefetch.depth",
+            depth,
+            f"a sum with cache.staleness {cache.staleness} of at most {staleness}, the session's staleness",
         )
     session.core.native.check_usable()
     if not session.core.bound_tables():

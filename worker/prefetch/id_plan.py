@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext import _client
-from ...proto.errors import InvalidArgument, not_allowed
+from ...proto.errors import not_allowed
 from ..data.batch_tensors import Description, description, id_tensors
 from ..id_trace.forward_trace import TracedForwards, TraceRequests
 from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
@@ -92,7 +92,7 @@ def _tensors(name: str, ids: Any) -> list[Tensor]:
     tensors = [part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part)) for part in parts]
     for tensor in tensors:
         if tensor.dtype not in (torch.int64, torch.int32):
-            raise InvalidArgument(f"prefetch.ids[{name!r}]: dtype {tensor.dtype} is not allowed; allowed: int64, int32")
+            raise not_allowed(f"prefetch.ids[{name!r}]: dtype", str(tensor.dtype), "int64, int32")
     return [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
 
 

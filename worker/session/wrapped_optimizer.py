@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from .loss_scale import LossScale, ScaleOfLoop
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim
         InvalidArgument: ``dense`` is not an optimizer, is wrapped already, or calls its closure several times a step.
     """
     if not isinstance(dense, torch.optim.Optimizer):
-        raise InvalidArgument(
-            f"session.wrap: dense of type {type(dense).__name__} is not allowed; allowed: torch.optim.Optimizer"
-        )
+        raise not_allowed("session.wrap.dense: type", type(dense).__name__, "torch.optim.Optimizer")
     if isinstance(dense, WrappedOptimizer) or session.core.is_optimizer(dense):
         raise InvalidArgument(
             "session.wrap: dense is wrapped already, or is session.optimizer; allowed: the optimizer of the dense side"
