@@ -1,7 +1,7 @@
 """Sparserow: a parameter server for sparse recommendation models, native to PyTorch.
 
 Names are imported when they are first used, so ``import sparserow`` is cheap and a server never loads torch.
-``__init__.pyi`` has the names, once, for this module and for type checkers.
+``__init__.pyi`` lists the names once, for this module and for type checkers.
 """
 
 from __future__ import annotations

@@ -412,8 +412,8 @@ class LookupPack:
     """cpp_ext/session/lookup_pack.h.
 
     Args:
-        lookups: (binding, ids). The host's address of ids is that of contiguous int64; sizes, strides and item bytes are
-            those of the tensor that the op sees.
+        lookups: (binding, ids). The host's address of ids is that of contiguous int64; sizes, strides and item bytes
+            are those of the tensor that the op sees.
     """
 
     def __init__(

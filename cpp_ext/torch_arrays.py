@@ -1,4 +1,4 @@
-"""Tensors of numpy arrays, which have no bfloat16."""
+"""Converts numpy arrays to tensors, also bfloat16, which numpy does not have."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 
 def tensor_of(values: NDArray[Any], is_bfloat16: bool = False) -> torch.Tensor:
-    """The array as a tensor of the same shape that shares its memory.
+    """Returns a tensor of the same shape that shares the memory of the array.
 
     Args:
-        values: of any dtype that torch has; uint16 where ``is_bfloat16``.
-        is_bfloat16: the values are the bits of bfloat16.
+        values: the array, of any dtype that torch has; uint16 when ``is_bfloat16``.
+        is_bfloat16: whether the values are the bits of bfloat16 numbers.
     """
     if is_bfloat16:
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)

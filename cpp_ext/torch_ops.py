@@ -1,8 +1,8 @@
-"""Loads ``torch.ops.sparserow``.
+"""Registers ``torch.ops.sparserow`` with torch.
 
-The ops are C++ (cpp_ext/ops); this module is all the Python they need. Importing it registers them and tells
-compilers that staging a gradient is an effect: without that, two equal backward calls in one compiled graph
-would be merged into one and half of the gradient would be lost.
+The ops are C++ (cpp_ext/ops), and this module is all the Python that they need. Importing it registers them and tells
+compilers that staging a gradient is an effect. Otherwise two equal backward calls in one compiled graph would be merged
+into one, and half of the gradient would be lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,13 @@ stage_all = torch.ops.sparserow.stage_all.default
 
 
 def is_operator(namespace: str, name: str, overload: str) -> bool:
-    """Whether ``torch.ops.NAMESPACE.NAME.OVERLOAD`` is an operator that is registered with torch."""
+    """Returns whether ``torch.ops.NAMESPACE.NAME.OVERLOAD`` is an operator that is registered with torch.
+
+    Args:
+        namespace: the namespace of the operator, such as "aten".
+        name: the name of the operator.
+        overload: the name of the overload, such as "default".
+    """
     library = getattr(torch.ops, namespace, None)
     packet = getattr(library, name, None) if isinstance(library, torch._ops._OpNamespace) else None
     return isinstance(packet, torch._ops.OpOverloadPacket) and isinstance(

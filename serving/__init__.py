@@ -1,4 +1,4 @@
-"""The serving parameter server: published versions of models, live sync with training, lookups, and their client."""
+"""The serving parameter server: published versions of models, live sync with training, lookups, and its client."""
 
 from ..cpp_ext import _client, _server
 from ..proto.errors import error_of

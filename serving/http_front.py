@@ -1,10 +1,10 @@
-"""HTTP/JSON for curl and for languages without gRPC.
+"""The HTTP/JSON front, for curl and for languages without gRPC.
 
 GET  /v1/health   200 when this process is ready, else 503; problems only for a caller with a token, if there are tokens
 GET  /v1/models   versions and aliases of the namespaces that the token reaches
 POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
 
-Where tokens are asked for: ``Authorization: Bearer TOKEN``. The token is looked at before anything of a body is read.
+A token is sent as ``Authorization: Bearer TOKEN``. It is checked before any part of the body is read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "
 _KNOWN = {"model", "tables", "routing_key", "deadline_ms"}
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 _VALUE_BYTES = 25  # the longest text of a weight, with its comma
-_KEY_BYTES = 40  # "found", "answered", "versions" of a key and the brackets of its row
-_FIXED_BYTES = 4096  # names and problems
+_KEY_BYTES = 40  # the longest text of a key's "found", "answered" and "versions" and the brackets of its row
+_FIXED_BYTES = 4096  # room for names and problems
 
 
 class HttpRequest(Protocol):
-    """A request whose headers have come, and the way of its reply."""
+    """A request whose headers have arrived, with methods to read its body and send the reply."""
 
     method: str
     path: str
@@ -50,8 +50,12 @@ class HttpRequest(Protocol):
 
 
 class Refused(Exception):  # noqa: N818 - as the taxonomy's
-    """A request that is answered with a status of HTTP's own; ``ends`` closes the connection, since its body is not
-    read.
+    """Raised for a request that is answered with an HTTP status of its own.
+
+    Args:
+        status: the HTTP status.
+        message: the text of the error.
+        ends: whether the connection is closed, because the body of the request is not read.
     """
 
     def __init__(self, status: int, message: str, *, ends: bool = False) -> None:
@@ -62,7 +66,7 @@ class Refused(Exception):  # noqa: N818 - as the taxonomy's
 
 @dataclass(frozen=True)
 class _Asked:
-    """A lookup as it was asked for."""
+    """A parsed lookup request."""
 
     model: str
     tables: dict[str, NDArray[np.uint64]]
@@ -71,12 +75,12 @@ class _Asked:
 
 
 class HttpFront:
-    """Answers requests. Belongs to one event loop; what parses, reads rows or makes text runs in threads of its own.
+    """Answers HTTP requests. It belongs to one event loop; parsing, reading rows and encoding run in threads.
 
     Args:
-        lookup: answers.
-        models: what is served.
-        limits: of bodies, replies and memory.
+        lookup: looks rows up.
+        models: the versions that this process serves.
+        limits: the limits of bodies, replies and memory.
     """
 
     def __init__(self, lookup: LocalLookup, models: ServedModels, limits: HttpLimits) -> None:
@@ -91,7 +95,7 @@ class HttpFront:
         }
 
     async def answer(self, exchange: HttpRequest) -> None:
-        """Sends the reply to one request."""
+        """Answers one request."""
         token = bearer_token([("authorization", exchange.headers.get("Authorization", ""))])
         has_body = exchange.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in exchange.headers
         try:
@@ -105,7 +109,7 @@ class HttpFront:
                 return
             route = self._routes.get((exchange.method, exchange.path))
             if route is None:
-                raise Refused(404, f"{exchange.method} {exchange.path}: is not served; served: {self._served}")
+                raise Refused(404, f"{exchange.method} {exchange.path} is not served; served: {self._served}")
             await route(exchange, grant, token)
         except Refused as refused:
             await _send(exchange, refused.status, {"error": str(refused)}, ends=refused.ends)
@@ -117,14 +121,17 @@ class HttpFront:
         return ", ".join(f"{verb} {path}" for verb, path in (("GET", "/v1/health"), *self._routes))
 
     async def _answer_stranger(self, exchange: HttpRequest, *, ends: bool) -> None:
-        """A peer without a token learns whether the process is ready, for probes; no names and no paths."""
+        """Answers a peer without a valid token.
+
+        Such a peer learns whether the process is ready, for probes, but no names and no paths.
+        """
         if (exchange.method, exchange.path) == ("GET", "/v1/health"):
             await self._answer_health(exchange)
         elif (exchange.method, exchange.path) in self._routes:
             error = FailedPrecondition("token: it is missing, or not one that this server knows")
             await _send(exchange, _STATUS[error.code], {"error": str(error), "code": error.code}, ends=ends)
         else:
-            await _send(exchange, 404, {"error": "it is not served"}, ends=ends)
+            await _send(exchange, 404, {"error": "this path is not served"}, ends=ends)
 
     async def _answer_health(self, exchange: HttpRequest, **more: Any) -> None:
         ready = self._models.is_ready
@@ -145,20 +152,20 @@ class HttpFront:
 
     def _body_length(self, exchange: HttpRequest) -> int:
         if exchange.headers.get("Content-Encoding", "identity") != "identity":
-            raise Refused(415, "Content-Encoding: is not allowed; send the body as it is", ends=True)
+            raise Refused(415, "Content-Encoding: it is not allowed; send the body without encoding", ends=True)
         text = exchange.headers.get("Content-Length", "")
         if not text.isdecimal() or "Transfer-Encoding" in exchange.headers:
-            raise Refused(411, "Content-Length: is missing", ends=True)
+            raise Refused(411, "Content-Length: it is missing", ends=True)
         most = self._limits.body_bytes
         if len(text) > 18 or int(text) > most:
             raise Refused(413, f"Content-Length: {text[:18]}; allowed: [0, {most}] (limits.http.body_bytes)", ends=True)
         return int(text)
 
     def _reply_bytes(self, asked: _Asked, token: str) -> int:
-        """The most bytes that the reply can have.
+        """Returns an upper bound of the size of the reply, in bytes.
 
         Raises:
-            Refused: they are above the limit; says how many keys fit.
+            Refused: the bound exceeds the limit; the text has the number of keys that fit.
         """
         dims = self._lookup.dims(asked.model, list(asked.tables), asked.routing_key, token=token)
         count = sum(len(keys) for keys in asked.tables.values())

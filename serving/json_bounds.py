@@ -1,4 +1,4 @@
-"""Bounds on the structure of JSON, checked before anything is made of it."""
+"""Parses JSON after checking bounds on its structure, so that hostile input costs little memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from ..proto.errors import InvalidArgument
 
 _MOST_DEPTH = 8
-_MOST_NAMES = 1024  # names of objects' members
-_MOST_CONTAINERS = 2048  # lists and objects
+_MOST_NAMES = 1024  # the most names of members, over all objects
+_MOST_CONTAINERS = 2048  # the most lists and objects
 _MOST_ESCAPES = 4096
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def parse_json(data: bytes) -> Any:
-    """What the JSON says.
+    """Parses JSON and returns its value.
 
     Raises:
-        InvalidArgument: it is no JSON, or its structure is beyond a bound (names the bound).
+        InvalidArgument: the data is not JSON, or its structure exceeds a bound; the text names the bound.
     """
     _check(data.count(b"\\"), _MOST_ESCAPES, "escapes in strings")
     _check(data.count(b'"'), 4 * _MOST_NAMES, "quotation marks")

@@ -1,9 +1,9 @@
-"""Live sync: the rows of a loaded version follow the training cluster.
+"""Live sync: keeps the rows of a loaded version up to date with the training cluster.
 
-One thread per training shard reads pages of changes for this process's slots there, applies them (newest wins; a
-snapshot replaces), and acknowledges with the next read. What was not acknowledged comes again, so either side may be
-killed at any moment: a shard that does not know the cursor gets it opened again at the versions that this store has,
-and one of another lineage sends its slots whole.
+One thread for each training shard reads pages of changes in this process's slots. It applies a page and acknowledges it
+with the next read. The newest version of a row wins; a snapshot of a slot replaces the slot. A shard sends again what
+was not acknowledged, so either side may be killed at any moment. When a shard does not know the cursor, the thread
+opens it again at the versions that this store has. A shard of another lineage sends its slots whole.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ FRESHNESS_SEC: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.
 _CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
-_PAUSE_PER_BUSY = 20.0  # of CPU of a thread here, which does a quarter of a round's work
-_LONGEST_ROUND_SEC = 1.0  # with its pause: a row's change is no longer unseen
+_PAUSE_PER_BUSY = 20.0  # seconds of pause for each CPU second of this thread, which does a quarter of a round's work
+_LONGEST_ROUND_SEC = 1.0  # the longest round with its pause, which bounds how long a change stays unseen
 _PAUSED_LOOK_SEC = 0.02
-_IDLE_SEC = 600  # after which a shard forgets a follower that does not come back
+_IDLE_SEC = 600  # the time after which a shard removes the cursor of a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
 
 @dataclass
 class SyncStats:
-    """What a follower has done; written under its lock.
+    """The counters of a follower, which are written under its lock.
 
     Attributes:
-        rows, erased: that changed something here; ``unchanged`` rows came again.
-        pages, reopened: pages applied, and cursors opened again after a loss.
-        freshness: slots by the age of their oldest change when it became visible, bucket i up to FRESHNESS_SEC[i], the
-            last one beyond.
-        freshness_sum_sec: of all these ages.
+        rows: the number of rows that were changed in this store.
+        unchanged: the number of rows that were received again and changed nothing.
+        erased: the number of rows that were erased from this store.
+        pages: the number of pages that were applied.
+        reopened: the number of times that a cursor was opened again after a failure.
+        freshness: the number of slots in pages by the age of their oldest change when it became visible. Bucket i has
+            ages up to FRESHNESS_SEC[i]; the last bucket has larger ages.
+        freshness_sum_sec: the sum of these ages, in seconds.
     """
 
     rows: int = 0
@@ -66,12 +69,12 @@ class SyncStats:
 
 @dataclass(frozen=True)
 class ThresholdOptions:
-    """How far a row must have changed to be sent at once. A row that has changed less waits.
+    """The threshold above which a change is sent at once. Rows that have changed less wait.
 
     Args:
-        updates: a row is sent when it was written so often since it was last sent; 0: not counted.
-        move: a row is sent when its weights are further than this (L2) from those last sent; 0: not measured.
-        longest_sec: a row is sent when it has waited so long: no row stays behind for longer.
+        updates: a row is sent when it was written this many times since it was last sent; 0: not counted.
+        move: a row is sent when the L2 distance of its weights from those last sent exceeds this; 0: not measured.
+        longest_sec: a row is sent when it has waited this long, in seconds.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -84,13 +87,13 @@ class ThresholdOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.updates < 2**32 or not 0 <= self.move < float("inf") or not 0.001 <= self.longest_sec <= 3600:
             raise InvalidArgument(
-                f"live sync: after {self.updates} updates, a move of {self.move}, {self.longest_sec} s; allowed: "
+                f"live sync: {self.updates} updates, a move of {self.move}, {self.longest_sec} s; allowed: "
                 "updates in [0, 2**32), move in [0, inf), seconds in [0.001, 3600]"
             )
 
     @property
     def is_on(self) -> bool:
-        """Whether any row waits."""
+        """Whether there is a threshold, so that rows may wait."""
         return self.updates > 0 or self.move > 0
 
 
@@ -99,15 +102,16 @@ NO_THRESHOLD = ThresholdOptions()
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How a version follows.
+    """The options of live sync.
 
     Args:
-        coordinator: ``HOST:PORT`` of the training cluster.
-        name: of this process among all followers of the cluster; begins the cursors' names.
-        interval_sec: between one round over all slots and the next, at least: changes of one row in it are sent once.
-            After a round that took long, the pause is longer, until a second has gone since it began.
-        retry_sec: after a failure.
-        threshold: which rows the training shards keep back for a while.
+        coordinator: ``HOST:PORT`` of the training cluster's coordinator.
+        name: the name of this process, unique among the followers of the cluster; names of cursors begin with it.
+        interval_sec: the shortest pause between two rounds over all slots, in seconds; several changes of a row
+            meanwhile are sent once. After a round with much work the pause is longer, until a second has passed since
+            the round began.
+        retry_sec: the pause after a failure, in seconds.
+        threshold: the threshold below which training shards keep changed rows back for a while.
     """
 
     coordinator: str
@@ -118,20 +122,23 @@ class FollowOptions:
 
 
 class AnotherCluster(FailedPrecondition):
-    """The coordinator is of another cluster than the one that trained the version."""
+    """Raised when the coordinator belongs to another cluster than the one that trained the version."""
 
 
 class Follower:
-    """Keeps a version's store as the training cluster's rows are. Thread-safe; ``close`` ends its threads.
+    """Keeps a version's store up to date with the rows of the training cluster. Thread-safe.
+
+    It has a thread for each training shard; ``close`` ends them.
 
     Args:
-        version: its store follows; no other code may write to it.
-        owned: (slot_count) the slots of this process.
-        options: the shards to follow, and how.
+        version: the version whose store follows; no other code may write to the store.
+        owned: whether this process owns each slot, (slot_count) bool.
+        options: the cluster to follow, and how.
 
     Raises:
-        Unavailable: the coordinator cannot be reached, or not every shard serves.
-        FailedPrecondition: it is another cluster than the one that trained the version, or a table has another schema.
+        Unavailable: the coordinator cannot be reached, or a shard does not serve.
+        FailedPrecondition: the cluster is not the one that trained the version, or a table has another schema.
+        NotFound: the cluster does not have a table of the version.
     """
 
     def __init__(self, version: LoadedVersion, owned: NDArray[np.bool_], options: FollowOptions) -> None:
@@ -145,7 +152,7 @@ class Follower:
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
         self._paused = False
-        self._turns = 0  # that are under way
+        self._turns = 0  # the number of pages that are being read and applied
         shards = _checked_shards(version, options.coordinator)
         self._threads = [
             threading.Thread(target=self._run, args=(shard,), name=f"sparserow-sync-{shard}", daemon=True)
@@ -155,35 +162,35 @@ class Follower:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads; the shards forget the cursors at once when they can be reached."""
+        """Ends the threads; shards that can be reached remove the cursors at once."""
         self._stop.set()
         for thread in self._threads:
             thread.join(_CALL_DEADLINE_SEC + 5)
 
     def stats(self) -> SyncStats:
-        """What was done so far."""
+        """Returns a copy of the counters so far."""
         with self._lock:
             return SyncStats(**{**vars(self._stats), "freshness": list(self._stats.freshness)})
 
     def pause(self) -> None:
-        """Applies nothing from the next page on; what changes meanwhile is kept for it."""
+        """Stops applying pages after the present one; the shards keep further changes for this follower."""
         with self._lock:
             self._paused = True
 
     def resume(self) -> None:
-        """Goes on after :meth:`pause`."""
+        """Applies pages again after :meth:`pause`."""
         with self._lock:
             self._paused = False
 
     @property
     def is_paused(self) -> bool:
-        """Whether it applies nothing now, because it was told so."""
+        """Whether :meth:`pause` was called, and :meth:`resume` was not called since."""
         with self._lock:
             return self._paused
 
     @property
     def is_still(self) -> bool:
-        """Whether it is paused, and the last page is applied."""
+        """Whether the follower is paused and no page is being applied any more."""
         with self._lock:
             return self._paused and not self._turns
 
@@ -198,33 +205,35 @@ class Follower:
 
     @property
     def problem(self) -> str:
-        """Why it does not follow now; empty when it does."""
+        """The reason why the version does not follow now; "" when it does."""
         with self._lock:
             return "; ".join(self._problems.values())
 
     @property
     def is_superseded(self) -> bool:
-        """Whether another cluster is at the coordinator's address now."""
+        """Whether another cluster has replaced the followed one at the coordinator's address."""
         with self._lock:
             return self._is_superseded
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has had everything of every shard once, but for rows that its threshold keeps back."""
+        """Whether the store has had all changes of every shard once, except rows that the threshold keeps back."""
         with self._lock:
             return len(self._caught_up) == len(self._threads)
 
     @property
     def behind_sec(self) -> float:
-        """Since it last had everything of every shard, but for rows that its threshold keeps back; infinity before the
-        first time."""
+        """The seconds since the store last had all changes of every shard; infinity before the first time.
+
+        Rows that the threshold keeps back are not counted.
+        """
         with self._lock:
             if len(self._caught_up) < len(self._threads):
                 return float("inf")
             return time.monotonic() - min(self._caught_up.values())
 
     def _run(self, shard: int) -> None:
-        # The key is this follower's alone: a later one, in this process or another, cannot show it.
+        # Only this follower has the key; a later follower, in this process or another, cannot use the cursor.
         cursor = f"{self._options.name}/{self._version.model}@{self._version.version}/{secrets.token_hex(4)}"
         key = _Key()
         while not self._stop.is_set():
@@ -246,8 +255,11 @@ class Follower:
                 self._stop.wait(self._options.retry_sec)
 
     def _follow(self, shard: int, stream: _ShardStream) -> None:
-        """Rounds over all slots, until it ends. A row that changed often since the last round is sent once, so the
-        more there is to send, the longer the pause until the next one, as long as rows stay fresh."""
+        """Reads rounds over all slots until the follower ends.
+
+        A row that changed several times since the last round is sent once. So the pause grows with the work of a
+        round, as long as rows stay fresh.
+        """
         while not self._stop.is_set():
             begun, busy_before = time.monotonic(), time.thread_time()
             is_last = False
@@ -293,13 +305,13 @@ class Follower:
 
 @dataclass
 class _Key:
-    """What proves that a cursor is this follower's; b"" before it was opened."""
+    """The secret by which a follower proves that a cursor is its own; b"" before the cursor was opened."""
 
     value: bytes = b""
 
 
 class _ShardStream:
-    """An open cursor at one shard. ``key`` takes what the shard gives, for the next stream."""
+    """An open cursor at one shard. The shard's secret is stored in ``key``, for the next stream."""
 
     def __init__(
         self,
@@ -321,7 +333,7 @@ class _ShardStream:
         _check_cluster(version, view.cluster_id)
         control_of = {entry.shard: entry.control for entry in status.shards}
         if shard not in control_of or not control_of[shard].port:
-            raise Unavailable(f"shard {shard} has not registered")
+            raise Unavailable(f"shard {shard} has not registered with the coordinator yet")
         address = f"{control_of[shard].host}:{control_of[shard].port}"
         self._peer = f"shard {shard} at {address}"
         self._channel = open_channel(address, options=_MESSAGE_OPTIONS)
@@ -361,13 +373,17 @@ class _ShardStream:
             try:
                 self._stub.CloseCursor(pb.CloseCursorRequest(cursor=self._cursor, key=self._key.value), timeout=1.0)
             except grpc.RpcError as error:
-                log.info("%s: the cursor ends by itself: %s", self._peer, error.code())
+                log.info("%s: the cursor was not closed and will expire: %s", self._peer, error.code())
         self._channel.close()
 
     def turn(self) -> tuple[dict[str, Any] | None, bool]:
-        """Reads a page and applies it: what came of it, None when there was none within a second; and whether it was
-        the last page of a round: this store has everything then that the shard had when the round began, but for what
-        is held back."""
+        """Reads a page, applies it, and acknowledges the page before.
+
+        Returns:
+            The counts of the applied page; None when there was no page within a second. And whether the page was the
+            last of a round. Then this store has all changes that the shard had when the round began, except rows that
+            the threshold keeps back.
+        """
         slots, positions = self._acked
         data = self._call(
             self._read,
@@ -387,7 +403,7 @@ class _ShardStream:
         if self._key.value and reply.acknowledged != self._acknowledged:
             raise FailedPrecondition(
                 f"{self._peer}: {reply.acknowledged} positions were acknowledged in the name of this follower, "
-                f"{self._acknowledged} of them by itself; it begins anew from what it has"
+                f"{self._acknowledged} of them by itself; it opens its cursor again at the versions that it has"
             )
         self._begin = reply.next_begin
         if not reply.slots:
@@ -405,21 +421,21 @@ class _ShardStream:
 
 
 def _checked_shards(version: LoadedVersion, coordinator: str) -> Sequence[int]:
-    """The training cluster's shards, once it is known to be the right one."""
+    """Checks that the training cluster is the one of the version, and returns the numbers of its shards."""
     with ControlClient(coordinator) as control:
         view = control.cluster()
         _check_cluster(version, view.cluster_id)
         there = {schema.name: schema for schema in control.list_tables(version.namespace)}
     if view.slot_count != version.slot_count:
-        raise FailedPrecondition(f"the cluster has {view.slot_count} slots, the model {version.slot_count}")
+        raise FailedPrecondition(f"the cluster has {view.slot_count} slots, but the model has {version.slot_count}")
     for name, table in version.tables.items():
         schema = there.get(name)
         if schema is None:
-            raise NotFound(f"table {version.namespace}/{name}: is not in the cluster at {coordinator} any more")
+            raise NotFound(f"table {version.namespace}/{name} is not in the cluster at {coordinator} any more")
         if (schema.id, schema.version, schema.dim) != (table.schema.id, table.schema.version, table.schema.dim):
             raise FailedPrecondition(
-                f"table {schema.full_name}: has dim {schema.dim} and schema version {schema.version} in training, "
-                f"{table.schema.dim} and {table.schema.version} in {version.model}@{version.version}; publish it anew"
+                f"table {schema.full_name} has dim {schema.dim} and schema version {schema.version} in training, but "
+                f"{table.schema.dim} and {table.schema.version} in {version.model}@{version.version}; publish it again"
             )
     if not view.shards:
         raise InvalidArgument(f"the cluster at {coordinator} has no shards")

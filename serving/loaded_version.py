@@ -1,4 +1,4 @@
-"""A version of a model in memory: its rows of this process's slots, in the native store, weights alone."""
+"""Loads a version of a model: the weights of the rows in this process's slots, into the native store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ from .client.shard_assignment import ShardAssignment
 from .row_memory import RowMemory
 
 Progress: TypeAlias = Callable[[int], None]
-_TIERED_ROWS = 4096  # at once into a store that must make room for them
+_TIERED_ROWS = 4096  # rows of one assignment to a store with an SSD, which must make room for them
 _ROWS_OF_A_TASK = 32_768
 _MOST_THREADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedTable:
-    """A table as it is served: its schema in training, and the dtype of the rows here."""
+    """A served table.
+
+    Attributes:
+        schema: the table's schema in training.
+        dtype: the dtype of the served rows.
+    """
 
     schema: TableSchema
     dtype: ServedDtype
@@ -38,14 +43,16 @@ class ServedTable:
 
 @dataclasses.dataclass
 class LoadedVersion:
-    """A version in memory. The store is thread-safe.
+    """A loaded version. The store is thread-safe.
 
     Attributes:
-        model, version: 0 is no published version: rows come from the training cluster alone.
-        cluster_id, namespace: where live sync finds its tables.
-        tables: by name.
-        store: rows, with the versions that they have in training.
-        slots: (slot_count) version up to which the store has everything; 0: nothing.
+        model: the name of the model.
+        version: the number of the version; 0: it was not published, and its rows come only from the training cluster.
+        cluster_id: the id of the cluster that trained it, which live sync follows.
+        namespace: the namespace of its tables in that cluster.
+        tables: the tables by name.
+        store: the rows, with their versions in training.
+        slots: for each slot, the version up to which the store has every change, (slot_count) uint64; 0: nothing.
     """
 
     model: str
@@ -58,12 +65,15 @@ class LoadedVersion:
 
     @property
     def slot_count(self) -> int:
-        """Of the cluster that trained it."""
+        """The number of slots of the cluster that trained the version."""
         return int(self.store.slot_count)
 
 
 def with_tables(store: _server.Store, tables: dict[str, ServedTable]) -> _server.Store:
-    """An empty store, then with the tables; absent rows read as in training, rounded to the served dtype."""
+    """Creates the tables in an empty store and returns the store.
+
+    Absent rows read as they do in training, rounded to the served dtype.
+    """
     for table in tables.values():
         store.create_table(_weights_only(table))
     return store
@@ -77,14 +87,14 @@ def load_version(
     memory: RowMemory | None = None,
     progress: Progress | None = None,
 ) -> LoadedVersion:
-    """Reads a version's rows of this process's slots.
+    """Loads the rows of a version that are in this process's slots.
 
     Args:
-        registry: where it lies.
-        manifest: of the version.
-        place: whose slots.
-        memory: for its rows; None: as much as they need.
-        progress: told how many rows were read so far.
+        registry: the registry that holds the version.
+        manifest: the manifest of the version.
+        place: the shard and replica of this process.
+        memory: the storage for the rows; None: memory without a budget.
+        progress: called with the number of rows read so far; None: not called.
 
     Raises:
         DataLoss: a part fails its checksum.
@@ -96,7 +106,9 @@ def load_version(
     owned = place.owned(manifest.slot_count)
     slots = read_tensors(folder, manifest.slots).get("version")
     if slots is None or slots.shape != (manifest.slot_count,):
-        raise DataLoss(f"{folder.url}/{manifest.slots.file}: has no version for each of {manifest.slot_count} slots")
+        raise DataLoss(
+            f"{folder.url}/{manifest.slots.file}: it does not have a version for each of {manifest.slot_count} slots"
+        )
     memory = memory or RowMemory()
     name = f"{manifest.model}@{manifest.version}"
     store = with_tables(memory.make_store(manifest.slot_count, manifest.cluster_id, place, name), tables)
@@ -118,7 +130,7 @@ def load_version(
         for at, (table, part) in enumerate(parts):
             assert coming is not None
             keys, versions, rows = coming.result()
-            coming = read(at + 1)  # the next part comes while this one is written
+            coming = read(at + 1)  # the next part is read while this one is written
             table_id = table.schema.id
             if place.shards > 1:
                 mine = owned[_server.slots_of(table_id, np.ascontiguousarray(keys), manifest.slot_count)]
@@ -143,7 +155,7 @@ def load_version(
 def _assign(
     store: _server.Store, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: Rows, some: slice
 ) -> None:
-    """Rows (n, dim) of one slice; those of a file are not aligned or contiguous always."""
+    """Assigns a slice of the rows, (n, dim); copies them first when the file's are not aligned or contiguous."""
     wanted, kept_versions = np.ascontiguousarray(keys[some]), np.ascontiguousarray(versions[some])
     store.assign_versions(table_id, wanted, kept_versions, np.ascontiguousarray(rows[some]))
 

@@ -1,5 +1,6 @@
-"""Lookups for the gRPC and HTTP fronts: this process's own slots, and through its peers those of other shards. The data
-plane does without this.
+"""Lookups of the gRPC and HTTP fronts: from this process's stores, and from its peers for the slots of other shards.
+
+The data plane does not use this module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
-from ..proto.errors import InvalidArgument, NotFound
+from ..proto.errors import InvalidArgument, NotFound, not_allowed
 from ..proto.published.model_names import handle_of, parse_model, routing_hash
 from ..proto.published.registry import Alias
 from ..proto.row_keys import hash_key
@@ -24,22 +25,26 @@ from .loaded_version import LoadedVersion
 from .peers import FoundRows, Peers
 from .versions import Served, ServedModels
 
-MOST_KEYS = 1_000_000  # of one call
-DEADLINE_SEC = 1.0  # of a call that names none
+MOST_KEYS = 1_000_000  # the most keys of a table in one call
+DEADLINE_SEC = 1.0  # the deadline of a call that has none
 
 
 def checked_keys(keys: object, table: str) -> NDArray[np.uint64]:
-    """Keys as (n) uint64.
+    """Checks keys and returns them as an array, (n) uint64.
+
+    Args:
+        keys: a list of integers, or an array.
+        table: the name of the table, for error texts.
 
     Raises:
-        InvalidArgument: they are no list of integers in [0, 2**64), or too many.
+        InvalidArgument: the keys are not a list of integers in [0, 2**64), or there are too many.
     """
     if not isinstance(keys, np.ndarray):
         if not isinstance(keys, list | tuple) or not all(type(key) is int for key in keys):
             raise InvalidArgument(f"table {table!r}: keys must be a list of integers")
         wrong = next((key for key in keys if not 0 <= key < 2**64), None)
         if wrong is not None:
-            raise InvalidArgument(f"table {table!r}: key {wrong} is not allowed; allowed: [0, 2**64)")
+            raise not_allowed(f"table {table!r}: key", wrong, "[0, 2**64)")
         keys = np.array(keys, dtype=np.uint64)
     if len(keys) > MOST_KEYS:
         raise InvalidArgument(f"table {table!r}: {len(keys)} keys; allowed: at most {MOST_KEYS} in a call")
@@ -47,15 +52,15 @@ def checked_keys(keys: object, table: str) -> NDArray[np.uint64]:
 
 
 def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
-    """A key as a user types it.
+    """Returns the key that a user has typed.
 
     Args:
-        text: an integer, or a string to be hashed.
-        hashed: which of them.
-        modulo: the remainder by it is the key, as in the models of job files; None: the number itself.
+        text: an integer, or a string to hash.
+        hashed: whether ``text`` is a string to hash.
+        modulo: the key is the remainder by this number, as in the models of job files; None: the number itself.
 
     Raises:
-        InvalidArgument: it is no integer in [0, 2**64), and is not to be hashed.
+        InvalidArgument: ``text`` is not an integer in [0, 2**64), and is not to be hashed.
     """
     if not hashed and (not text.isdecimal() or int(text) >= 2**64):
         raise InvalidArgument(f"key {text!r} is no integer in [0, 2**64); strings are hashed with --hash")
@@ -65,13 +70,13 @@ def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class LookupAnswer:
-    """What a lookup gave.
+    """The result of a lookup.
 
     Attributes:
-        version: of the model, that answered.
-        dense_version: the newest dense weights that were published with it; 0: those of its program.
-        tables: in the order that they were asked for.
-        problems: why rows are not answered; empty when all are.
+        version: the version of the model that answered.
+        dense_version: the number of the newest dense weights published for it; 0: those of its program.
+        tables: the results of the tables, in the order of the request.
+        problems: the reasons why rows were not answered; () when all were.
     """
 
     version: int
@@ -81,12 +86,12 @@ class LookupAnswer:
 
 
 class LocalLookup:
-    """Answers from the stores of this process, and from its peers for the keys of other shards. Thread-safe.
+    """Looks up rows in the stores of this process, and through its peers the rows of other shards. Thread-safe.
 
     Args:
-        models: what is served.
-        place: whose slots.
-        peers: of the other shards; None: their keys stay unanswered.
+        models: the versions that this process serves.
+        place: the shard and replica of this process.
+        peers: the processes of the other shards; None: keys of other shards stay unanswered.
     """
 
     def __init__(self, models: ServedModels, place: ShardAssignment, peers: Peers | None = None) -> None:
@@ -103,13 +108,22 @@ class LocalLookup:
         token: str = "",
         deadline_sec: float = DEADLINE_SEC,
     ) -> LookupAnswer:
-        """Rows of ``model`` (``NAME[@ALIAS|@VERSION]``), all of one version. What peers do not answer within the
-        deadline is zeros, with ``answered`` False.
+        """Looks up rows of a model, all of one version.
+
+        Rows that peers do not answer within the deadline are zeros, with ``answered`` False.
+
+        Args:
+            model: ``NAME[@ALIAS|@VERSION]``.
+            tables: the keys by table, (n) uint64.
+            routing_key: names the caller, and so chooses between a version and its canary; "": the version itself.
+            token: the caller's token; "": it has none.
+            deadline_sec: how long peers may take, in seconds.
 
         Raises:
-            FailedPrecondition: ``token`` is none that this process takes, or does not reach the model's namespace.
-            NotFound: the model, alias or table is not served (says what is).
-            InvalidArgument: the model's name is not of that form.
+            FailedPrecondition: this process does not accept ``token``, or the token does not reach the model's
+                namespace.
+            NotFound: the model, alias or table is not served; the text lists what is.
+            InvalidArgument: ``model`` does not have that form.
         """
         deadline = time.monotonic() + deadline_sec
         name, version, served = self._checked(model, tables, routing_key, token)
@@ -124,12 +138,16 @@ class LocalLookup:
         return LookupAnswer(version, served.dense_version, found, problems)
 
     def dims(self, model: str, tables: Iterable[str], routing_key: str = "", *, token: str = "") -> dict[str, int]:
-        """The dimension of each table, as :meth:`lookup` would answer; raises what it would."""
+        """Returns the number of columns of each table; see :meth:`lookup` for the arguments and errors."""
         loaded = self._checked(model, tables, routing_key, token)[2].loaded
         return {table: loaded.tables[table].schema.dim for table in tables}
 
     def _checked(self, model: str, tables: Iterable[str], routing_key: str, token: str) -> tuple[str, int, Served]:
-        """Name, number and state of the version that answers, which has the tables and is the token's to read."""
+        """Chooses the version that answers, and checks that it has the tables and that the token may read them.
+
+        Returns:
+            The model's name, the number of the version, and the version.
+        """
         name, which = parse_model(model)
         grant = process_security().grant_of(token)
         version, served = self._chosen(name, which, routing_hash(routing_key), partial(reaches_namespace, grant))
@@ -137,12 +155,15 @@ class LocalLookup:
         check_namespace(grant, loaded.namespace)
         unknown = next((table for table in tables if table not in loaded.tables), None)
         if unknown is not None:
-            raise NotFound(f"table {unknown!r}: is not in {model}; it has: {', '.join(sorted(loaded.tables))}")
+            raise NotFound(f"table {unknown!r} is not in {model}; its tables: {', '.join(sorted(loaded.tables))}")
         return name, version, served
 
     def _chosen(self, name: str, which: str, routing: int, reaches: Callable[[str], bool]) -> tuple[int, Served]:
-        """The version that answers. While an alias moves the peers have its new version at different moments; one that
-        all of them have is used until then."""
+        """Chooses the version that answers.
+
+        While an alias moves, the processes get its new version at different moments. Until all of them have it, a
+        version that all of them have answers.
+        """
         alias, versions = self._models.find(name, which, reaches)
         common = self._peers.alias(name, which) if self._peers is not None else None
         if common is not None and common.version != alias.version:
@@ -150,7 +171,7 @@ class LocalLookup:
                 versions = {common.version: self._models.find(name, str(common.version))[1][common.version]}
                 alias = Alias(common.version)
         elif common is not None and common.canary != alias.canary:
-            alias = Alias(alias.version)  # until all have the canary
+            alias = Alias(alias.version)  # without the canary, until all processes have it
         version = _routed(alias, routing)
         return version, versions[version]
 

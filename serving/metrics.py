@@ -1,4 +1,4 @@
-"""A serving process's metrics, read when they are asked for."""
+"""The Prometheus metrics of a serving process, which are read at each scrape."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .versions import ServedModels
 
 
 class ServingMetrics(Collector):
-    """Rows, lookups, live sync and freshness.
+    """A Prometheus collector of rows, lookups, live sync and freshness.
 
     Args:
-        models: what is served.
-        server: answers the data plane.
+        models: the versions that this process serves.
+        server: the native server of the data plane.
     """
 
     def __init__(self, models: ServedModels, server: _server.Server) -> None:
@@ -27,7 +27,7 @@ class ServingMetrics(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """The families; called by prometheus_client."""
+        """Yields all metrics with their values at this moment."""
         stats = self._server.stats()
         yield CounterMetricFamily(
             "sparserow_serving_rows", "Rows looked up over the data plane (count).", value=stats["rows_pulled"]

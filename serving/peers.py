@@ -1,4 +1,4 @@
-"""The serving processes of the other shards: any process then answers for every key, as a load balancer needs it."""
+"""Asks the serving processes of other shards, so that every process answers for all keys, as a load balancer needs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from ..proto.published.registry import Alias
 from ..proto.schema import TableSchema
 from .client.replica_pool import Asked, ReplicaPool, ReplicaPoolOptions
 
-_RETRY_SEC = 0.2  # between tries to find the peers
-_REFRESH_SEC = 0.25  # between looks at what they serve
+_RETRY_SEC = 0.2  # the pause between two tries to find the peers
+_REFRESH_SEC = 0.25  # the pause between two requests for what they serve
 
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of one table: rows (n, dim) float32, versions (n), found (n), and answered (n): False where the key belongs
-    to another shard that did not answer.
+    """The result of a lookup in one table.
+
+    Attributes:
+        table: the name of the table.
+        rows: the rows, (n, dim) float32.
+        versions: the versions of the rows in training, (n) uint64.
+        found: whether each row exists, (n) bool.
+        answered: whether each key was answered, (n) bool; False when its shard did not answer.
     """
 
     table: str
@@ -32,25 +38,28 @@ class FoundRows:
 
 
 class Peers:
-    """A thread finds them, since processes of a pool start in any order; until then no lookup waits for them.
-    Thread-safe.
+    """The serving processes of the other shards. Thread-safe.
+
+    A thread looks for them, since processes of a pool start in any order. Until they are found, no lookup waits for
+    them.
 
     Args:
-        addresses: ``HOST:PORT`` of gRPC of the processes of all shards; this process may be among them.
+        addresses: the gRPC addresses, ``HOST:PORT``, of the processes of all shards; that of this process may be among
+            them.
     """
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self._options = ReplicaPoolOptions(addresses, connections=4, hedge_ms=20.0, refresh_sec=_REFRESH_SEC)
         self._lock = threading.Lock()
         self._pool: ReplicaPool | None = None
-        self._problem = "are being looked for"
+        self._problem = "the peers are being looked for"
         self._in_use: dict[tuple[str, str], int] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._find, name="sparserow-peers", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._closed.set()
         self._thread.join(self._options.deadline_sec + 1)
         if self._pool is not None:
@@ -58,12 +67,12 @@ class Peers:
 
     @property
     def problem(self) -> str:
-        """Why they are not known yet; empty from the moment that they are."""
+        """The reason why the peers were not found yet; "" as soon as they are found."""
         with self._lock:
             return "" if self._pool is not None else f"--peers: {self._problem}"
 
     def alias(self, model: str, which: str) -> Alias | None:
-        """What ``model@which`` names as far as every process of the pool has it; None when that is not known."""
+        """Returns the version that ``model@which`` names and that every process of the pool has; None: not known."""
         with self._lock:
             if self._pool is None:
                 return None
@@ -82,16 +91,17 @@ class Peers:
         found: list[FoundRows],
         deadline: float,
     ) -> tuple[str, ...]:
-        """Fills in rows that are not answered, of the version with this handle.
+        """Asks the peers for the rows that this process has not answered, and fills them in.
 
         Args:
-            handle: of ``MODEL@VERSION``.
-            schemas, keys: of each table.
-            found: of each table; completed.
-            deadline: monotonic seconds.
+            handle: the handle of ``MODEL@VERSION``.
+            schemas: the schema of each table.
+            keys: the keys of each table, (n) uint64.
+            found: the result of each table so far, which is completed in place.
+            deadline: the deadline, in monotonic seconds.
 
         Returns:
-            Why some are still missing; empty when none is.
+            The reasons why rows are still missing; () when none is missing.
         """
         try:
             pool = self._found()
@@ -109,7 +119,7 @@ class Peers:
         problems = []
         for shard, answer in enumerate(answers):
             if answer is not None and answer[1] == NotFound.number:
-                problems.append(f"serving shard {shard}: has not loaded this version yet")
+                problems.append(f"serving shard {shard} has not loaded this version yet")
             elif answer is not None and answer[1]:
                 problems.append(f"serving shard {shard}: {error_of(answer[1], answer[2])}")
         return tuple(problems)

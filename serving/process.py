@@ -1,4 +1,4 @@
-"""The composition root of a serving process: registry, stores, data plane, gRPC, HTTP, live sync."""
+"""The composition root of a serving process, which joins registry, stores, data plane, gRPC, HTTP and live sync."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..cpp_ext import _server
 from ..proto.config.units import parse_bytes, parse_seconds
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
-from ..proto.errors import InvalidArgument, NotFound
+from ..proto.errors import InvalidArgument, NotFound, not_allowed
 from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
@@ -41,13 +41,13 @@ _STOP_GRACE_SEC = 2.0
 
 
 class Stop(Protocol):
-    """Ends the process; set by signals."""
+    """The request to end the process, which signals make."""
 
     async def wait(self) -> str: ...
 
 
 class ControlPlane(Protocol):
-    """A gRPC server with health and reflection."""
+    """A gRPC server with the services health and reflection."""
 
     host: str
     port: int
@@ -66,30 +66,37 @@ class HttpDoor(Protocol):
     async def close(self) -> None: ...
 
 
-SYNC_INTERVAL = "100ms"  # of ``--sync-interval``
+SYNC_INTERVAL = "100ms"  # the default of ``--sync-interval``
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a serving process is run.
+    """The options of a serving process.
 
     Args:
-        models: ``NAME[@ALIAS|@VERSION]``, each.
-        place: whose slots.
-        root: of the registry; None: rows come from the cluster at ``follow`` alone.
+        models: the models to serve, each as ``NAME[@ALIAS|@VERSION]``.
+        place: the shard and replica of this process.
+        root: the folder of the registry, by path or URL; None: rows come only from the cluster at ``follow``.
         follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
-        namespace: of the tables, without a root.
-        peers: ``HOST:PORT`` of gRPC of the processes of all shards, which gRPC and HTTP ask for keys of other shards;
-            empty: such keys are not answered.
-        host: that all of it listens on.
-        told_host, told_port: where clients are told that the data plane is; None and 0: where it listens.
-        data_port, http_port: 0 lets the system choose; ``http_port`` None: no HTTP.
-        unix_path: of a Unix socket of the data plane; None: none.
-        memory: for the rows of each version.
-        io_threads: of the data plane.
-        sync_interval_sec: between rounds of live sync, at least; changes of one row within it are sent once.
-        sync_threshold: which changed rows the training shards keep back for a while.
-        poll_sec, grace_sec: as in ModelsOptions.
+        namespace: the namespace of the tables, when there is no root.
+        peers: the gRPC addresses, ``HOST:PORT``, of the processes of all shards. The gRPC and HTTP fronts ask them for
+            keys of other shards; (): such keys are not answered.
+        host: the host on which all servers listen.
+        told_host: the host of the data plane that clients are told; None: the one on which it listens.
+        told_port: the port of the data plane that clients are told; 0: the one on which it listens.
+        data_port: the port of the data plane; 0: the system chooses one.
+        http_port: the port of HTTP; 0: the system chooses one; None: no HTTP.
+        unix_path: the path of a Unix socket of the data plane; None: no socket.
+        memory: the storage for the rows of each version.
+        io_threads: the number of I/O threads of the data plane.
+        sync_interval_sec: the shortest pause between rounds of live sync, in seconds; several changes of a row
+            meanwhile are sent once.
+        sync_threshold: the threshold below which training shards keep changed rows back for a while.
+        poll_sec: the pause between two checks of the aliases, in seconds.
+        grace_sec: how long a version that no alias names still answers, in seconds.
+
+    Raises:
+        InvalidArgument: an option is missing, or has no effect beside the others; the text names the flag.
     """
 
     models: tuple[str, ...]
@@ -137,24 +144,27 @@ class ServeOptions:
         poll: str = "500ms",
         grace: str = "30s",
     ) -> ServeOptions:
-        """The options that flags of ``sparserow serve`` mean, each with its flag's default.
+        """Makes the options from flags of ``sparserow serve``; defaults are those of the flags.
+
+        Arguments that are not listed are the flags of the same names.
 
         Args:
             model: the values of ``--model``.
-            told_host, told_port: as of :class:`ServeOptions`; the other arguments are flags of their names.
+            told_host: the host of the data plane that clients are told; None: the one on which it listens.
+            told_port: the port of the data plane that clients are told; 0: the one on which it listens.
 
         Raises:
-            InvalidArgument: a value is not allowed, or has no effect beside the others (names the flag).
+            InvalidArgument: a value is not allowed, or has no effect beside the others; the text names the flag.
         """
         poll_sec = parse_seconds(poll)
         if not poll_sec > 0:
-            raise InvalidArgument(f"--poll {poll!r} is not allowed; allowed: > 0")
+            raise not_allowed("--poll", poll, "> 0")
         if sync_max_delay is not None and not (sync_after_updates or sync_after_move):
             raise InvalidArgument("--sync-max-delay has no effect without --sync-after-updates or --sync-after-move")
         if (sync_after_updates or sync_after_move) and follow is None:
-            raise InvalidArgument("--sync-after-updates, --sync-after-move: have no effect without --follow")
+            raise InvalidArgument("--sync-after-updates and --sync-after-move have no effect without --follow")
         if sync_interval != SYNC_INTERVAL and follow is None:
-            raise InvalidArgument("--sync-interval: has no effect without --follow")
+            raise InvalidArgument("--sync-interval has no effect without --follow")
         return ServeOptions(
             models=tuple(model),
             place=ShardAssignment.parse(shard, replica),
@@ -178,10 +188,10 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise InvalidArgument("--model: is missing; allowed: NAME[@ALIAS|@VERSION]")
+            raise InvalidArgument("--model: it is missing; allowed: NAME[@ALIAS|@VERSION]")
         if self.root is None and (self.follow is None or self.namespace is None):
             raise InvalidArgument(
-                "--root: is missing; name the folder of published models, or --follow and --namespace"
+                "--root: it is missing; name the folder of published models, or --follow and --namespace"
             )
         if self.root is not None and self.namespace is not None:
             raise InvalidArgument("--namespace has no effect with --root; remove one of them")
@@ -200,19 +210,20 @@ async def serve(
     show_metrics: Callable[[ServingMetrics], contextlib.AbstractContextManager[object]],
     on_ready: Callable[[ServedModels, ControlPlane, Address, int | None], None],
 ) -> None:
-    """Serves until it is asked to stop.
+    """Runs a serving process until it is asked to stop.
 
     Args:
-        options: what and where.
-        stop: when to end.
-        make_control: makes the gRPC server of a service's name; its argument registers the servicer.
+        options: the options of the process.
+        stop: the request to end.
+        make_control: makes the gRPC server, from the name of the service and a function that registers the servicer.
         add_service: registers the servicer with a gRPC server.
-        make_http: makes the HTTP server at a port; its argument sends the reply to each request.
-        show_metrics: shows them for the duration of its block.
-        on_ready: called once, when every slot is complete, and the peers are known where there are any.
+        make_http: makes the HTTP server, from its port and a function that answers each request.
+        show_metrics: exports the metrics for the duration of its block.
+        on_ready: called once, when all wanted models are complete and the peers, if any, were found. Its arguments are
+            the models, the gRPC server, the address of the data plane, and the port of HTTP or None.
 
     Raises:
-        SparserowError: it cannot start: a port is taken, or what it shall serve is not there.
+        SparserowError: the process cannot start: a port is taken, or a model to serve does not exist.
     """
     registry = ModelRegistry(options.root) if options.root is not None else None
     wanted = tuple(parse_model(model) for model in options.models)
@@ -279,7 +290,7 @@ async def _until_stopped(stop: Stop, refreshing: asyncio.Task[None]) -> None:
 async def _keep_fresh(
     models: ServedModels, control: ControlPlane, poll_sec: float, on_first_ready: Callable[[], None]
 ) -> None:
-    """Looks at the aliases again and again; health says whether every slot is complete and the peers are known."""
+    """Refreshes the models periodically, and sets the health to whether they are complete and the peers were found."""
     said = False
     while True:
         await asyncio.to_thread(models.refresh)
@@ -294,8 +305,8 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...], 
     place = options.place
     follow = None
     if options.follow is not None:
-        # A cursor is one follower's: replicas that are started alike, as a Deployment's pods, have one each. That of a
-        # process that ended ends by itself.
+        # Each follower needs a cursor of its own, also replicas that are started alike, such as a Deployment's pods.
+        # So the name has the host and the port. The cursor of a process that has ended expires.
         at = f"{socket.gethostname()}:{data_port}"
         name = f"serving/{place.shard}/{place.shards}.{place.replica}/{at}"
         follow = FollowOptions(
@@ -312,11 +323,11 @@ def _models_options(options: ServeOptions, wanted: tuple[tuple[str, str], ...], 
 
 
 def _slot_count(registry: ModelRegistry | None, wanted: tuple[tuple[str, str], ...], options: ServeOptions) -> int:
-    """That all models share, since one data plane answers for them.
+    """Returns the number of slots, which all models must share, since one data plane answers for them.
 
     Raises:
-        InvalidArgument: they have different ones.
-        NotFound, Unavailable: a model, or the cluster, is not there.
+        InvalidArgument: the models have different numbers of slots.
+        NotFound, Unavailable: a model does not exist, or the cluster cannot be reached.
     """
     if registry is None:
         assert options.follow is not None
@@ -327,19 +338,19 @@ def _slot_count(registry: ModelRegistry | None, wanted: tuple[tuple[str, str], .
         for model, which in wanted
     }
     if len(set(counts.values())) != 1:
-        raise InvalidArgument(f"--model: models of different slot counts need a process each: {counts}")
+        raise InvalidArgument(f"--model: models of different slot counts need a process each; slot counts: {counts}")
     return next(iter(counts.values()))
 
 
 def _live(model: str, options: ServeOptions) -> LoadedVersion:
-    """A version without files: the tables of a namespace as they are in the cluster, no row yet."""
+    """Makes a version without files: it has the tables of a namespace of the cluster, and no rows yet."""
     assert options.follow is not None
     assert options.namespace is not None
     with ControlClient(options.follow) as control:
         view = control.cluster()
         schemas = control.list_tables(options.namespace)
     if not schemas:
-        raise NotFound(f"namespace {options.namespace!r}: has no tables in the cluster at {options.follow}")
+        raise NotFound(f"namespace {options.namespace!r} has no tables in the cluster at {options.follow}")
     tables = {schema.name: ServedTable(schema, schema.dtype) for schema in schemas}
     store = options.memory.make_store(view.slot_count, view.cluster_id, options.place, f"{model}@0")
     return LoadedVersion(

@@ -1,4 +1,4 @@
-"""Where a serving process keeps rows: in memory, and what has no room there on an SSD."""
+"""The storage for rows of a serving process: memory, and an SSD for the rows that have no room there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.@-]")
 
 @dataclass(frozen=True)
 class RowMemory:
-    """Room for rows, of each version.
+    """The storage that each version may use.
 
     Args:
-        budget_bytes: of rows and indexes in memory; 0: no budget.
-        ssd_path: folder for the rows beyond it; None: none may be.
+        budget_bytes: the memory budget for rows and indexes, in bytes; 0: no budget.
+        ssd_path: the folder for the rows that exceed the budget; None: rows must not exceed it.
 
     Raises:
-        InvalidArgument: a folder without a budget of at least 16 MiB, or that is none.
+        InvalidArgument: ``ssd_path`` is given without a budget of at least 16 MiB, or it is not a folder.
+        FailedPrecondition: ``ssd_path`` is given, but this build has no SSD tier.
     """
 
     budget_bytes: int = 0
@@ -36,14 +37,21 @@ class RowMemory:
         if self.ssd_path is None:
             return
         if self.budget_bytes < LEAST_TIERED_BYTES:
-            raise InvalidArgument("--ssd-path: needs --memory-budget of at least 16MiB: what stays in memory")
+            raise InvalidArgument("--ssd-path: it needs --memory-budget of at least 16MiB for the rows in memory")
         if not Path(self.ssd_path).is_dir():
             raise InvalidArgument(f"--ssd-path: {self.ssd_path} is no folder; make it on the disk for the rows")
         if not _server.has_ssd_tier():
             raise FailedPrecondition("--ssd-path: this build has no SSD tier; build it with RocksDB")
 
     def make_store(self, slot_count: int, cluster_id: int, place: ShardAssignment, name: str) -> _server.Store:
-        """An empty store for what ``name`` says; its folder is its own, and is emptied."""
+        """Makes an empty store; with an SSD it has a folder of its own, which is emptied.
+
+        Args:
+            slot_count: the number of slots of the cluster that trained the rows.
+            cluster_id: the id of that cluster.
+            place: the shard and replica of this process.
+            name: the name of the version, for the folder.
+        """
         if self.ssd_path is None:
             return _server.Store(memory_budget_bytes=self.budget_bytes, slot_count=slot_count)
         folder = self._folder(place) / f"{_UNSAFE.sub('_', name)}-{cluster_id:016x}"
@@ -57,8 +65,10 @@ class RowMemory:
         )
 
     def remove_unused(self, place: ShardAssignment) -> None:
-        """Removes the folders of this place whose stores are gone: of versions that were given up, and of a process
-        that was killed."""
+        """Removes folders of this shard and replica that no store uses any more.
+
+        They belong to versions that were unloaded, or to a process that was killed.
+        """
         if self.ssd_path is None or not self._folder(place).is_dir():
             return
         for folder in self._folder(place).iterdir():
@@ -71,7 +81,7 @@ class RowMemory:
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Whether a store of some process holds its lock (cpp_ext/store/ssd/ssd_folder.h)."""
+    """Returns whether a store of some process holds the lock of the folder (cpp_ext/store/ssd/ssd_folder.h)."""
     try:
         lock = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

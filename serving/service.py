@@ -1,4 +1,4 @@
-"""The Serving service over gRPC."""
+"""The gRPC service Serving: lookups, and the description of what a process serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ _LOOKUP_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 @dataclass(frozen=True)
 class Address:
-    """Where the data plane listens; ``unix_path`` is empty when there is no Unix socket."""
+    """The address of the data plane.
+
+    Attributes:
+        host: the host that clients are told.
+        port: the port that clients are told.
+        unix_path: the path of the Unix socket; "": there is none.
+    """
 
     host: str
     port: int
@@ -35,13 +41,13 @@ class Address:
 
 
 class ServingService:
-    """Answers clients. Belongs to one event loop; what reads rows runs in a thread.
+    """Answers clients over gRPC. It belongs to one event loop; rows are read in threads.
 
     Args:
-        models: what is served.
-        lookup: answers from it.
-        place: which slots.
-        address: of the data plane.
+        models: the versions that this process serves.
+        lookup: reads rows of them.
+        place: the shard and replica of this process.
+        address: the address of the data plane.
     """
 
     def __init__(self, models: ServedModels, lookup: LocalLookup, place: ShardAssignment, address: Address) -> None:
@@ -50,15 +56,15 @@ class ServingService:
         self._place = place
         self._address = address
         self._replies = UnaryReplies()
-        # Not the loop's own: aliases and certificates are looked at there, however many lookups wait for a peer.
+        # Separate from the loop's threads, which check aliases and certificates while lookups here wait for peers.
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "sparserow-lookup")
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
-        """Rows of keys."""
+        """Answers with the rows of keys."""
         tables = {}
         for entry in request.tables:
             if entry.table in tables:
-                raise InvalidArgument(f"table {entry.table!r}: is named twice; put its keys together")
+                raise InvalidArgument(f"table {entry.table!r} is named twice; put its keys together")
             tables[entry.table] = checked_keys(_keys(entry), entry.table)
         token = bearer_token(context.invocation_metadata())
         loop = asyncio.get_running_loop()
@@ -83,7 +89,7 @@ class ServingService:
         )
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        """What this process serves, and where."""
+        """Answers with the versions and aliases that this process serves, and with its address."""
         book = self._models.book()
         grant = process_security().grant_of(bearer_token(context.invocation_metadata()))
         versions = [
@@ -119,7 +125,14 @@ class ServingService:
 
 
 def _deadline_sec(asked_ms: int, left_sec: float | None) -> float:
-    """Of a lookup's peers; of what the call has left a tenth is for the way back."""
+    """Returns the deadline of a lookup's requests to peers, in seconds.
+
+    It is at most nine tenths of the time that the call has left, so that the reply can still arrive.
+
+    Args:
+        asked_ms: the deadline in the request, in milliseconds; 0: the request has none.
+        left_sec: the time that the call has left, in seconds; None: no limit.
+    """
     wanted = asked_ms / 1000 if asked_ms else DEADLINE_SEC
     return wanted if left_sec is None else max(0.001, min(wanted, 0.9 * left_sec))
 

@@ -1,4 +1,4 @@
-"""The versions that a serving process answers from: loaded, followed, swapped and given up as aliases move."""
+"""The versions that a serving process answers from: loads, follows, swaps and unloads them as aliases move."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from .row_memory import RowMemory
 
 log = logging.getLogger(__name__)
 
-_CATCH_UP_SEC = 10.0
+_CATCH_UP_SEC = 10.0  # how long an alias waits for its new version to catch up with training
 
 
 @dataclass
 class Served:
-    """A loaded version and what keeps it fresh.
+    """A loaded version with its live sync.
 
     Attributes:
-        follower: None: it does not follow.
-        problem: why it does not, although it should.
-        unused_since: monotonic seconds; None while an alias names it.
-        dense_version: of the newest dense weights that were published with it; 0: there are none.
+        loaded: the version.
+        follower: its live sync; None: it does not follow training.
+        problem: the reason why it does not follow although it should; "": there is none.
+        unused_since: the time since which no alias names it, in monotonic seconds; None while an alias names it.
+        dense_version: the number of the newest dense weights published for it; 0: there are none.
     """
 
     loaded: LoadedVersion
@@ -42,7 +43,7 @@ class Served:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every slot of this process is complete."""
+        """Whether the version has all rows of this process's slots."""
         if self.loaded.version > 0:
             return True
         return self.follower is not None and self.follower.is_complete
@@ -50,15 +51,15 @@ class Served:
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """What is served, and how.
+    """The models that a process serves, and the options of serving them.
 
     Args:
-        wanted: (model, alias or version) pairs.
-        place: whose slots.
-        follow: live sync; None: versions stay as they were published.
-        memory: for the rows of each version.
-        poll_sec: between looks at the aliases.
-        grace_sec: how long a version that no alias names is still answered from.
+        wanted: pairs of a model and an alias or version.
+        place: the shard and replica of this process.
+        follow: the options of live sync; None: versions stay as they were published.
+        memory: the storage for the rows of each version.
+        poll_sec: the pause between two checks of the aliases, in seconds.
+        grace_sec: how long a version that no alias names still answers, in seconds.
     """
 
     wanted: tuple[tuple[str, str], ...]
@@ -74,9 +75,9 @@ class _Move:
     """An alias that is about to name another version.
 
     Attributes:
-        alias: as it shall be.
-        former: the version that it names; stands still.
-        until: monotonic seconds, after which it moves in any case.
+        alias: the alias with its new version.
+        former: the version that it still names; its live sync is paused.
+        until: the time after which the alias moves in any case, in monotonic seconds.
     """
 
     alias: Alias
@@ -91,20 +92,23 @@ class _Book:
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def namespace_of(self, model: str, alias: Alias) -> str:
-        """The namespace whose rows an alias serves; "" while it is not known."""
+        """Returns the namespace whose rows an alias serves; "" while it is not known."""
         served = self.versions.get((model, alias.version))
         return "" if served is None else served.loaded.namespace
 
 
 class ServedModels:
-    """Loads what the aliases name and tells the native server. ``refresh`` belongs to one thread; reads to any.
+    """Loads the versions that the aliases name and gives them to the native server.
+
+    Only one thread calls ``refresh``; any thread may call the other methods.
 
     Args:
-        registry: where versions lie; None: rows come from the training cluster alone (``live``).
-        server: answers lookups.
-        options: what and how.
-        live: makes the version that has no files, when there is no registry.
-        peers_problem: why the other shards' processes are not known; empty: they are, or there is none.
+        registry: the registry of versions; None: rows come only from the training cluster, by ``live``.
+        server: the native server, which answers lookups.
+        options: the models to serve, and how.
+        live: makes a version without files; it is needed when there is no registry.
+        peers_problem: returns the reason why the other shards' processes were not found; "": they were found, or there
+            are none.
     """
 
     def __init__(
@@ -121,21 +125,21 @@ class ServedModels:
         self._live = live
         self._peers_problem = peers_problem
         self._lock = threading.Lock()
-        self._moves: dict[tuple[str, str], _Move] = {}  # aliases whose new version has to catch up
+        self._moves: dict[tuple[str, str], _Move] = {}  # aliases whose new version must catch up first
         self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
-        self._unused_problem = ""  # why versions that are used no more are still there
+        self._unused_problem = ""  # the reason why unused versions could not be removed
         self._book = _Book()  # replaced whole, so that readers need no lock for long
 
     def refresh(self) -> None:
-        """Looks at the aliases: loads what they name, then points them there, then gives up what none names.
+        """Reads the aliases, loads the versions that they name, moves them, and unloads versions that no alias names.
 
-        A version that cannot be loaded leaves its alias where it was; ``problem_of`` says why.
+        When a version cannot be loaded, its alias stays where it was; :meth:`problems` has the reason.
         """
         for model, which in self._options.wanted:
             try:
                 self._refresh(model, which)
                 self._forget_problem(model, which)
-            except Exception as error:  # whatever it is, other models and what is served go on
+            except Exception as error:  # whatever it is, other models and loaded versions go on
                 self._say_problem(model, which, error)
         try:
             self._give_up_unused()
@@ -147,21 +151,25 @@ class ServedModels:
             self._unused_problem = _text_of(error)
 
     def book(self) -> _Book:
-        """What is served now; not to be changed."""
+        """Returns the versions and aliases that are served now; the caller must not change it."""
         with self._lock:
             return self._book
 
     def find(
         self, model: str, which: str, reaches: Callable[[str], bool] = lambda _: True
     ) -> tuple[Alias, dict[int, Served]]:
-        """What ``MODEL@which`` names here, and the loaded versions that it needs.
+        """Finds the versions that ``MODEL@which`` names.
 
         Args:
-            model, which: as they were asked for.
-            reaches: whether the caller may know of a namespace.
+            model: the name of the model.
+            which: an alias, or the number of a version.
+            reaches: returns whether the caller may know of a namespace.
+
+        Returns:
+            The alias, and its loaded versions by number.
 
         Raises:
-            NotFound: this process does not serve it (says what it does, of the namespaces that the caller reaches).
+            NotFound: this process does not serve it; the text lists the models of namespaces that the caller reaches.
         """
         book = self.book()
         if which.isdecimal() and (model, int(which)) in book.versions:
@@ -172,12 +180,12 @@ class ServedModels:
             # The namespace of a model that could not be loaded is not known.
             problem = book.problems.get((model, which)) if reaches("") else None
             served = ", ".join(f"{name}@{named}" for name, named in known) or "nothing yet"
-            raise NotFound(f"model {model}@{which}: " + (problem or f"is not served here; served: {served}"))
+            raise NotFound(f"model {model}@{which}: " + (problem or f"it is not served here; served: {served}"))
         return alias, {version: book.versions[model, version] for version in alias.versions}
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that was asked for is served, and complete; with peers, also the keys of other shards."""
+        """Whether all wanted models are served and complete; with peers, whether these were found as well."""
         book = self.book()
         return not self._peers_problem() and all(
             (model, which) in book.aliases
@@ -186,9 +194,10 @@ class ServedModels:
         )
 
     def problems(self) -> dict[str, str]:
-        """Why something is not served, by ``MODEL@ALIAS``.
+        """Returns the reasons why models are not served, by ``MODEL@ALIAS``.
 
-        ``peers`` is there while they are not known, ``unused versions`` while they cannot be removed.
+        Two more keys are possible: "peers" while they were not found, and "unused versions" while these cannot be
+        removed.
         """
         said = {f"{model}@{which}": problem for (model, which), problem in self.book().problems.items()}
         others = {"peers": self._peers_problem(), "unused versions": self._unused_problem}
@@ -233,9 +242,11 @@ class ServedModels:
         log.info("%s@%s is version %d now", model, which, alias.version)
 
     def _may_move(self, model: str, which: str, alias: Alias) -> bool:
-        """Whether an alias may name its new version now. Where both versions follow training, the former one stands
-        still from now on, and the alias waits until the new one has all that was seen of it, so that no row goes back;
-        for 10 seconds at most, as training may be away.
+        """Returns whether an alias may name its new version now.
+
+        When both versions follow training, the live sync of the former one is paused. The alias waits until the new
+        version has every change that the former one has, so that no row goes back to an older state. It waits at most
+        10 seconds, as training may be away.
         """
         key, versions = (model, which), self.book().versions
         before = self.book().aliases.get(key)
@@ -260,8 +271,10 @@ class ServedModels:
         return True
 
     def _end_move(self, model: str, which: str) -> None:
-        """A version that no alias names any more stays as it is: clients that have not seen the move yet go on to the
-        new one, and find nothing older there.
+        """Ends the move of an alias, and resumes live sync of the former version if an alias still names it.
+
+        Otherwise that version stays paused. Clients that have not seen the move yet then find nothing older when they
+        go on to the new version.
         """
         move = self._moves.pop((model, which), None)
         if move is None:
@@ -291,8 +304,13 @@ class ServedModels:
         log.info("%s@%d: %d rows in %.1f s", model, version, rows, time.monotonic() - begun)
 
     def _follow_new_cluster(self, model: str) -> bool:
-        """A version without files goes over to the cluster that came in place of the one that it followed: what it has
-        is answered from until the rows of the new one are complete. Whether they are now."""
+        """Moves a version without files to a new cluster that has replaced the one that it followed.
+
+        The rows of the former cluster answer until those of the new one are complete.
+
+        Returns:
+            Whether the version has moved to the new cluster in this call.
+        """
         successor = self._successors.get(model)
         if successor is None:
             served = self.book().versions[model, 0]
@@ -314,7 +332,7 @@ class ServedModels:
         return True
 
     def _keep_following(self, served: Served) -> None:
-        """Starts live sync where it should be and is not; a cluster that cannot be reached is tried again."""
+        """Starts live sync of a version if it should follow and does not; a failure is recorded and tried again."""
         follow = self._options.follow
         if follow is None or served.follower is not None:
             return
@@ -341,7 +359,7 @@ class ServedModels:
                 self._forget_version(*key)
                 if served.follower is not None:
                     served.follower.close()
-                log.info("%s@%d is given up: no alias names it", *key)
+                log.info("%s@%d is unloaded: no alias names it", *key)
 
     def _say_problem(self, model: str, which: str, error: Exception) -> None:
         text = _text_of(error)
@@ -367,5 +385,5 @@ def _text_of(error: Exception) -> str:
 
 
 def _unforeseen(error: Exception) -> Exception | None:
-    """The error where its traceback is of use: it is none of ours."""
+    """Returns the error if its traceback should be logged, because it is not one of the taxonomy; else None."""
     return None if isinstance(error, SparserowError) else error

@@ -1,7 +1,7 @@
-"""The row cache in Triton: the rules of ``cpp_ext/session/row_cache.h``, on the device of the model.
+"""Triton kernels of the row cache: the rules of ``cpp_ext/session/row_cache.h``, on the device of the model.
 
-A set of ``WAYS`` places is changed by one program at a time, and its keys in order, so that a trace gives the same
-cache on every device. Versions are uint64 bit patterns in int64. Needs torch and triton alone.
+One program at a time changes a set of ``WAYS`` places, and takes its keys in order. So the same calls give the same
+cache on every device. Versions are uint64 bit patterns in int64. Needs only torch and triton.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MISS, STALE, HIT = 0, 1, 2
 WAYS = 8
 MOST_USES = 255
 HALVE_EVERY = 64
-TABLE_SALT = 0x9E3779B97F4A7C15  # times the table's id: where its keys begin
+TABLE_SALT = 0x9E3779B97F4A7C15  # times the table's id: the offset of the table's keys before they are hashed
 _ODD = tl.constexpr(0xD6E8FEB86659FD93)
 
 _MISS, _STALE, _HIT = tl.constexpr(MISS), tl.constexpr(STALE), tl.constexpr(HIT)
@@ -32,7 +32,7 @@ def _set_of(key, salt, sets):
 
 @triton.jit(do_not_specialize=["n"])
 def set_kernel(keys_in, salt_in, n, sets, set_out, BLOCK: tl.constexpr):
-    """set_out (n) of keys_in (n)."""
+    """Writes the set of each key of keys_in (n) to set_out (n)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys_in + at, mask=at < n, other=0)
     tl.store(set_out + at, _set_of(key, tl.load(salt_in), sets), mask=at < n)
@@ -40,7 +40,7 @@ def set_kernel(keys_in, salt_in, n, sets, set_out, BLOCK: tl.constexpr):
 
 @triton.jit
 def _place_of(key, here, keys, tables, table_id, sets, salt):
-    """(places of the keys, whether they are there); 0 of those that are not."""
+    """Returns the place of each key and whether the key is there; the place of an absent key is 0."""
     way = tl.arange(0, _WAYS)
     place = _set_of(key, salt, sets)[:, None] * _WAYS + way[None, :]
     is_it = (tl.load(keys + place) == key[:, None]) & (tl.load(tables + place) == table_id) & here[:, None]
@@ -70,7 +70,7 @@ def probe_kernel(
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Found, version and row of keys_in (n), unique; counts their use."""
+    """Writes the state, version and row of each key of keys_in (n), unique, and counts the use of the rows."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = at < n
     key = tl.load(keys_in + at, mask=here, other=0)
@@ -91,7 +91,7 @@ def probe_kernel(
 
 @triton.jit(do_not_specialize=["n", "table_id"])
 def drop_kernel(keys_in, salt_in, n, table_id, sets, keys, tables, BLOCK: tl.constexpr):
-    """keys_in (n) are gone."""
+    """Removes the rows of keys_in (n)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = at < n
     key = tl.load(keys_in + at, mask=here, other=0)
@@ -121,7 +121,7 @@ def put_kernel(
     dim,
     BLOCK_D: tl.constexpr,
 ):
-    """One program a set: its keys are order[begins[p]:begins[p + 1]], put in one after another."""
+    """Inserts rows; one program handles one set, and inserts keys order[begins[p]:begins[p + 1]] one after another."""
     begin, end = tl.load(begins + tl.program_id(0)), tl.load(begins + tl.program_id(0) + 1)
     set_ = tl.load(set_in + tl.load(order + begin))
     way = tl.arange(0, _WAYS)
@@ -136,7 +136,8 @@ def put_kernel(
         key = tl.load(keys_in + at)
         is_it = (set_keys == key) & (set_tables == table_id)
         is_new = tl.sum(is_it.to(tl.int32), axis=0) == 0
-        # An empty place first, then by uses, last use and way; of a key that is there already, its own.
+        # A key that is there already keeps its place. Otherwise an empty place is taken, or the place with the
+        # fewest uses, the earliest last use and the lowest way, in this order.
         worth = (set_tables != 0).to(tl.int64) * (_MOST_USES + 1) + set_uses.to(tl.int64)
         worth = ((worth << 32) + set_used.to(tl.int64)) * _WAYS + way
         worth = tl.where(is_it, -_WAYS + way, worth)
@@ -169,7 +170,10 @@ def put_kernel(
 
 @triton.jit
 def sum_kernel(order, begins, grads, sums, dim, BLOCK_D: tl.constexpr):
-    """sums[p] = the rows order[begins[p]:begins[p + 1]] of grads, added in that order; a program a (key, columns)."""
+    """Writes to sums[p] the sum of the rows order[begins[p]:begins[p + 1]] of grads, added in that order.
+
+    One program handles one key and one range of columns.
+    """
     begin, end = tl.load(begins + tl.program_id(0)), tl.load(begins + tl.program_id(0) + 1)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.load(grads + tl.load(order + begin) * dim + column, mask=column < dim)

@@ -15,17 +15,17 @@ _MOST_COLUMNS = 128
 
 
 class DeviceRows:
-    """Rows of tables of one width, by (table id, key). The rules are those of ``cpp_ext/session/row_cache.h``.
+    """A cache of rows of one width, by (table id, key). The rules are those of ``cpp_ext/session/row_cache.h``.
 
-    Calls are queued on the device's current stream; ``put`` waits for the number of sets it touches.
+    Calls are queued on the device's current stream; ``put`` waits for the device to count the sets that it touches.
 
     Args:
-        capacity_bytes: of rows with their bookkeeping; at least one set of 8 rows.
-        dim: columns of float32.
+        capacity_bytes: the capacity in bytes, bookkeeping included; at least one set of 8 rows.
+        dim: the number of float32 columns.
         device: a CUDA device; under Triton's interpreter the CPU.
 
     Raises:
-        ValueError: ``capacity_bytes`` is too small, or more than the device has (names both).
+        ValueError: ``capacity_bytes`` is too small for a set, or more than the device's memory; the text has both.
     """
 
     def __init__(self, capacity_bytes: int, dim: int, device: torch.device | str) -> None:
@@ -50,20 +50,20 @@ class DeviceRows:
 
     @staticmethod
     def bytes_per_row(dim: int) -> int:
-        """Of a row with its bookkeeping."""
+        """Returns the bytes that a row of ``dim`` columns takes, bookkeeping included."""
         return 3 * 8 + 3 * 4 + 4 + 4 * dim
 
     def probe(self, table_id: int, keys: Tensor, oldest: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What is here of ``keys`` (n) int64, unique.
+        """Looks keys up in the cache.
 
         Args:
-            table_id: not 0.
-            keys: on the device.
-            oldest: rows validated at an earlier step are stale.
+            table_id: the id of the table; not 0.
+            keys: the keys, (n) int64, unique, on the device.
+            oldest: rows that were validated at an earlier step than this one are stale.
 
         Returns:
-            (n) int32, 0 missing, 1 stale, 2 a hit; (n) int64 versions, -1 of the missing; (n, dim) float32 rows,
-            unspecified of the missing.
+            Three tensors: states, (n) int32, with 0 for missing, 1 for stale and 2 for a hit; versions, (n) int64,
+            with -1 for missing keys; and rows, (n, dim) float32, unspecified for missing keys.
         """
         n = len(keys)
         found = torch.empty(n, dtype=torch.int32, device=self.device)
@@ -96,7 +96,15 @@ class DeviceRows:
         return found, versions, rows
 
     def put(self, table_id: int, keys: Tensor, versions: Tensor, rows: Tensor, validated: int) -> None:
-        """Puts rows (n, dim) of unique ``keys`` (n) in, or in place of what is there, in order."""
+        """Inserts rows, or replaces the rows that the cache has for the same keys, in the order given.
+
+        Args:
+            table_id: the id of the table; not 0.
+            keys: the keys, (n) int64, unique, on the device.
+            versions: the versions of the rows, (n) int64.
+            rows: the rows, (n, dim) float32.
+            validated: the step at which the shards last confirmed the rows.
+        """
         self._call += 1
         if len(keys) == 0:
             return
@@ -128,7 +136,7 @@ class DeviceRows:
         )
 
     def drop(self, table_id: int, keys: Tensor) -> None:
-        """Rows of ``keys`` (n) are gone."""
+        """Removes the rows of ``keys``, (n) int64."""
         if len(keys):
             kernels.drop_kernel[(triton.cdiv(len(keys), _BLOCK),)](
                 keys,
@@ -145,7 +153,7 @@ class DeviceRows:
         return torch.zeros(n, dtype=dtype, device=self.device)
 
     def _number(self, value: int) -> Tensor:
-        """In memory, since Triton gives an argument the type that fits its value."""
+        """Returns the value in a tensor, since Triton would give an argument a type that depends on its value."""
         return torch.full((1,), value, dtype=torch.int64, device=self.device)
 
     def _salt(self, table_id: int) -> Tensor:
@@ -154,14 +162,14 @@ class DeviceRows:
 
 
 def sum_by_key(grads: Tensor, inverse: Tensor) -> Tensor:
-    """Sums of gradients by key, added in the order of the ids.
+    """Sums gradients by key, in the order of the ids.
 
     Args:
-        grads: (n, dim) float32.
-        inverse: (n) int64, which key each id is; every key from 0 to the largest has one.
+        grads: the gradients, (n, dim) float32.
+        inverse: the number of the key of each id, (n) int64; every number from 0 to the largest occurs.
 
     Returns:
-        (keys, dim) float32.
+        The sums, (keys, dim) float32.
     """
     dim = grads.shape[1]
     order, begins = _groups(inverse)
@@ -174,14 +182,22 @@ def sum_by_key(grads: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _groups(members: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions by the group that ``members`` (n) names, and where each group that is there begins, with the end."""
+    """Sorts positions by group.
+
+    Args:
+        members: the group of each position, (n) int64.
+
+    Returns:
+        The positions in the order of their groups, (n), and where each group begins, followed by the end,
+        (groups + 1).
+    """
     ordered, order = torch.sort(members, stable=True)
     sizes = torch.unique_consecutive(ordered, return_counts=True)[1]
     return order, torch.nn.functional.pad(torch.cumsum(sizes, 0), (1, 0))
 
 
 def _bits(table_id: int) -> int:
-    """An unsigned table id as int32."""
+    """Returns an unsigned table id as the int32 with the same bits."""
     return table_id - 2**32 if table_id >= 2**31 else table_id
 
 
@@ -190,7 +206,7 @@ def _columns(dim: int) -> int:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that the device has."""
+    """Returns the size of the device's memory, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""The storage of a session's row cache on the model's device: what ``cpp_ext/session/row_storage.h`` asks for."""
+"""Stores a session's row cache on the model's device; it implements ``cpp_ext/session/row_storage.h``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ Keys = NDArray[np.uint64]
 
 
 class DeviceStorage:
-    """``DeviceRows`` behind arrays in the host's memory: keys go to the device, rows come back, each in one copy.
+    """Gives access to ``DeviceRows`` with arrays in host memory; keys and rows are each transferred in one copy.
 
-    Arrays are views of the native session's memory and are not kept.
+    Arrays are views of the native session's memory, and are not kept after a call.
 
     Args:
-        capacity_bytes, dim, device: as of ``DeviceRows``, which raises ValueError for them.
+        capacity_bytes: the capacity in bytes, bookkeeping included.
+        dim: the number of float32 columns.
+        device: the device that holds the rows.
+
+    Raises:
+        ValueError: ``DeviceRows`` refuses ``capacity_bytes``.
     """
 
     def __init__(self, capacity_bytes: int, dim: int, device: torch.device) -> None:
@@ -37,7 +42,10 @@ class DeviceStorage:
         versions: NDArray[np.uint64],
         rows: NDArray[np.float32],
     ) -> None:
-        """Fills found (n), versions (n) and rows (n, dim); those of missing keys are unspecified."""
+        """Looks ``keys``, (n), up and fills ``found`` (n), ``versions`` (n) and ``rows`` (n, dim).
+
+        The rows of missing keys are unspecified; see ``DeviceRows.probe`` for the values.
+        """
         states, known, values = self._rows.probe(table_id, self._there(keys), oldest)
         torch.from_numpy(found).copy_(states)
         torch.from_numpy(versions.view(np.int64)).copy_(known)
@@ -46,12 +54,12 @@ class DeviceStorage:
     def put(
         self, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: NDArray[np.float32], validated: int
     ) -> None:
-        """Puts rows (n, dim) in."""
+        """Inserts rows, or replaces the rows of the same keys; see ``DeviceRows.put`` for the arguments."""
         values = torch.from_numpy(rows).to(self._device, copy=True)
         self._rows.put(table_id, self._there(keys), self._there(versions), values, validated)
 
     def drop(self, table_id: int, keys: Keys) -> None:
-        """These rows are gone."""
+        """Removes the rows of ``keys``, (n)."""
         self._rows.drop(table_id, self._there(keys))
 
     def _there(self, numbers: Keys) -> Tensor:
@@ -59,7 +67,7 @@ class DeviceStorage:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels run there: on CUDA, and under Triton's interpreter anywhere."""
+    """Returns whether the kernels run on a device: on CUDA always, elsewhere only under Triton's interpreter."""
     import triton.runtime.interpreter as interpreter
 
     kernel: Any = kernels.probe_kernel

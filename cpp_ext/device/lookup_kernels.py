@@ -1,6 +1,6 @@
 """Triton kernels of lookups on a device: rows by position, pooled rows of bags, and sums of gradients by position.
 
-Sums run in the order of the ids, as in ``cpp_ext/ops``, so that a kernel under Triton's interpreter gives the same bits.
+Sums run in the order of the ids, as in ``cpp_ext/ops``: a kernel under Triton's interpreter gives the same bits.
 A position is int32 and names a row of a packed table. Needs torch and triton alone.
 """
 
@@ -26,7 +26,7 @@ def pool_sum_kernel(
     rows, positions, begins, weights, out, padding, n, dim, MEAN: tl.constexpr, WEIGHTED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program a bag and BLOCK_D columns: the sum, or the mean, of the bag's rows; those at ``padding`` are left out.
+    """One program a bag and BLOCK_D columns: the sum or mean of the bag's rows; those at ``padding`` are left out.
 
     begins: (bags + 1) int64; what lies outside [0, n] is taken as the nearest end.
     """

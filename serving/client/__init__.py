@@ -1,1 +1,1 @@
-"""The client of the serving servers, and the way from a key to a replica."""
+"""The client of serving processes, which finds the replica that answers for a key."""

@@ -1,4 +1,4 @@
-"""``ServingClient``: lookups in published models, over the data plane."""
+"""``ServingClient``: looks up rows of published models over the data plane."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _INVALID = (InvalidArgument.number, FailedPrecondition.number)
 
 @dataclass(frozen=True)
 class LookupRows:
-    """Rows of a table; unpacks as ``rows, found``.
+    """The rows of a lookup in one table; it unpacks as ``rows, found``.
 
     Attributes:
-        rows: (n, dim) float32, in the order of the keys; zeros where not answered.
-        found: (n) bool; False where the row is the table's default, which a row has that was never trained.
-        versions: (n) uint64, of the rows in training; 0 where not found.
-        answered: (n) bool; False where a shard failed or the deadline passed: the result is partial.
-        version: of the model that answered.
-        errors: why shards did not answer; empty when all did.
+        rows: the rows in the order of the keys, (n, dim) float32; zeros for keys that were not answered.
+        found: whether each row exists, (n) bool. A row that does not exist has its initial weights.
+        versions: the versions of the rows in training, (n) uint64; 0 for rows that do not exist.
+        answered: whether each key was answered, (n) bool; False when a shard failed or the deadline passed.
+        version: the version of the model that answered.
+        errors: the errors of shards that did not answer; () when all answered.
     """
 
     rows: NDArray[np.float32]
@@ -50,7 +50,7 @@ class LookupRows:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some rows are missing."""
+        """Whether some keys were not answered."""
         return not bool(self.answered.all())
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,20 +61,24 @@ class ServingClient(Closing):
     """A client of the processes that serve a model. Thread-safe; close it, or use it in a ``with`` statement.
 
     Args:
-        addresses: ``HOST:PORT`` of gRPC of the serving processes, one or several: all shards and replicas.
-        model: ``NAME[@ALIAS|@VERSION]``; None: the only one that is served, at ``live``.
-        connections: to each replica; a connection works on one request at a time.
-        hedge_ms: after which a request that is not answered goes to the next replica as well, where there is one;
-            None: it goes there when the first one has failed, or has not answered in half of the deadline. Replicas
-            take turns either way.
-        local: use a Unix socket where a process has one; they must run on this machine.
-        refresh_sec: between looks at what is served, by a thread.
-        deadline_sec: within which the processes must say what they serve.
-        security: certificates and token, or the path of their file; None: the process's own.
+        addresses: the gRPC addresses, ``HOST:PORT``, of the serving processes of all shards and replicas: one address,
+            several separated by commas, or a sequence.
+        model: ``NAME[@ALIAS|@VERSION]``; None: the only model that is served, at the alias ``live``.
+        connections: the number of connections to each replica; a connection works on one request at a time.
+        hedge_ms: the time, in milliseconds, after which an unanswered request is sent to the next replica as well.
+            None: the next replica is asked when the first one has failed, or has not answered within half of the
+            deadline. Replicas take turns either way.
+        local: whether to use the Unix sockets of processes that have one; they must run on this machine.
+        refresh_sec: the pause between two requests for what is served, by a thread, in seconds.
+        deadline_sec: the deadline of these requests, in seconds.
+        security: the certificates and the token, or the path of their file; None: the settings of this process.
+
+    Attributes:
+        model: the name of the model, without its alias or version.
 
     Raises:
         Unavailable: no process answers for some shard.
-        NotFound: the model is not served (says what is).
+        NotFound: the model is not served; the text lists what is.
         InvalidArgument: an address or an argument is not allowed.
     """
 
@@ -111,43 +115,58 @@ class ServingClient(Closing):
             raise
 
     def close(self) -> None:
-        """Ends the connections when the last call has returned."""
+        """Closes the connections when the last call has returned."""
         self._pool.close()
 
     @property
     def security(self) -> Security:
-        """What it was given, or the process's."""
+        """The certificates and the token of this client, or those of this process."""
         return loaded_security(self._security)
 
     @property
     def version(self) -> int:
-        """Of the model, that lookups without a routing key are answered from now."""
+        """The version of the model that now answers lookups without a routing key."""
         return self._resolve(0)[0]
 
     def tables(self) -> dict[str, int]:
-        """Dim by name, of the version in use."""
+        """Returns the number of columns of each table of the version in use, by the table's name."""
         return {name: shape.dim for name, shape in self._resolve(0)[1].items()}
 
     def lookup(self, table: str, keys: Keys, *, deadline_ms: int = 1000, routing_key: str = "") -> LookupRows:
-        """Rows of one table.
+        """Looks up rows of one table.
 
         Args:
-            table: of the model.
-            keys: (n) integers in [0, 2**64), or strings, hashed as in training; may repeat.
-            deadline_ms: after which the result is partial.
-            routing_key: names the caller; chooses between an alias's version and its canary.
+            table: the name of the table.
+            keys: the keys, (n): integers in [0, 2**64), or strings, which are hashed as in training. Keys may repeat.
+            deadline_ms: the time after which the result is partial, in milliseconds.
+            routing_key: names the caller, and so chooses between an alias's version and its canary; "": the version.
+
+        Returns:
+            The rows in the order of the keys.
 
         Raises:
-            NotFound: no such table.
-            InvalidArgument: the keys are no integers or strings, or the deadline is below 1.
-            DeadlineExceeded, Unavailable: not one shard answered.
+            NotFound: the model has no such table.
+            InvalidArgument: the keys are not integers or strings, or the deadline is below 1.
+            DeadlineExceeded, Unavailable: no shard answered.
         """
         return self.lookup_many({table: keys}, deadline_ms=deadline_ms, routing_key=routing_key)[table]
 
     def lookup_many(
         self, tables: Mapping[str, Keys], *, deadline_ms: int = 1000, routing_key: str = ""
     ) -> dict[str, LookupRows]:
-        """Rows of several tables in one call, all of one version; as :meth:`lookup`."""
+        """Looks up rows of several tables in one call, all of one version.
+
+        Args:
+            tables: the keys by table; see :meth:`lookup`.
+            deadline_ms: see :meth:`lookup`.
+            routing_key: see :meth:`lookup`.
+
+        Returns:
+            The rows by table.
+
+        Raises:
+            NotFound, InvalidArgument, DeadlineExceeded, Unavailable: see :meth:`lookup`.
+        """
         if not isinstance(deadline_ms, int) or deadline_ms < 1:
             raise not_allowed("deadline_ms", deadline_ms, "integers >= 1")
         deadline = time.monotonic() + deadline_ms / 1000
@@ -162,7 +181,7 @@ class ServingClient(Closing):
             )
             parts, answers = self._pool.ask(asked)
             given_up = any(answer is not None and answer[1] == _NOT_FOUND for answer in answers)
-            if not given_up or is_last:  # a version that was just given up: look again at what is served
+            if not given_up or is_last:  # a version may just have been unloaded: ask again what is served
                 break
             self._pool.refresh()
         errors = tuple(error_of(answer[1], answer[2]) for answer in answers if answer is not None and answer[1])
@@ -178,16 +197,23 @@ class ServingClient(Closing):
 
     @property
     def generation(self) -> int:
-        """Rises when processes come or go; what :meth:`shards` gave before may be of one that is gone."""
+        """A number that rises when processes come or go; earlier results of :meth:`shards` may then be unusable."""
         return self._pool.generation
 
     def shards(self, version: int | None = None) -> tuple[_client.LookupShards, int, dict[str, TableShape]]:
-        """For a session whose ops read this model: its shards, the version, and its tables."""
+        """Returns what a session needs to read this model by ops: its shards, the version, and its tables.
+
+        Args:
+            version: the number of the version; None: the version in use.
+
+        Raises:
+            NotFound: the version is not served.
+        """
         found, shapes = self._resolve(0)
         if version is not None:
             shapes = self._pool.view.versions.get(self.model, {}).get(version, {})
             if not shapes:
-                raise NotFound(f"model {self.model}@{version}: is not served")
+                raise NotFound(f"model {self.model}@{version} is not served")
             found = version
         return self._pool.shards(handle_of(self.model, found)), found, shapes
 
@@ -202,11 +228,11 @@ class ServingClient(Closing):
 
 
 class AsyncServingClient:
-    """:class:`ServingClient` for asyncio: the same, awaited. Its calls run in threads of its own.
+    """A :class:`ServingClient` for asyncio, whose methods are awaited. Calls run in threads of its own.
 
     Args:
-        client: is closed with this one.
-        threads: lookups at once.
+        client: the client; it is closed together with this object.
+        threads: the most lookups at once.
     """
 
     def __init__(self, client: ServingClient, *, threads: int = 16) -> None:
@@ -215,7 +241,7 @@ class AsyncServingClient:
 
     @staticmethod
     async def connect(addresses: str | Sequence[str], **options: Any) -> AsyncServingClient:
-        """As :class:`ServingClient` with these options."""
+        """Makes a client with the arguments and errors of :class:`ServingClient`."""
         return AsyncServingClient(await asyncio.to_thread(lambda: ServingClient(addresses, **options)))
 
     async def __aenter__(self) -> AsyncServingClient:
@@ -227,19 +253,19 @@ class AsyncServingClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         await asyncio.to_thread(self._client.close)
         self._pool.shutdown(wait=False)
 
     async def lookup(self, table: str, keys: Keys, *, deadline_ms: int = 1000, routing_key: str = "") -> LookupRows:
-        """As :meth:`ServingClient.lookup`."""
+        """Looks up rows of one table; see :meth:`ServingClient.lookup`."""
         found = await self.lookup_many({table: keys}, deadline_ms=deadline_ms, routing_key=routing_key)
         return found[table]
 
     async def lookup_many(
         self, tables: Mapping[str, Keys], *, deadline_ms: int = 1000, routing_key: str = ""
     ) -> dict[str, LookupRows]:
-        """As :meth:`ServingClient.lookup_many`."""
+        """Looks up rows of several tables; see :meth:`ServingClient.lookup_many`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._pool,
@@ -252,12 +278,14 @@ def _table_of(
 ) -> tuple[int, int, int, NDArray[np.uint64]]:
     shape = shapes.get(name)
     if shape is None:
-        raise NotFound(f"table {name!r}: is not in model {model!r}; it has: {', '.join(sorted(shapes))}")
+        raise NotFound(f"table {name!r} is not in model {model!r}; its tables: {', '.join(sorted(shapes))}")
     return shape.id, shape.schema_version, shape.dim, keys
 
 
 def _only_model(view: ReplicaMap) -> str:
     if len(view.versions) != 1:
         known = ", ".join(sorted(view.versions)) or "none"
-        raise InvalidArgument(f"ServingClient: model: is missing, as several are served; allowed: {known}")
+        raise InvalidArgument(
+            f"ServingClient.model: it is missing, and there is not exactly one model; allowed: {known}"
+        )
     return next(iter(view.versions))

@@ -1,4 +1,4 @@
-"""A client's view of the serving processes: their shards, versions and tables."""
+"""A client's map of the serving processes: their shards, addresses, versions and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from .shard_assignment import ShardAssignment
 
 @dataclass(frozen=True)
 class TableShape:
-    """A table as a lookup names it."""
+    """The facts about a table that a lookup needs.
+
+    Attributes:
+        id: the table's id.
+        schema_version: the version of its schema.
+        dim: the number of columns.
+    """
 
     id: int
     schema_version: int
@@ -38,11 +44,12 @@ class ReplicaMap:
     """The serving processes at one moment.
 
     Attributes:
-        slot_owner: (slot_count) shard of each slot.
-        route_epoch: of it.
-        endpoints: for each shard the data-plane addresses of its replicas; a Unix socket is ("unix:PATH", 0).
-        versions: by model, the versions that every shard can answer from, with their tables.
-        aliases: by (model, alias): version, canary version (0: none) and its share, of each process that said so.
+        slot_owner: the shard of each slot, (slot_count) uint16.
+        route_epoch: the epoch of ``slot_owner``.
+        endpoints: for each shard, the data-plane addresses of its replicas; a Unix socket is ("unix:PATH", 0).
+        versions: for each model, the versions that every process has, with their tables.
+        aliases: for each (model, alias), the answers of the processes that have it: the version, the canary version (0:
+            none) and the canary's share.
     """
 
     slot_owner: NDArray[np.uint16]
@@ -52,20 +59,27 @@ class ReplicaMap:
     aliases: dict[tuple[str, str], tuple[tuple[int, int, float], ...]]
 
     def alias(self, model: str, name: str, current: int | None) -> tuple[int, int, float]:
-        """Version, canary version (0: none) and its share. While processes disagree, as they do for a moment when an
-        alias moves, the version in use stays as long as all have it.
+        """Returns the version that an alias names, the canary version (0: none) and the canary's share.
+
+        When an alias moves, the processes disagree for a moment. Then the version in use stays as long as all processes
+        have it.
+
+        Args:
+            model: the name of the model.
+            name: the alias, or the number of a version.
+            current: the version in use; None: none.
 
         Raises:
-            NotFound: there is no such alias, or not everywhere yet.
+            NotFound: there is no such alias, or not every process has its version yet.
         """
         known = self.versions.get(model, {})
         if name.isdecimal():
             if int(name) not in known:
-                raise NotFound(f"model {model}@{name}: is not served; served: {self._served()}")
+                raise NotFound(f"model {model}@{name} is not served; served: {self._served()}")
             return int(name), 0, 0.0
         said = [entry for entry in self.aliases.get((model, name), ()) if entry[0] in known]
         if not said:
-            raise NotFound(f"model {model}@{name}: is not served by every shard; served: {self._served()}")
+            raise NotFound(f"model {model}@{name} is not served by every shard; served: {self._served()}")
         version, canary, share = next(
             (entry for entry in said if len(set(said)) > 1 and entry[0] == current), max(said)
         )
@@ -78,21 +92,22 @@ class ReplicaMap:
 def fetch_view(
     addresses: Sequence[str], *, local: bool, deadline_sec: float, security: Security | None = None
 ) -> ReplicaMap:
-    """Asks every address what it serves; those that do not answer are left out.
+    """Asks every process what it serves; processes that do not answer are left out.
 
     Args:
-        addresses: ``HOST:PORT`` of gRPC of each process.
-        local: prefer Unix sockets where a process of this machine has one.
-        deadline_sec: of each question; they are asked at once.
-        security: None: the process's.
+        addresses: the gRPC address, ``HOST:PORT``, of each process.
+        local: whether to use the Unix sockets of processes that have one; they must run on this machine.
+        deadline_sec: the deadline of the requests, in seconds; they are sent at once.
+        security: the certificates and the token; None: the settings of this process.
 
     Raises:
-        Unavailable: no process answers for some shard (the error names it, or says why none answered at all).
-        FailedPrecondition: the processes do not belong together.
+        Unavailable: no process answers for some shard. The text names the shard, or has the reason why no process
+            answers at all.
+        FailedPrecondition: the processes have different numbers of shards or slots.
     """
     replies, failure = _ask(addresses, deadline_sec, security)
     if not replies:
-        raise failure or InvalidArgument("ServingClient: addresses: is empty; allowed: HOST:PORT, ...")
+        raise failure or InvalidArgument("ServingClient.addresses: it is empty; allowed: HOST:PORT, ...")
     ready = [reply for reply in replies if reply.versions]
     if not ready:
         raise Unavailable(f"{', '.join(addresses)}: no version is loaded yet")
@@ -153,7 +168,7 @@ def _endpoint(reply: pb.DescribeReply, local: bool) -> tuple[str, int]:
 
 
 def _common_versions(by_shard: list[list[pb.DescribeReply]]) -> dict[str, dict[int, dict[str, TableShape]]]:
-    """Versions that each process has."""
+    """Returns the versions that every process has, by model."""
     everybody = [reply for answered in by_shard for reply in answered]
     counts: dict[tuple[str, int], int] = {}
     shapes: dict[str, dict[int, dict[str, TableShape]]] = {}

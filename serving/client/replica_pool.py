@@ -1,4 +1,4 @@
-"""The serving processes of a model as one: their addresses, refreshed again and again, and pooled connections."""
+"""A pool of connections to the serving processes of a model, whose addresses are refreshed periodically."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from ...proto.security.security import Security, loaded_security
 from .replica_map import ReplicaMap, fetch_view
 
 _HEDGE_THREADS = 32
-_ASIDE_SEC = 1.0  # for so long a replica that did not answer is asked after the others
-_LEAST_SHARE_SEC = 0.002  # of a deadline; below it one replica gets all that is left
-# Another replica would say the same: the request or its token is at fault.
+_ASIDE_SEC = 1.0  # how long a replica that did not answer is asked only after the others
+_LEAST_SHARE_SEC = 0.002  # the least part of a deadline for one replica; one replica gets all when less is left
+# Errors that every replica would answer, since the request or its token is at fault.
 _SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number))
 
 
 @dataclass(frozen=True)
 class ReplicaPoolOptions:
-    """How a pool is reached.
+    """The options of a pool.
 
     Args:
-        addresses: ``HOST:PORT`` of gRPC of the processes: all shards and replicas.
-        connections: to each replica; a connection works on one request at a time.
-        hedge_ms: after which a request that is not answered goes to the next replica as well; None: it goes there when
-            the first one has failed, or has not answered in half of the time.
-        local: use a Unix socket where a process has one.
-        refresh_sec: between looks at what is served.
-        deadline_sec: within which the processes must say it.
-        security: certificates and token; None: the process's own.
+        addresses: the gRPC addresses, ``HOST:PORT``, of the processes of all shards and replicas.
+        connections: the number of connections to each replica; a connection works on one request at a time.
+        hedge_ms: the time, in milliseconds, after which an unanswered request is sent to the next replica as well.
+            None: the next replica is asked when the first one has failed, or has not answered within half of the time.
+        local: whether to use the Unix sockets of processes that have one.
+        refresh_sec: the pause between two requests for what is served, in seconds.
+        deadline_sec: the deadline of these requests, in seconds.
+        security: the certificates and the token; None: the settings of this process.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -69,14 +69,19 @@ class ReplicaPoolOptions:
 
 
 def split_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses from a text with commas, or one by one."""
+    """Returns the addresses of a text that separates them by commas, or of a sequence."""
     return tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One try: a version's handle, tables as the native client wants them (id, schema version, dim, keys), and by when
-    (monotonic seconds)."""
+    """A request to a replica.
+
+    Attributes:
+        handle: the handle of the version.
+        tables: the tables as (id, schema version, dim, keys).
+        deadline: the deadline, in monotonic seconds.
+    """
 
     handle: int
     tables: list[tuple[int, int, int, NDArray[np.uint64]]]
@@ -84,7 +89,7 @@ class Asked:
 
 
 class ReplicaPool:
-    """Thread-safe; ``close`` ends its thread.
+    """A pool of connections to the serving processes. Thread-safe; ``close`` ends its thread.
 
     Args:
         options: the processes to reach, and how.
@@ -96,7 +101,7 @@ class ReplicaPool:
     def __init__(self, options: ReplicaPoolOptions) -> None:
         self._options = options
         self._turn = itertools.count(random.randrange(1 << 16))  # clients that start together begin with different ones
-        self._aside: dict[int, float] = {}  # by rank of replica: until when (monotonic)
+        self._aside: dict[int, float] = {}  # by rank of replica: until when it is asked last, in monotonic seconds
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._view = self._fetch()
@@ -107,34 +112,38 @@ class ReplicaPool:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the connections when the last call has returned."""
+        """Closes the connections when the last call has returned."""
         self._closed.set()
         self._thread.join(self._options.deadline_sec + 1)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def view(self) -> ReplicaMap:
-        """What is served, as it was seen last."""
+        """The serving processes and what they serve, as of the last refresh."""
         with self._lock:
             return self._view
 
     @property
     def generation(self) -> int:
-        """Rises when replicas come or go, and connections are made anew."""
+        """A number that rises when replicas come or go and the connections are made again."""
         with self._lock:
             return self._generation
 
     def shards(self, handle: int) -> _client.LookupShards:
-        """The shards of one replica, another with each call; a session's ops read the version of this handle there."""
+        """Returns the shards of one replica for a session's ops; each call chooses another replica.
+
+        Args:
+            handle: the handle of the version that the ops read.
+        """
         with self._lock:
             clients = self._clients
         return clients[self._order(len(clients))[0]][0].shards(handle)
 
     def refresh(self) -> None:
-        """Looks at what is served now.
+        """Asks the processes what they serve now, and connects again when processes came or went.
 
         Raises:
-            Unavailable: no process answers for some shard; what was known stays.
+            Unavailable: no process answers for some shard; the former state stays.
         """
         view = self._fetch()
         with self._lock:
@@ -147,8 +156,11 @@ class ReplicaPool:
                 self._generation += 1
 
     def ask(self, asked: Asked) -> tuple[Any, Any]:
-        """Parts (rows, versions, found, answered) by table, and what each shard said: the first whole answer of a
-        replica, or the best partial one at the deadline. Replicas take turns.
+        """Sends a request to the replicas, which take turns.
+
+        Returns:
+            The first complete answer of a replica, or the best partial one at the deadline: (rows, versions, found,
+            answered) for each table, and the answer of each shard.
 
         Raises:
             DeadlineExceeded: no process answered.
@@ -163,7 +175,7 @@ class ReplicaPool:
         return self._ask_hedged(in_order, asked, self._options.hedge_ms / 1000)
 
     def _order(self, count: int, turn: int | None = None) -> list[int]:
-        """Ranks of replicas: whose turn it is, those after it, and at last those that did not answer of late."""
+        """Returns the ranks of replicas in the order to ask: from the one whose turn it is, the failed ones last."""
         first = (next(self._turn) if turn is None else turn) % count
         ranks = [*range(first, count), *range(first)]
         now = time.monotonic()
@@ -176,7 +188,10 @@ class ReplicaPool:
             return time.monotonic() < self._aside.get(rank, 0.0)
 
     def _ask_in_turn(self, clients: list[tuple[int, _client.LookupClient]], asked: Asked) -> tuple[Any, Any]:
-        """One replica after the other. The first gets half of the time where another one is well, else all of it."""
+        """Asks one replica after the other.
+
+        A replica gets half of the time that is left if another one has not failed lately, and else all of it.
+        """
         best: tuple[Any, Any] | None = None
         for place, (rank, client) in enumerate(clients):
             left = asked.deadline - time.monotonic()
@@ -190,7 +205,7 @@ class ReplicaPool:
             codes = {told[1] for told in answer[1] if told is not None} - {0}
             if not codes or codes & _SAME_EVERYWHERE:
                 return answer
-            if codes != {NotFound.number}:  # which is well, and has not loaded the version yet
+            if codes != {NotFound.number}:  # a replica that has not loaded the version yet has not failed
                 with self._lock:
                     self._aside[rank] = time.monotonic() + _ASIDE_SEC
         assert best is not None
@@ -216,7 +231,7 @@ class ReplicaPool:
                         return answer  # type: ignore[no-any-return]
                     best = _better(best, answer)
                 if done and not running and not is_last:
-                    break  # it failed early: ask the next replica now
+                    break  # the replica failed early: ask the next one now
                 if not done and time.monotonic() >= wait_until:
                     break
         if best is None:
@@ -230,7 +245,7 @@ class ReplicaPool:
         )
 
     def _connect(self, view: ReplicaMap) -> list[list[_client.LookupClient]]:
-        """By rank of replica, the connections; a shard with fewer replicas begins again with its first."""
+        """Returns the connections by rank of replica; a shard with fewer replicas repeats them."""
         most = max(len(replicas) for replicas in view.endpoints)
         shown = loaded_security(self._options.security).native_client()
         return [
@@ -250,7 +265,7 @@ class ReplicaPool:
         while not self._closed.wait(self._options.refresh_sec):
             try:
                 self.refresh()
-            except SparserowError:  # what is known stays; a lookup says itself what fails
+            except SparserowError:  # the former state stays; a lookup raises its own error
                 continue
 
 
@@ -260,7 +275,7 @@ def _call(client: _client.LookupClient, asked: Asked) -> tuple[Any, Any]:
 
 
 def _better(best: tuple[Any, Any] | None, other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Of two partial answers the one with more rows."""
+    """Returns the partial answer with more rows."""
     if best is None:
         return other
     rows = [sum(int(part[3].sum()) for part in answer[0]) for answer in (best, other)]

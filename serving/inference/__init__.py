@@ -1,1 +1,1 @@
-"""Runs published programs; the one folder of serving that imports torch."""
+"""Runs published programs. It is the only folder of serving that imports torch."""

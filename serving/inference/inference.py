@@ -1,4 +1,4 @@
-"""Inference with a published model: its exported program, with rows read from the serving processes."""
+"""Runs inference with a published model: its exported program, with rows read from the serving processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
-from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, typed_error
+from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
@@ -33,7 +33,13 @@ _DEADLINE_MS = 1000
 
 @dataclass(frozen=True)
 class ProgramInput:
-    """An argument of a program: its name, dtype, and shape; None is a dimension that varies."""
+    """An argument of a program.
+
+    Attributes:
+        name: the name of the argument.
+        dtype: its dtype.
+        shape: its shape; None is a dimension that varies.
+    """
 
     name: str
     dtype: torch.dtype
@@ -42,13 +48,13 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An output, and what it was made from.
+    """An output of a model, with the versions that produced it.
 
     Attributes:
-        output: what the model's forward gives.
-        version: of the model: its program and its rows.
-        dense_version: of the dense weights, counted from 1 within the version; 0: those of the program.
-        dense_step: training step of the dense weights; None for those of the program, whose card may say it.
+        output: the output of the model's forward.
+        version: the version of the model, with its program and its rows.
+        dense_version: the number of the dense weights, from 1 within the version; 0: those of the program.
+        dense_step: the training step of the dense weights; None: they are those of the program, whose card may have it.
     """
 
     output: Any
@@ -59,11 +65,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class LookupCache:
-    """Rows kept in this process.
+    """The options of a cache of rows in this process.
 
     Args:
-        capacity_bytes: of all tables.
-        ttl_ms: how long a row is used after it was asked for, which is the most that it is older than the served one.
+        capacity_bytes: the capacity for the rows of all tables, in bytes.
+        ttl_ms: how long a row is used after it was requested, in milliseconds. A cached row is at most this much older
+            than the served row.
     """
 
     capacity_bytes: int
@@ -72,41 +79,41 @@ class LookupCache:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """One version in use; replaced whole, so that a call has one of everything."""
+    """A version in use. It is replaced as a whole, so that all parts of a call belong to one version."""
 
     version: int
     session: _client.NativeSession
     cache: _client.CachedLookups | None
     program: torch.export.ExportedProgram
     module: torch.nn.Module
-    generation: int  # of the client's connections
+    generation: int  # the generation of the client's connections
     dense: DenseVersion | None = None
 
 
 class ServedModel(Closing):
-    """A published model that is called with raw ids. Close it, or use it in a ``with`` statement.
+    """A published model that is called with raw ids. Thread-safe; close it, or use it in a ``with`` statement.
 
-    Its lookups are ops that read from the serving processes, of the version that the program belongs to. Names of
-    tables are bound in the whole process, so a process has one served model of a namespace at a time. Thread-safe.
+    Its lookups read from the serving processes, in the version that the program belongs to. Table names are bound in
+    the whole process, so a process can have one served model of a namespace at a time.
 
     Args:
-        client: of the serving processes; stays the caller's.
-        root: folder of published models, where the program lies.
-        deadline_ms: of each lookup.
-        cache: rows kept in this process; None: every lookup asks the serving processes.
+        client: the client of the serving processes, which the caller closes.
+        root: the folder of published models that holds the program, by path or URL.
+        deadline_ms: the deadline of each lookup, in milliseconds.
+        cache: the options of a cache of rows in this process; None: every lookup asks the serving processes.
 
     Raises:
         NotFound: the version was published without a program.
         DataLoss: the program is damaged.
         FailedPrecondition: a table of that name is bound in this process already.
-        InvalidArgument: a value is out of range (says the least that the cache must be).
+        InvalidArgument: a value is out of range; for a cache that is too small, the text has the least capacity.
     """
 
     def __init__(
         self, client: ServingClient, root: str, *, deadline_ms: int = _DEADLINE_MS, cache: LookupCache | None = None
     ) -> None:
         if deadline_ms < 1:
-            raise InvalidArgument(f"ServedModel: deadline_ms {deadline_ms} is not allowed; allowed: >= 1")
+            raise not_allowed("ServedModel.deadline_ms", deadline_ms, ">= 1")
         self._client = client
         self._root = root
         self._deadline_ms = deadline_ms
@@ -116,40 +123,45 @@ class ServedModel(Closing):
         self._loaded = self._load(None)
 
     def close(self) -> None:
-        """Gives the tables' names free."""
+        """Unbinds the tables' names in this process."""
         with self._lock:
             self._closed = True
             self._loaded.session.close()
 
     @property
     def version(self) -> int:
-        """Of the model that is in use."""
+        """The version of the model that is in use."""
         return self._loaded.version
 
     @property
     def dense_version(self) -> int:
-        """Of the dense weights in use, counted from 1 within the version; 0: those of its program."""
+        """The number of the dense weights in use, from 1 within the version; 0: those of its program."""
         return self._loaded.dense.number if self._loaded.dense is not None else 0
 
     def cache_stats(self) -> dict[str, int]:
-        """``hits`` and ``misses`` in rows since the version was loaded; both 0 without a cache."""
+        """Returns ``hits`` and ``misses``, in rows, since the version was loaded; both are 0 without a cache."""
         cache = self._loaded.cache
         return cache.stats() if cache is not None else {"hits": 0, "misses": 0}
 
     def lookup_stats(self) -> dict[str, int]:
-        """``pulls``: round trips to the serving processes since the version was loaded."""
+        """Returns ``pulls``, the number of round trips to the serving processes since the version was loaded."""
         return {"pulls": int(self._loaded.session.stats()["pulls"])}
 
     def refresh(self) -> int:
-        """Takes over the version that the alias names now, or the newest dense weights of the one in use, and goes to
-        another replica where processes came or went; returns the version. Calls under way end as they began.
+        """Loads the version that the alias names now, or the newest dense weights of the version in use.
+
+        It also connects to other replicas when processes came or went. Calls under way finish with the former version.
+
+        Returns:
+            The version in use.
 
         Raises:
-            NotFound, DataLoss: what is new cannot be loaded; what is in use stays.
+            NotFound, DataLoss: the new version or weights cannot be loaded; those in use stay.
+            FailedPrecondition: the model is closed.
         """
         with self._lock:
             if self._closed:
-                raise FailedPrecondition("ServedModel: it is closed")
+                raise FailedPrecondition("ServedModel: the model is closed")
             loaded = self._loaded
             if self._client.version != loaded.version or self._client.generation != loaded.generation:
                 self._loaded = self._load(loaded)
@@ -170,19 +182,22 @@ class ServedModel(Closing):
         )
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the model's forward gives, in eval mode.
+        """Returns the output of the model's forward, in eval mode.
+
+        Args:
+            arguments: the arguments of the forward; see :attr:`inputs`.
 
         Raises:
             InvalidArgument: an id is out of range.
             Unavailable, DeadlineExceeded: a serving shard does not answer.
-            FailedPrecondition: it is closed.
+            FailedPrecondition: the model is closed.
         """
         return self.predict(*arguments).output
 
     def predict(self, *arguments: Any) -> Prediction:
-        """As calling it, with the versions that the output was made from."""
+        """Returns the output of the model's forward with the versions that produced it; see :meth:`__call__`."""
         if self._closed:
-            raise FailedPrecondition("ServedModel: it is closed")
+            raise FailedPrecondition("ServedModel: the model is closed")
         loaded = self._loaded
         try:
             with torch.no_grad():
@@ -198,7 +213,7 @@ class ServedModel(Closing):
         return ModelRegistry(self._root).folder(self._client.model, version)
 
     def _load(self, before: _Loaded | None) -> _Loaded:
-        """The version that the alias names; the names of tables are taken over from the one before."""
+        """Loads the version that the alias names, and binds the tables' names to it in place of ``before``."""
         generation = self._client.generation
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).manifest(self._client.model, version)
@@ -234,13 +249,17 @@ class ServedModel(Closing):
 
     def _program(self, version: int) -> torch.export.ExportedProgram:
         program = load_exported(self._root, self._client.model, version, self._client.security)
-        for name, constant in program.constants.items():  # what makes autograd record a lookup has no use here
+        for name, constant in program.constants.items():  # the anchors, which make autograd record lookups
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()
         return program
 
     def _check_dense(self, version: int, dense: DenseVersion, data: memoryview) -> None:
-        """Raises FailedPrecondition where there is a verification key and the weights are not signed by it."""
+        """Checks the signature of dense weights if this process has verification keys.
+
+        Raises:
+            FailedPrecondition: none of the keys signed the weights.
+        """
         folder = self._folder(version)
         proof, facts = read_dense_proof(folder, dense.number), dense_facts(dense.number, dense.weights)
         security, where = trusted_keys(self._client.security), f"{folder.url}/{facts.file}"
@@ -254,6 +273,6 @@ class ServedModel(Closing):
         module = loaded.program.module()
         present = module.state_dict()
         if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in present.items()}:
-            raise DataLoss(f"{folder.url}: dense weights {dense.number} are not those of the program")
+            raise DataLoss(f"{folder.url}: dense weights {dense.number} do not match those of the program")
         module.load_state_dict({key: value.to(present[key].dtype) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)

@@ -1,4 +1,4 @@
-"""Loads the exported program of a published version; torch knows the operators of lookups afterwards."""
+"""Loads the exported program of a published version. Importing it registers the operators of lookups with torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from ...proto.security.security import Security
 
 
 def load_program(root: str, name: str, version: int, security: Security | None = None) -> bytes:
-    """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
+    """Returns the exported program of a version as the bytes of a file for ``torch.export.load``.
 
-    The operators of lookups are registered with torch as well, without which it could not read the program.
+    No object in the file is pickled. The operators of lookups are registered with torch, which needs them to read the
+    program.
 
     Args:
-        root: folder of published models, by path or URL.
-        name: of the model.
-        version: its number.
-        security: names the keys of trusted publishers; None: the process's.
+        root: the folder of published models, by path or URL.
+        name: the name of the model.
+        version: the number of the version.
+        security: names the keys of trusted publishers; None: the settings of this process.
 
     Raises:
-        NotFound: there is no such version, or it has rows alone.
-        DataLoss: it is damaged, or says what a program may not.
-        FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
+        NotFound: there is no such version, or it has no program.
+        DataLoss: the program is damaged, or has contents that a program must not have.
+        FailedPrecondition: there are verification keys, and no trusted publisher signed the program.
     """
     return read_program(root, name, version, security, is_operator=is_operator)
 
 
 def load_exported(root: str, name: str, version: int, security: Security | None = None) -> ExportedProgram:
-    """As :func:`load_program`, as a program of torch."""
+    """Returns the exported program of a version as an object of torch; see :func:`load_program`."""
     data = load_program(root, name, version, security)
     try:
         return torch.export.load(io.BytesIO(data))

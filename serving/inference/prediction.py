@@ -1,4 +1,4 @@
-"""Rows of a CSV file as arguments of a published program, and its outputs as lines."""
+"""Reads arguments of a published program from a CSV file, and formats its outputs as lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ _COLUMN = re.compile(r"(?P<name>.+?)(?:\[(?P<index>\d+)\])?")
 
 
 def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Arguments of a program, a batch at a time.
+    """Yields arguments of a program from a CSV file, one batch at a time.
 
-    A column ``ids`` fills an argument of one dimension, columns ``ids[0]``, ``ids[1]``, ... one of two.
+    A column ``ids`` fills an argument of one dimension. Columns ``ids[0]``, ``ids[1]``, ... fill an argument of two.
+
+    Args:
+        path: the path of the file.
+        inputs: the arguments of the program.
+        batch_rows: the number of rows of a batch; the last batch may have fewer.
 
     Raises:
-        NotFound: the file is not there.
-        InvalidArgument: the columns are not the program's arguments, or a value is no number; names line and column.
+        NotFound: the file does not exist.
+        InvalidArgument: the columns do not match the program's arguments, or a value is not a number; the text has the
+            line and the column.
     """
     try:
         file = path.open(newline="", encoding="utf-8")
@@ -33,17 +39,19 @@ def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) ->
         lines = csv.reader(file)
         header = next(lines, None)
         if header is None:
-            raise InvalidArgument(f"{path}: is empty; its first line names the columns")
+            raise InvalidArgument(f"{path}: the file is empty; its first line must name the columns")
         places = [_places(path, header, wanted) for wanted in inputs]
         known = {at for place in places for at in place}
         unknown = next((header[at] for at in range(len(header)) if at not in known), None)
         if unknown is not None:
             names = ", ".join(wanted.name for wanted in inputs)
-            raise InvalidArgument(f"{path}: column {unknown!r} is no argument of the program; these are: {names}")
+            raise InvalidArgument(f"{path}: column {unknown!r} is no argument of the program; its arguments: {names}")
         rows: list[list[str]] = []
         for line in lines:
             if len(line) != len(header):
-                raise InvalidArgument(f"{path}:{lines.line_num}: has {len(line)} fields, the first line {len(header)}")
+                raise InvalidArgument(
+                    f"{path}:{lines.line_num}: the line has {len(line)} fields, but the first line has {len(header)}"
+                )
             rows.append(line)
             if len(rows) == batch_rows:
                 yield _tensors(path, lines.line_num - len(rows) + 1, header, rows, inputs, places)
@@ -53,7 +61,7 @@ def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) ->
 
 
 def format_output(output: Any) -> Iterator[str]:
-    """A line for each row of a batch's output: its values with commas."""
+    """Yields a line for each row of a batch's output, with its values separated by commas."""
     tensors = list(output) if isinstance(output, tuple | list) else [output]
     columns = [part.reshape(part.shape[0], -1) for part in tensors if isinstance(part, torch.Tensor)]
     for row in torch.cat([column.to(torch.float64) for column in columns], dim=1).tolist():
@@ -61,7 +69,7 @@ def format_output(output: Any) -> Iterator[str]:
 
 
 def _places(path: Path, header: Sequence[str], wanted: ProgramInput) -> list[int]:
-    """The columns of one argument, in order."""
+    """Returns the positions of an argument's columns, in order."""
     if len(wanted.shape) not in (1, 2):
         raise InvalidArgument(
             f"argument {wanted.name!r} has {len(wanted.shape)} dimensions; a CSV file can fill 1 or 2"
@@ -75,7 +83,7 @@ def _places(path: Path, header: Sequence[str], wanted: ProgramInput) -> list[int
     missing = next((i for i in range(width) if i not in found), None)
     if missing is not None or len(found) != width or not found:
         name = wanted.name if len(wanted.shape) == 1 else f"{wanted.name}[{missing or 0}]"
-        raise InvalidArgument(f"{path}: has no column {name!r}, which the program needs")
+        raise InvalidArgument(f"{path}: there is no column {name!r}, which the program needs")
     return [found[i] for i in range(width)]
 
 

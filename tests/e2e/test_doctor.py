@@ -104,9 +104,9 @@ def test_the_data_of_a_job_file(tmp_path: Path) -> None:
     log.write_text("click,user,age\n1,7,old\n")
     assert "line 2, column age" in wrong(check_job(job))
     pq.write_table(pa.table({"click": [1, 0], "user": [7, 8], "age": [30, 31]}), log)
-    assert f"{log}: it is a Parquet file, and no text" in wrong(check_job(job))
+    assert f"{log}: it is a Parquet file, and not text" in wrong(check_job(job))
     log.write_bytes(b"click\0user\n")
-    assert f"{log}: it holds zero bytes, and no text" in wrong(check_job(job))
+    assert f"{log}: it holds zero bytes, and not text" in wrong(check_job(job))
 
 
 def test_a_taken_port() -> None:

@@ -52,7 +52,7 @@ def test_it_trains_its_rows_and_forgetting_to_wrap_raises(cluster: sr.LocalClust
         before = rows(session)
         assert len(before) == EXAMPLES[name][1]
         dense = torch.optim.Adam(model.parameters(), lr=1e-2)
-        with pytest.raises(FailedPrecondition, match=r"Adam\.step\(\) moved .* takes session\.wrap\(optimizer\)"):
+        with pytest.raises(FailedPrecondition, match=r"Adam\.step\(\) moved .* needs session\.wrap\(optimizer\)"):
             example.train(model, dense, clicks(1_000, seed=3))
         session.discard()
         unmoved = rows(session)

@@ -84,7 +84,7 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
                 (lambda: stub.Push(push("", 1)), grpc.StatusCode.INVALID_ARGUMENT, "client: ''"),
                 (lambda: stub.Push(push(me, 3, grads=b"xx")), grpc.StatusCode.INVALID_ARGUMENT, "grads: 2 bytes"),
                 (lambda: stub.Push(push(me, 3, value=np.nan)), grpc.StatusCode.INVALID_ARGUMENT, "is not finite"),
-                (lambda: stub.Push(push(me, 3, table="item")), grpc.StatusCode.NOT_FOUND, "there are: user"),
+                (lambda: stub.Push(push(me, 3, table="item")), grpc.StatusCode.NOT_FOUND, "tables there: user"),
                 (lambda: stub.Pull(pb.PullRowsRequest(table="user")), grpc.StatusCode.INVALID_ARGUMENT, "namespace"),
                 (
                     lambda: stub.Pull(pb.PullRowsRequest(namespace="ads", table="wide", packed_keys=bytes(8 * 20_000))),

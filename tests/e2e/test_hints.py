@@ -126,6 +126,6 @@ def test_hints_of_a_job_are_refused_where_no_shard_has_an_ssd() -> None:
     with local_cluster(shards=1) as cluster, sr.connect(cluster.address, namespace="no-ssd") as session:
         job = load_config(JobConfig, None, [*given, f"cluster.address={cluster.address}"])
         with pytest.raises(
-            InvalidArgument, match=r"train\.prefetch_hints: has no effect, as no shard of .* has an SSD"
+            InvalidArgument, match=r"train\.prefetch_hints: it has no effect, as no shard of .* has an SSD"
         ):
             PsBackend(job, session, cluster.address)

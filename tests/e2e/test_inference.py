@@ -185,7 +185,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
         assert (published.number, published.step) == (3, session.current_step)
         with pytest.raises(sr.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"):
             sr.DensePublisher(session, "ctr", root=root, model=nn.Linear(2, 2))
-        with pytest.raises(sr.InvalidArgument, match="every_sec 0 is not allowed"):
+        with pytest.raises(sr.InvalidArgument, match="every_sec: 0 is not allowed"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=0)
         with pytest.raises(sr.NotFound, match="has no version 7"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, version=7)
@@ -266,7 +266,7 @@ def test_predict_query_and_row(
         assert code == 0
         np.testing.assert_allclose([float(line) for line in out.split()], scores[1], rtol=1e-5, atol=1e-6)
         for text, words in (
-            ("user,tags[0],tags[1],age\n1,2,3,4\n", "has no column 'tags[2]', which the program needs"),
+            ("user,tags[0],tags[1],age\n1,2,3,4\n", "there is no column 'tags[2]', which the program needs"),
             ("user,tags[0],tags[1],tags[2],age,x\n", "column 'x' is no argument of the program"),
             ("user,tags[0],tags[1],tags[2],age\n1,2,3,4,5\n1,2,b,4,5\n", "rows.csv:3: column 'tags[1]': 'b' is no int"),
         ):

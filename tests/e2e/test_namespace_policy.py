@@ -42,8 +42,9 @@ def test_distribute_says_which_tables_were_there(address: str, caplog: pytest.Lo
         with run(address, "said", "user", "item") as session:
             session.table("tables.user").delete(np.arange(100))
     assert [record.getMessage() for record in caplog.records] == [
-        "namespace 'said': 1 of the 2 tables were there before: tables.user (300 rows); their rows are trained on, and "
-        "the model's weights are not sent (namespace_policy='new' refuses them, 'continue' says nothing)"
+        "namespace 'said': 1 of the 2 tables were there before: tables.user (300 rows); training continues with their "
+        "rows, and the model's weights are not sent (namespace_policy='new' refuses such tables, 'continue' logs "
+        "nothing)"
     ]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -113,7 +114,7 @@ def test_a_coordinator_of_the_version_before_cannot_judge(address: str, monkeypa
     monkeypatch.setattr(ControlClient, "register_worker", of_the_version_before)
     run(address, "before", "user").close()
     run(address, "before", "user").close()
-    with pytest.raises(sr.FailedPrecondition, match="of a version that cannot judge 'new'"):
+    with pytest.raises(sr.FailedPrecondition, match="version does not support 'new'"):
         sr.connect(address, namespace="other", namespace_policy="new")
     with ControlClient(address) as control:
         assert not [job for job in control.status().jobs if job.members]

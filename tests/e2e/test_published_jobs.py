@@ -151,7 +151,7 @@ def test_of_a_running_cluster_the_program_is_kept(
         lacks = launcher.start(*words, "--without", "embeddings.tables.item")
         assert "looks up table 'ads/embeddings.tables.item', which is not published" in lacks.error_line()
         lacks = launcher.start(*[word.replace("program.pt2", "nothing.pt2") for word in words])
-        assert "nothing.pt2 is not there" in lacks.error_line()
+        assert "nothing.pt2 does not exist" in lacks.error_line()
         run_shell(launcher, publish)
     tables = {table.schema.name for table in ModelRegistry(str(keep)).manifest("ads", 1).tables}
     assert tables == {"embeddings.tables.user", "embeddings.tables.item"}

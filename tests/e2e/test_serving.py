@@ -121,7 +121,7 @@ def test_publish_serve_look_up_and_swap(
 
 
 def check_bad_lookups(client: sr.ServingClient, addresses: list[str]) -> None:
-    with pytest.raises(sr.NotFound, match="table 'item': is not in model 'ctr'; it has: user"):
+    with pytest.raises(sr.NotFound, match="table 'item' is not in model 'ctr'; its tables: user"):
         client.lookup("item", [1])
     with pytest.raises(sr.InvalidArgument, match="keys: dtype float64"):
         client.lookup("user", np.zeros(3))
@@ -129,7 +129,7 @@ def check_bad_lookups(client: sr.ServingClient, addresses: list[str]) -> None:
         client.lookup("user", [-1])
     with pytest.raises(sr.InvalidArgument, match="deadline_ms: 0 is not allowed"):
         client.lookup("user", [1], deadline_ms=0)
-    with pytest.raises(sr.NotFound, match="model ctr@test: is not served"):
+    with pytest.raises(sr.NotFound, match="model ctr@test is not served"):
         sr.ServingClient(addresses, model="ctr@test")
     with pytest.raises(sr.Unavailable, match="serving shard 1 of 2: none of the given addresses"):
         sr.ServingClient(addresses[0])
@@ -153,7 +153,7 @@ def check_fronts(shards: list[Running], rows: np.ndarray) -> None:
             assert not (answered & mine).any()
             answered |= mine
             for request, words in (
-                (serving_pb2.LookupRequest(model="nope"), "model nope@live: is not served here; served: ctr@live"),
+                (serving_pb2.LookupRequest(model="nope"), "model nope@live: it is not served here; served: ctr@live"),
                 (serving_pb2.LookupRequest(model="a b"), "model: 'a b' is not allowed"),
                 (serving_pb2.LookupRequest(model="ctr", tables=[*tables, *tables]), "is named twice"),
             ):
@@ -169,7 +169,7 @@ def check_fronts(shards: list[Running], rows: np.ndarray) -> None:
     assert ask(shards[0].http, "/v1/models")["aliases"][0]["version"] == 1
     for wrong, status, words in (
         ({"model": "ctr", "tables": {"user": ["x"]}}, 400, "keys must be a list of integers"),
-        ({"model": "ctr", "tables": {"item": [1]}}, 404, "table 'item': is not in ctr; it has: user"),
+        ({"model": "ctr", "tables": {"item": [1]}}, 404, "table 'item' is not in ctr; its tables: user"),
         ({"model": "ctr", "tables": {}, "deadline": 3}, 400, "deadline: unknown key"),
         ([1], 400, "the body must be"),
     ):
@@ -250,7 +250,7 @@ def test_what_cannot_be_served_or_published_is_said(
         (("--model=ctr", "--host=0.0.0.0"), "is reachable from other machines"),
     ):
         assert words in launcher.start("serve", "--port=0", f"--root={root}", *arguments).error_line()
-    assert "--root: is missing" in launcher.start("serve", "--port=0", "--model=ctr").error_line()
+    assert "--root: it is missing" in launcher.start("serve", "--port=0", "--model=ctr").error_line()
     with pytest.raises(sr.InvalidArgument, match="dtype: 'int4' is not allowed"):
         sr.publish(session, "ctr", root=root, dtype="int4")
     with pytest.raises(sr.InvalidArgument, match=r"dtype\['item'\] matches no table; tables: user"):

@@ -146,7 +146,7 @@ def test_peers_are_checked(root: str, launcher: Launcher) -> None:
         (("--sync-max-delay=3s",), "--sync-max-delay has no effect without"),
         (("--sync-hold=3s", "--sync-max-delay=3s"), "give only --sync-max-delay"),
         (("--sync-after-updates=3",), "have no effect without --follow"),
-        (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "live sync: after -3 updates"),
+        (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "live sync: -3 updates"),
         (("--sync-after-move=nan", "--follow=127.0.0.1:1"), "a move of nan"),
     ):
         assert words in serve(launcher, root, 0, *arguments).error_line()

@@ -75,7 +75,7 @@ def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> No
 def test_what_stands_in_the_way_is_said(tmp_path: Path, launcher: Launcher) -> None:
     common = ("--port=0", f"--root={tmp_path}", "--model=ctr")
     for arguments, words in (
-        ((f"--ssd-path={tmp_path}",), "--ssd-path: needs --memory-budget of at least 16MiB"),
+        ((f"--ssd-path={tmp_path}",), "--ssd-path: it needs --memory-budget of at least 16MiB"),
         ((f"--ssd-path={tmp_path}/none", "--memory-budget=1GiB"), "is no folder"),
     ):
         assert words in launcher.start("serve", *common, *arguments).error_line()

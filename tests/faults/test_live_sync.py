@@ -164,8 +164,8 @@ def test_another_cluster_or_schema_is_refused(side: TrainingSide) -> None:
     version = empty_version(side)
     wider = TableSchema("ads", "user", DIM + 1, SGD(), id=11)
     version.tables["user"] = ServedTable(wider, "float32")
-    with pytest.raises(FailedPrecondition, match="has dim 8 and schema version 1 in training, 9 and 1"):
+    with pytest.raises(FailedPrecondition, match="has dim 8 and schema version 1 in training, but 9 and 1"):
         Follower(version, owned, options)
     version.tables = {"gone": ServedTable(TableSchema("ads", "gone", 4, SGD(), id=5), "float32")}
-    with pytest.raises(NotFound, match="table ads/gone: is not in the cluster"):
+    with pytest.raises(NotFound, match="table ads/gone is not in the cluster"):
         Follower(version, owned, options)

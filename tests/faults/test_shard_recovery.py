@@ -232,7 +232,7 @@ def test_bad_input(tmp_path):
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         with (
             sr.connect(cluster.address, "sync") as session,
-            pytest.raises(FailedPrecondition, match="has staleness 0, where all go back together"),
+            pytest.raises(FailedPrecondition, match="has staleness 0, where all shards are restored together"),
         ):
             sr.keep_rows(session, str(tmp_path))
         with sr.connect(cluster.address, "bad", staleness=None) as session:

@@ -111,7 +111,7 @@ def test_a_cache_beyond_the_device_names_its_memory(device: torch.device, monkey
         sr.InProcessCluster().connect("cached", cache=sr.RowCache(BYTES, storage="device")) as session,
         pytest.raises(
             sr.InvalidArgument,
-            match=rf"cache.bytes: {BYTES} is not allowed for a model on {device}.*; allowed: 1 to 1000, the memory",
+            match=rf"cache.bytes: {BYTES} is not allowed; allowed: 1 to 1000 for a model on {device}.*, the device",
         ),
     ):
         model_on(session, device)
@@ -121,7 +121,10 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(device_storage, "runs_on", lambda device: device.type == "cuda")
     with (
         sr.InProcessCluster().connect("cached", cache=sr.RowCache(BYTES, storage="device")) as session,
-        pytest.raises(sr.InvalidArgument, match=r"cache.storage: 'device' is not allowed for a model on cpu; allowed"),
+        pytest.raises(
+            sr.InvalidArgument,
+            match=r"cache\.storage: 'device' is not allowed; allowed: auto, host for a model on cpu, as",
+        ),
     ):
         model_on(session, torch.device("cpu"))
 

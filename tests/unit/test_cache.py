@@ -131,7 +131,7 @@ GOOD = sr.RowCache(MIB)
         (replace(GOOD, bytes=0), 0, "connect.cache.bytes: 0 is not allowed; allowed: 1 to "),
         (replace(GOOD, bytes=1 << 60), 0, f"connect.cache.bytes: {1 << 60} is not allowed; allowed: 1 to "),
         (replace(GOOD, staleness=-1), 0, r"connect.cache.staleness: -1 is not allowed; allowed: \[0, 2"),
-        (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed at staleness 2; allowed: 0 to 2"),
+        (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed; allowed: 0 to 2, the session"),
         (replace(GOOD, storage="disk"), 0, "connect.cache.storage: 'disk' is not allowed; allowed: auto, host, device"),
         (replace(GOOD, own_commits="no"), 0, "connect.cache.own_commits: 'no' is not allowed; allowed: exact, bounded"),
     ],
@@ -160,9 +160,14 @@ def test_too_few_bytes_for_a_table_are_refused_by_distribute() -> None:
 def test_prefetch_must_leave_room_for_the_cache() -> None:
     with connect(sr.RowCache(MIB, staleness=3), staleness=4) as session:
         model_of(session)
-        with pytest.raises(sr.InvalidArgument, match=r"prefetch.exact: True is not allowed for a session with a row"):
+        with pytest.raises(
+            sr.InvalidArgument, match=r"prefetch.exact: True is not allowed; allowed: False for a session with a row"
+        ):
             sr.prefetch([batch(0)], session, exact=True)
-        with pytest.raises(sr.InvalidArgument, match=r"prefetch.depth: 2 is not allowed .* their sum at most 4"):
+        with pytest.raises(
+            sr.InvalidArgument,
+            match=r"prefetch.depth: 2 is not allowed; allowed: a sum with cache.staleness 3 of at most 4",
+        ):
             sr.prefetch([batch(0)], session, depth=2)
 
 

@@ -91,16 +91,16 @@ def test_flags_of_serve() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"model": []}, "--model: is missing"),
-        ({"root": None}, "--root: is missing"),
+        ({"model": []}, "--model: it is missing"),
+        ({"root": None}, "--root: it is missing"),
         ({"namespace": "n"}, "--namespace has no effect with --root"),
-        ({"poll": "0s"}, "--poll '0s' is not allowed; allowed: > 0"),
+        ({"poll": "0s"}, "--poll: '0s' is not allowed; allowed: > 0"),
         ({"peers": "a:1"}, "--peers has no effect with one shard"),
         ({"shard": "2/2"}, "2/2"),
         ({"sync_max_delay": "1s"}, "--sync-max-delay has no effect without --sync-after-updates or --sync-after-move"),
         ({"sync_after_updates": 2}, "have no effect without --follow"),
-        ({"sync_interval": "1s"}, "--sync-interval: has no effect without --follow"),
-        ({"ssd_path": "/"}, "--ssd-path: needs --memory-budget"),
+        ({"sync_interval": "1s"}, "--sync-interval has no effect without --follow"),
+        ({"ssd_path": "/"}, "--ssd-path: it needs --memory-budget"),
         ({"grace": "soon"}, "soon"),
     ],
 )

@@ -179,5 +179,5 @@ def test_unreadable_files(tmp_path):
         first_line(str(fake))
     endless = tmp_path / "endless"
     endless.write_bytes(b"one\n" + b"x" * (10 << 20))
-    with pytest.raises(InvalidArgument, match="line 2: longer than 1048576 bytes"):
+    with pytest.raises(InvalidArgument, match="line 2: the line is longer than 1048576 bytes"):
         list(read_windows(str(endless), 10))

@@ -104,7 +104,7 @@ def test_a_pattern_without_a_layer_is_an_error(session: sr.Session) -> None:
 
 def test_names_in_use_are_an_error(session: sr.Session, cluster: sr.InProcessCluster) -> None:
     sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with pytest.raises(sr.FailedPrecondition, match=r"'tower\.user_id' is in use by this session"):
+    with pytest.raises(sr.FailedPrecondition, match=r"'tower\.user_id' is already in use by this session"):
         sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
     with cluster.connect("ads") as other, pytest.raises(sr.FailedPrecondition, match="already bound in this process"):
         sr.distribute(Model(), other, optimizer=SGD, min_rows=10)
@@ -132,7 +132,7 @@ def test_weight_is_not_there(session: sr.Session) -> None:
 
 def test_a_layer_that_is_excluded_stays_local(session: sr.Session) -> None:
     for given, words in (
-        ("tower.*", r"exclude='tower\.\*' is not allowed; allowed: patterns, as \['tower\.\*'\]"),
+        ("tower.*", r"exclude: 'tower\.\*' is not allowed; allowed: a sequence of patterns, such as \['tower\.\*'\]"),
         (["towr.*"], r"exclude 'towr\.\*' matches no layer; layers to distribute: tower\.user_id"),
     ):
         with pytest.raises(sr.InvalidArgument, match=words):
@@ -148,7 +148,7 @@ def test_a_layer_that_is_excluded_stays_local(session: sr.Session) -> None:
 
 def test_a_model_is_distributed_once(session: sr.Session) -> None:
     model = sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with pytest.raises(sr.FailedPrecondition, match=r"tower\.user_id.* of the model are distributed already"):
+    with pytest.raises(sr.FailedPrecondition, match=r"layers tower\.user_id.* are distributed already"):
         sr.distribute(model, session, optimizer=SGD, min_rows=10)
 
 

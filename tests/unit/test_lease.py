@@ -96,4 +96,4 @@ def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogC
         lease.end()
     server.stop(None)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("a shard cannot be asked at its place: shard 1: no sign of life from its process")
+    assert line.startswith("a shard cannot be reached: shard 1: no sign of life from its process")

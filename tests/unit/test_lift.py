@@ -206,7 +206,7 @@ def test_layers_left_whole_are_refused_as_operators_are(session: sr.Session) -> 
 def test_arguments_are_checked(session: sr.Session) -> None:
     with pytest.raises(sr.InvalidArgument, match="no lookup reads a weight of min_rows=41 rows"):
         lift(exported(model()), session, min_rows=ROWS + 1)
-    with pytest.raises(sr.InvalidArgument, match="a Ranker is not allowed; allowed: ExportedProgram"):
+    with pytest.raises(sr.InvalidArgument, match="program: type: 'Ranker' is not allowed; allowed: ExportedProgram"):
         lift(model(), session)
     with pytest.raises(sr.InvalidArgument, match=r"tables\['x\*'\] matches no layer"):
         lift(exported(model()), session, tables={"x*": sr.Table()})

@@ -334,9 +334,9 @@ def test_what_cannot_be_wrapped_is_refused(session: sr.Session) -> None:
     dense = sgd(distributed(session))
     lbfgs = torch.optim.LBFGS([torch.zeros(1, requires_grad=True)])
     for given, words in (
-        ("adam", "of type str is not allowed"),
-        (session.wrap(dense), "is the session's already"),
-        (session.optimizer, "is the session's already"),
+        ("adam", "session.wrap.dense: type: 'str' is not allowed"),
+        (session.wrap(dense), "is wrapped already, or is session.optimizer"),
+        (session.optimizer, "is wrapped already, or is session.optimizer"),
         (lbfgs, "LBFGS calls its closure"),
     ):
         with pytest.raises(sr.InvalidArgument, match=words):

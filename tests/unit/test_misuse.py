@@ -174,7 +174,7 @@ def test_every_call_after_a_fork_says_so(session: sr.Session) -> None:
 
 def test_a_row_norm_must_be_above_0(session: sr.Session) -> None:
     for value in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(sr.InvalidArgument, match=r"clip_row_norm .* is not allowed; allowed: > 0"):
+        with pytest.raises(sr.InvalidArgument, match=r"clip_row_norm: .* is not allowed; allowed: > 0"):
             session.step(clip_row_norm=value)
 
 

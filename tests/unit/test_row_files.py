@@ -153,8 +153,16 @@ BAD_FILES: dict[str, tuple[Callable[[Path], str], type[sr.SparserowError], str]]
         "null",
     ),
     "negative": (lambda p: parquet(p / "f.parquet", [-7], GOOD), sr.InvalidArgument, "-7 is not allowed"),
-    "float keys": (lambda p: parquet(p / "f.parquet", [0.5], GOOD), sr.InvalidArgument, "type double"),
-    "text vectors": (lambda p: parquet(p / "f.parquet", [1], ["x"]), sr.InvalidArgument, "type string"),
+    "float keys": (
+        lambda p: parquet(p / "f.parquet", [0.5], GOOD),
+        sr.InvalidArgument,
+        "type: 'double' is not allowed",
+    ),
+    "text vectors": (
+        lambda p: parquet(p / "f.parquet", [1], ["x"]),
+        sr.InvalidArgument,
+        "type: 'string' is not allowed",
+    ),
     "no column": (
         lambda p: pq.write_table(pa.table({"id": [1]}), p / "f.parquet") or str(p / "f.parquet"),
         sr.InvalidArgument,

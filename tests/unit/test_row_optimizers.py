@@ -60,9 +60,9 @@ class Own(optim.SGD):
         (partial(optim.SGD, rate=1.0), r"unexpected keyword argument 'rate'"),
         (optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]},
                     {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5}]), "2 groups with different options"),
-        (stepped(), "has stepped, and its state would be left behind"),
-        ("adam", r"'adam' is no optimizer"),
-        (None, r"None is no optimizer"),
+        (stepped(), "has stepped, and its state would be lost"),
+        ("adam", r"'adam' is not allowed; allowed: sr\.SGD"),
+        (None, r"None is not allowed; allowed: sr\.SGD"),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_refused_by_name(given: Any, words: str) -> None:

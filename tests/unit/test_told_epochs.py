@@ -27,4 +27,4 @@ def test_the_same_run_reads_what_it_told_and_another_does_not(tmp_path: Path) ->
 def test_a_broken_file_is_told_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
     (tmp_path / "epochs.json").write_text(text)
     assert ToldEpochs(str(tmp_path), RunIdentity("mine")).read() == {}
-    assert "epochs.json: cannot be read" in caplog.text
+    assert "epochs.json cannot be read" in caplog.text

@@ -1,4 +1,4 @@
-"""``save`` and ``restore``: rows, dense side, reader and clock of a job in one checkpoint (docs/checkpoints.md)."""
+"""Saves and restores a job: its rows, dense side, reader and clock in one checkpoint (docs/checkpoints.md)."""
 
 from .restore import RestoredCheckpoint, restore
 from .save import SavedCheckpoint, keep_rows, save

@@ -1,4 +1,4 @@
-"""The random numbers of a process: torch on every device, numpy's and Python's own."""
+"""Saves and restores the random number generators of a process: torch's on every device, numpy's and Python's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Where all generators stand."""
+    """Returns the states of all generators."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -21,7 +21,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts all generators where :func:`random_state` found them; GPUs as far as there are as many."""
+    """Sets all generators to the states from :func:`random_state`; those of GPUs only if their number is the same."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,4 +1,4 @@
-"""``restore``: all workers of a job, and all shards, go back to a checkpoint together."""
+"""``restore``: sets all workers of a job, and all shards, back to a checkpoint together."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
 
 @dataclass(frozen=True)
 class RestoredCheckpoint:
-    """What a restore brought back.
+    """The result of a restore.
 
     Attributes:
-        name: of the checkpoint.
-        step: the last one in it; -1: none. The session goes on with the one after it, or after its own last one where
-            that is later.
-        rows: in all tables, on all shards.
-        extra: what this worker gave to ``save``, or rank 0 where it was not there; {} without.
-        config: as given to ``save``.
+        name: the name of the checkpoint.
+        step: the last step in the checkpoint; -1 when it has no step. The session goes on with the step after it, or
+            after the session's own last step when that is later.
+        rows: the number of rows in all tables, on all shards.
+        extra: the values that this worker gave to ``save`` as ``extra``. A rank that the checkpoint lacks gets those of
+            rank 0. {} when none were given.
+        config: the values that ``save`` was given as ``config``.
     """
 
     name: str
@@ -57,35 +58,39 @@ def restore(
     reset_optimizer: bool = False,
     deadline_sec: float = 3600.0,
 ) -> RestoredCheckpoint:
-    """Puts the cluster and this worker back to a checkpoint; every worker of the job calls it, and no other job may be
-    at work on the cluster.
+    """Sets the cluster and this worker back to a checkpoint.
 
-    It does not matter how many shards or workers wrote it. Rows get weights, optimizer state, versions and update
-    counts back bit for bit. Tables of the session's namespace that the checkpoint does not have are empty afterwards.
-    Each worker gets back its own reader and random numbers where it was there; those of one that was not are as they
-    are. Call it before the first step of a session with a row cache.
+    Every worker of the job calls it, and no other job may run on the cluster. The number of shards or workers that
+    wrote the checkpoint does not matter. Weights, optimizer state, versions and update counts of rows come back bit for
+    bit. Tables of the session's namespace that the checkpoint does not have are empty afterwards. Each worker's reader
+    and random numbers come back if the worker's rank was there when the checkpoint was saved; otherwise its random
+    numbers stay as they are. With a row cache, call it before the first step of the session.
 
     Args:
-        url: as given to ``save``.
-        name: of the checkpoint; None: the newest.
-        model: as given to ``save``; None leaves it out.
-        optimizer: as given to ``save``; None leaves it out.
-        scaler: as given to ``save``; None leaves it out.
-        scheduler: as given to ``save``; None leaves it out.
-        reader: as given to ``save``; None leaves it out.
-        renames: tables by another name now, {name in the checkpoint: present name}, within the session's namespace or
-            as NAMESPACE/NAME. The rows of a renamed table get new versions.
-        tables: only these, by their names in the checkpoint; None: all. With it other tables stay as they are: a warm
-            start.
-        reset_optimizer: of tables whose optimizer is another one by now, the state begins anew. Without it they are
-            refused.
-        deadline_sec: of the whole.
+        session: the session of this worker.
+        url: the URL that ``save`` was given.
+        name: the name of the checkpoint; None: the newest.
+        model: the model to load; None: no model is loaded.
+        optimizer: the dense optimizer to load; None: none is loaded.
+        scaler: the scaler of the loss to load; None: none is loaded.
+        scheduler: one scheduler or several to load, in the order that ``save`` was given; None: none are loaded.
+        reader: the reader to load; None: none is loaded.
+        renames: tables that have another name now, {name in the checkpoint: present name}. A name is within the
+            session's namespace, or NAMESPACE/NAME. The rows of a renamed table get new versions.
+        tables: the tables to restore, by their names in the checkpoint; all other tables stay as they are (a warm
+            start). None: all tables.
+        reset_optimizer: whether tables whose optimizer has changed since start with fresh optimizer state. False: such
+            tables are refused.
+        deadline_sec: the deadline of the whole restore, in seconds.
+
+    Returns:
+        The name, step and contents of the restored checkpoint.
 
     Raises:
-        NotFound: there is no such checkpoint, or it lacks what was asked for.
-        FailedPrecondition: another job is at work; the slot count, or a table's dim, dtype or optimizer, is another
-            one; the session is within a step.
-        DataLoss: a file is missing or damaged (names it).
+        NotFound: there is no such checkpoint, or it lacks a state that was asked for.
+        FailedPrecondition: another job runs on the cluster; the slot count, or a table's dim, dtype or optimizer,
+            differs; or the session is within a step.
+        DataLoss: a file is missing or damaged; the text names it.
     """
     control, identity = cluster_of(session, "restore")
     session.flush()
@@ -136,13 +141,13 @@ def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) ->
     assert scheduler is not None
     schedulers = several(scheduler)
     if len(schedulers) != len(states):
-        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, {len(schedulers)} are given")
+        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, but {len(schedulers)} are given")
     for each, state in zip(schedulers, states, strict=True):
         each.load_state_dict(state)
 
 
 class _States:
-    """What the workers gave, read when it is asked for."""
+    """The states of the workers in a checkpoint; each file is read when it is first asked for."""
 
     def __init__(self, folder: Folder, manifest: files.Manifest) -> None:
         self._folder = folder
@@ -150,7 +155,7 @@ class _States:
         self._read: dict[int, dict[str, Any]] = {}
 
     def of_rank(self, rank: int) -> dict[str, Any] | None:
-        """The state tree of a rank; None when it was not there."""
+        """Returns the state tree of a rank; None when the checkpoint has none for it."""
         entry = self._entries.get(rank)
         if entry is None:
             return None

@@ -1,4 +1,4 @@
-"""``save``: all workers of a job together put rows, dense side and readers into a checkpoint."""
+"""``save``: all workers of a job together write rows, dense side and readers into a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..session.session import Session
 from .random_state import random_state
 from .state_tree import encode_tree
 
-_WAIT_SEC = 5.0  # between two looks at a save that is being written
+_WAIT_SEC = 5.0  # how long one request to the coordinator waits for a save to be written
 
 
 class Stateful(Protocol):
-    """What has a state to be saved: a scheduler, a reader, a prefetched loader."""
+    """An object whose state can be saved, such as a scheduler, a reader or a prefetched loader."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
@@ -34,11 +34,12 @@ OneOrMore = Stateful | Sequence[Stateful]
 
 
 class SavedCheckpoint:
-    """A save whose cut is made. Made by :func:`save`.
+    """A checkpoint whose cut is made and whose files may still be being written. :func:`save` makes it.
 
     Attributes:
-        url: the folder that checkpoints are kept in; ``name`` is this one's.
-        step: the last one in it; -1: none.
+        url: the URL of the folder of checkpoints.
+        name: the name of this checkpoint, which is its folder in ``url``.
+        step: the last step in the checkpoint; -1 when it has no step.
     """
 
     def __init__(self, control: ControlClient, url: str, name: str, step: int) -> None:
@@ -46,19 +47,22 @@ class SavedCheckpoint:
         self.url, self.name, self.step = url, name, step
 
     def is_done(self) -> bool:
-        """Whether its manifest is written.
+        """Returns whether the checkpoint's manifest is written.
 
         Raises:
-            SparserowError: why it failed; older checkpoints are as they were.
+            SparserowError: the save has failed; older checkpoints are unchanged.
         """
         return self._look(0.0)
 
     def wait(self, deadline_sec: float = 3600.0) -> None:
-        """Returns when its manifest is written.
+        """Waits until the checkpoint's manifest is written.
+
+        Args:
+            deadline_sec: how long to wait, in seconds.
 
         Raises:
-            DeadlineExceeded: it is not, in time; writing goes on.
-            SparserowError: why it failed; older checkpoints are as they were.
+            DeadlineExceeded: the manifest was not written in time; writing goes on.
+            SparserowError: the save has failed; older checkpoints are unchanged.
         """
         deadline = time.monotonic() + deadline_sec
         while not self._look(min(_WAIT_SEC, max(0.0, deadline - time.monotonic()))):
@@ -89,37 +93,45 @@ def save(
     wait: bool = True,
     deadline_sec: float = 600.0,
 ) -> SavedCheckpoint:
-    """Saves the job; every worker of it calls this after the same step (whatever step it is in, with bounded or no
-    staleness).
+    """Saves the job in a checkpoint.
 
-    Rows are those of one instant, after exactly the steps that were taken; training goes on while they are written.
-    The learning rates of the tables and the state of all random number generators are always in it. A save that fails
-    or is killed leaves nothing that looks like a checkpoint, and the next one cleans up.
+    Every worker of the job calls it. At staleness 0 all workers call it after the same step; otherwise each calls it
+    in whatever step it is. Rows are those of one instant, after exactly the steps that were taken; training goes on
+    while they are written. The learning rates of the tables and the states of all random number generators are always
+    included. A save that fails or is killed leaves nothing that looks like a checkpoint, and the next save cleans up.
 
     Args:
-        url: a folder, by path or URL (fsspec), that this worker, the coordinator and all shards can write. Checkpoints
-            of one cluster at a time are kept in it; each gets a folder ``save-N`` there.
-        model: its dense tensors; rank 0's count, DDP is looked through.
-        optimizer: the dense one, ZeRO's included.
-        scaler: of the loss.
-        scheduler: one or several.
-        reader: what has a ``state_dict``: a reader, a ``prefetch``, torchdata's loaders; each worker's own.
-        extra: plain values of this worker's own: nested dicts and lists of numbers, strings, tensors.
-        config: plain values that ``sparserow checkpoint inspect`` shows.
-        keep: afterwards all but the newest so many checkpoints in ``url`` are removed; None: none is.
-        full_every: of so many saves one holds all rows, the others those that changed since the one before, which they
-            need; 1: each holds all. All rows are saved as well when what changed weighs as much, and after a restore.
-        side_budget: bytes of each shard for files that are being written and images of rows that change before they are
-            (three quarters of it); None: a tenth of what its rows take. When images have no more room, commits wait.
-        wait: until it is written; False: only until the cut is made.
-        deadline_sec: for the other workers to come, and for each wait.
+        session: the session of this worker.
+        url: a folder, by path or URL (fsspec), that this worker, the coordinator and all shards can write. It holds the
+            checkpoints of one cluster at a time, each in a folder ``save-N``.
+        model: the model whose dense tensors are saved, with or without DDP; those of rank 0 are used. None: no model.
+        optimizer: the dense optimizer; ZeRO's is allowed. None: no optimizer.
+        scaler: the scaler of the loss; None: no scaler.
+        scheduler: one scheduler or several; None: no scheduler.
+        reader: this worker's reader, with a ``state_dict``: a reader, a ``prefetch``, or a loader of torchdata. None:
+            no reader.
+        extra: plain values of this worker: nested dicts and lists of numbers, strings and tensors. None: no values.
+        config: plain values that ``sparserow checkpoint inspect`` shows. None: no values.
+        keep: the number of newest checkpoints in ``url`` that are kept afterwards; older ones are removed. None: none
+            is removed.
+        full_every: one of this many saves holds all rows. The other saves hold the rows that changed since the save
+            before, and need that one. 1: every save holds all rows. All rows are also saved after a restore, and when
+            the changed rows would take as many bytes.
+        side_budget: the memory of each shard for the save, in bytes: for files that are being written and, up to three
+            quarters, for images of rows that change before they are written. When there is no more room for images,
+            commits wait. None: a tenth of the memory of the shard's rows.
+        wait: whether to wait until the checkpoint is written; False: only until the cut is made.
+        deadline_sec: how long to wait for the other workers, and for each later phase, in seconds.
+
+    Returns:
+        The checkpoint, by which the caller can wait when ``wait`` is False.
 
     Raises:
-        FailedPrecondition: the session has no cluster, is within a step, or the folder cannot be written.
-        InvalidArgument: an unknown kind of URL, a reader whose place cannot be saved, or a state that no checkpoint
-            can hold.
-        ResourceExhausted: a disk is full. The job can go on; older checkpoints are as they were.
-        Unavailable: a worker came or went meanwhile; save again.
+        FailedPrecondition: the session has no cluster or is within a step, or the folder cannot be written.
+        InvalidArgument: the URL's kind is unknown, the reader's position cannot be saved, or a checkpoint cannot hold
+            a value of the state.
+        ResourceExhausted: a disk is full. The job can go on; older checkpoints are unchanged.
+        Unavailable: a worker joined or left meanwhile; save again.
     """
     control, identity = cluster_of(session, "save")
     if keep is not None and (not isinstance(keep, int) or keep < 1):
@@ -135,7 +147,7 @@ def save(
     if session.core.native.staged_calls:
         raise FailedPrecondition("save: the session is within a step; call it after session.step or session.discard")
     if optimizer is not None and hasattr(optimizer, "consolidate_state_dict"):
-        optimizer.consolidate_state_dict(to=0)  # of ZeRO: all ranks take part
+        optimizer.consolidate_state_dict(to=0)  # with ZeRO, all ranks take part
     url = absolute(url)
     tree = _state(session, model, optimizer, scaler, scheduler, reader, extra)
     name = control.begin_save(url, identity, deadline_sec=deadline_sec)
@@ -167,26 +179,30 @@ def save(
 
 
 def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Mapping[str, Any] | None = None) -> None:
-    """From now on the cluster saves its rows by itself, as long as the session's job goes on: what a shard that ends
-    comes back from, alone, while the others and the workers go on. With bounded or no staleness, where a shard then
-    loses at most what was committed to it since the last of these saves.
+    """Makes the cluster save its rows periodically from now on, as long as the session's job goes on.
 
-    A save holds the rows that changed since the one before; one that fails is told in the coordinator's log, and the
-    next one is tried in time. Any worker may ask, and several may.
+    A shard that ends is restored from these saves alone, while the other shards and the workers go on. It loses at most
+    the commits since the last of these saves. The session must have bounded or no staleness. A save holds the rows that
+    changed since the save before. The coordinator logs a save that fails, and tries the next one in time. Any number of
+    workers may call it.
 
     Args:
-        url: a folder of its own, as ``url`` of :func:`save`.
-        every_sec: from the beginning of a save to that of the next; (0, 86400].
-        config: as of :func:`save`; the saves repeat that of the worker that asked last.
+        session: the session of this worker.
+        url: a folder for these saves only, by path or URL, which the coordinator and all shards can write.
+        every_sec: the time from the beginning of one save to that of the next, in seconds; (0, 86400].
+        config: plain values that ``sparserow checkpoint inspect`` shows. The saves have the values of the worker that
+            called last. None: no values.
 
     Raises:
-        FailedPrecondition: the session has no cluster, or is synchronous: then all go back together.
-        InvalidArgument: an unknown kind of URL, or ``every_sec`` out of range.
-        ResourceExhausted: the job has its rows saved in 16 other folders.
+        FailedPrecondition: the session has no cluster, or has staleness 0, where all shards are restored together.
+        InvalidArgument: the URL's kind is unknown, or ``every_sec`` is out of range.
+        ResourceExhausted: the job's rows are already saved in 16 other folders.
     """
     control, identity = cluster_of(session, "keep_rows")
     if session.core.placement.staleness == 0:
-        raise FailedPrecondition("keep_rows: the session has staleness 0, where all go back together; call save")
+        raise FailedPrecondition(
+            "keep_rows: the session has staleness 0, where all shards are restored together; call save"
+        )
     config_json = "" if config is None else json.dumps(config)
     control.keep_rows(absolute(url), identity, every_sec=every_sec, config_json=config_json)
 
@@ -222,14 +238,18 @@ def _state(
 
 
 def stateful(reader: Any, where: str) -> Stateful:
-    """The reader, whose place can be saved.
+    """Returns ``reader`` if its position can be saved.
+
+    Args:
+        reader: the reader.
+        where: the argument's name in error texts.
 
     Raises:
-        InvalidArgument: it cannot.
+        InvalidArgument: the reader has no ``state_dict`` and ``load_state_dict``.
     """
     if not (hasattr(reader, "state_dict") and hasattr(reader, "load_state_dict")):
         raise InvalidArgument(
-            f"{where}: {type(reader).__name__} has no state_dict and load_state_dict, so its place cannot be saved; "
+            f"{where}: {type(reader).__name__} has no state_dict and load_state_dict, so its position cannot be saved; "
             "allowed: torchdata's StatefulDataLoader, sr.prefetch of one, or None"
         )
     checked: Stateful = reader
@@ -237,10 +257,14 @@ def stateful(reader: Any, where: str) -> Stateful:
 
 
 def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdentity]:
-    """The coordinator of a session and the session's identity there.
+    """Returns the client of a session's coordinator, and the worker's identity there.
+
+    Args:
+        session: the session.
+        what: the name of the calling function, for error texts.
 
     Raises:
-        FailedPrecondition: its shards are in this process.
+        FailedPrecondition: the session's shards are in this process.
     """
     if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition(f"{what}: the session's shards are in this process; it needs a cluster (connect)")
@@ -248,12 +272,12 @@ def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdenti
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The module within DDP."""
+    """Returns the model itself, without DDP."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     assert isinstance(inner, nn.Module)
     return inner
 
 
 def several(scheduler: OneOrMore) -> Sequence[Stateful]:
-    """A sequence of one or more."""
+    """Returns the schedulers as a sequence."""
     return scheduler if isinstance(scheduler, Sequence) else [scheduler]

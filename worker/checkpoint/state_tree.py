@@ -1,4 +1,4 @@
-"""Writes state of optimizers, models and loaders as a safetensors file; ``proto/checkpoint/state_tree.py`` reads it."""
+"""Encodes states of optimizers, models and loaders as safetensors; ``proto/checkpoint/state_tree.py`` decodes them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ _OF_NUMPY[np.dtype(np.float16)] = "F16"
 
 
 def encode_tree(tree: Mapping[str, Any], metadata: Mapping[str, str]) -> Encoded:
-    """The file of nested dicts, lists and tuples of tensors, arrays, numbers, strings and None.
+    """Encodes nested dicts, lists and tuples of tensors, arrays, numbers, strings and None as one file.
+
+    Args:
+        tree: the values.
+        metadata: further entries of the file's metadata.
 
     Raises:
-        InvalidArgument: there is something else in it; says where.
+        InvalidArgument: the tree holds a value of another type; the text has its path.
     """
     tensors: dict[str, Tensor] = {}
     plain = _plain(tree, "", tensors)
@@ -81,6 +85,6 @@ def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     is_bfloat16 = on_host.dtype is torch.bfloat16
     values = on_host.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else on_host.numpy()
     if on_host.data_ptr() == value.data_ptr():
-        values = values.copy()  # training goes on while it is written
+        values = values.copy()  # as training changes the tensor while the file is written
     tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[on_host.dtype], values)
     return name

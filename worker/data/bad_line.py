@@ -1,4 +1,4 @@
-"""A line that is not what the layout says: an error with its place, or a count."""
+"""The error for a malformed line, with its place, and the policy that raises it or counts it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _SHOWN_CHARACTERS = 40
 
 
 def shown(token: bytes) -> str:
-    """A field as an error message shows it: printable and short."""
+    """Returns a field in a printable and short form for error texts."""
     text = token.decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")
 
 
 class BadLine(InvalidArgument):
-    """A malformed data line: file, line (1-based), column and what was expected.
+    """The error for a malformed data line; the text has its place and the expected form.
 
     Attributes:
-        path: the file.
-        line: 1-based line number in it.
-        column: name of the column, or None when the line as a whole is wrong.
+        path: the path of the file.
+        line: the line number, from 1.
+        column: the name of the column; None when the line as a whole is wrong.
     """
 
     def __init__(self, path: str, line: int, column: str | None, problem: str) -> None:
@@ -32,17 +32,18 @@ class BadLine(InvalidArgument):
         self._problem = problem
 
     def __reduce__(self) -> tuple[type[BadLine], tuple[str, int, str | None, str]]:
-        """Ray and multiprocessing carry errors from process to process."""
+        """Makes the error picklable, since Ray and multiprocessing send errors between processes."""
         return BadLine, (self.path, self.line, self.column, self._problem)
 
 
 @dataclass
 class BadLinePolicy:
-    """``error`` raises at the first bad line; ``skip`` drops the line and counts it.
+    """The policy for bad lines: ``error`` raises at the first one; ``skip`` drops bad lines and counts them.
 
     Attributes:
-        count: bad lines skipped so far in this pass.
-        first: the first of them.
+        on_bad_line: "error" or "skip".
+        count: the number of bad lines skipped so far in this pass.
+        first: the first bad line that was skipped; None: there was none.
     """
 
     on_bad_line: Literal["error", "skip"] = "error"
@@ -50,10 +51,10 @@ class BadLinePolicy:
     first: BadLine | None = field(default=None, repr=False)
 
     def meet(self, bad: BadLine) -> None:
-        """Counts ``bad``.
+        """Counts a bad line, or raises it.
 
         Raises:
-            BadLine: when the policy is ``error``.
+            BadLine: the policy is ``error``.
         """
         if self.on_bad_line == "error":
             raise bad

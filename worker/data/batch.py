@@ -1,4 +1,4 @@
-"""What a reader yields."""
+"""The batches that a reader of click logs yields."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one step on one worker. B may be 0: every rank yields the same number of batches.
+    """The samples of one step on one worker. B may be 0, as every rank yields the same number of batches.
 
     Attributes:
-        dense: (B, n_dense) float32, transformed numeric features.
-        sparse: (B, n_sparse) int64, one 63-bit key a column.
-        labels: (B) float32, 0 or 1.
+        dense: the transformed numeric features, (B, n_dense) float32.
+        sparse: the keys, one of 63 bits for each column, (B, n_sparse) int64.
+        labels: the labels, 0 or 1, (B) float32.
     """
 
     dense: torch.Tensor
@@ -25,5 +25,5 @@ class Batch:
         return int(self.labels.shape[0])
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``; itself when it is there already."""
+        """Returns the batch on ``device``; tensors that are there already are not copied."""
         return Batch(self.dense.to(device), self.sparse.to(device), self.labels.to(device))

@@ -1,6 +1,6 @@
-"""The tensors of a batch, however it is nested: tuples, lists, mappings, named tuples, dataclasses, jagged tensors.
+"""Finds and maps the tensors of a nested batch: tuples, lists, mappings, named tuples, dataclasses, jagged tensors.
 
-A jagged tensor by keys is any object with the methods of torchrec's ``KeyedJaggedTensor``; torchrec is not imported.
+A keyed jagged tensor is any object with the methods of torchrec's ``KeyedJaggedTensor``; torchrec is not imported.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-# How to reach a tensor from its batch: indexes, keys and attributes.
+# The indexes, keys and attributes that lead from a batch to a tensor.
 Path: TypeAlias = tuple[Any, ...]
-# What the native half needs of a tensor: address as the ops see it, address on the host, sizes, strides, item bytes.
+# A tensor for the native half: address as the ops see it, address on the host, sizes, strides, bytes per item.
 Description: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 _ID_DTYPES = (torch.int64, torch.int32)
@@ -28,13 +28,13 @@ class _Attribute:
 
 @dataclasses.dataclass(frozen=True)
 class _JaggedKey:
-    """One key of a jagged tensor; None stands for the values of all keys."""
+    """One key of a keyed jagged tensor; None stands for the values of all keys."""
 
     name: str | None
 
 
 def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor of the batch, with its path."""
+    """Yields every tensor of a batch with its path, which begins with ``path``."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -54,17 +54,17 @@ def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def id_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor that can hold ids: int64 or int32, strided, of at least one dimension; with its path."""
+    """Yields, with its path, every tensor that can hold ids: int64 or int32, strided, with at least one dimension."""
     return (item for item in tensors_of(value, path) if can_hold_ids(item[1]) and item[1].dim() > 0)
 
 
 def can_hold_ids(tensor: Tensor) -> bool:
-    """Whether a lookup takes this tensor: int64 or int32, strided."""
+    """Returns whether a lookup accepts this tensor as ids: it must be int64 or int32, and strided."""
     return tensor.dtype in _ID_DTYPES and tensor.layout == torch.strided
 
 
 def tensor_at(value: Any, path: Path) -> Tensor | None:
-    """The tensor at ``path``; None when this batch has none there."""
+    """Returns the tensor at ``path``; None when this batch has no tensor there."""
     for step in path:
         try:
             if isinstance(step, _JaggedKey):
@@ -91,7 +91,7 @@ def _jagged_steps(value: Any) -> tuple[_JaggedKey, ...]:
 
 
 def _jagged_part(value: Any, step: _JaggedKey) -> Tensor | None:
-    """The values of a key, in the memory of the whole; None when the object is not as it seems."""
+    """Returns the values of a key as a view of all values; None when the object does not act like a jagged tensor."""
     try:
         if not hasattr(type(value), "offset_per_key"):
             part = value.values() if step.name is None else value.to_dict()[step.name].values()
@@ -106,7 +106,7 @@ def _jagged_part(value: Any, step: _JaggedKey) -> Tensor | None:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with every tensor changed; what is no tensor stays as it is."""
+    """Returns the batch with ``change`` applied to every tensor; other values stay."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -122,7 +122,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def on_host(tensor: Tensor) -> Tensor | None:
-    """A copy on the host with the same strides, the tensor itself when it is there; None when strides would differ."""
+    """Returns the tensor on the host with the same strides; None when a copy would have other strides."""
     if tensor.device.type == "cpu":
         return tensor
     host = tensor.cpu()
@@ -130,7 +130,10 @@ def on_host(tensor: Tensor) -> Tensor | None:
 
 
 def description(tensor: Tensor | None, host: Tensor | None) -> Description:
-    """Of a batch tensor and its copy on the host; of none, one without elements."""
+    """Returns the description of a tensor and its copy on the host.
+
+    It describes a tensor without elements when either is None or their strides differ.
+    """
     if tensor is None or host is None or tensor.stride() != host.stride():
         return _ABSENT
     return (tensor.data_ptr(), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())

@@ -1,7 +1,8 @@
-"""The Criteo click logs: a label, 13 numbers I1..I13, 26 hexadecimal tokens C1..C26.
+"""The format of the Criteo click logs: a label, 13 numbers I1..I13 and 26 hexadecimal tokens C1..C26.
 
-Both published forms are read, and told apart by the first line: tab-separated without a header, and comma-separated
-with the header ``label,I1,...,C26`` (in any order). Missing values are empty fields. Numbers pass ``log``.
+Both published forms are read: tab-separated without a header, and comma-separated with the header
+``label,I1,...,C26`` in any order. The first line decides which form a file has. Missing values are empty fields. The
+logarithm of numbers is taken.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _FEATURES = FeatureSpec(
 
 
 def criteo_format(path: str) -> FileFormat:
-    """The form of one Criteo file, from its first line.
+    """Returns the format of a Criteo file, which its first line shows.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
-        InvalidArgument: the file is empty, or its first line has not the 40 columns.
+        InvalidArgument: the file is empty, or its first line does not have the 40 columns.
     """
     line = first_line(path).decode("utf-8", "replace")
     if not line.strip():

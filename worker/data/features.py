@@ -1,15 +1,15 @@
-"""From decoded lines to what a model reads: transforms of numbers, and numbers cut into buckets.
+"""Turns decoded lines into the inputs of a model: transforms numbers, and cuts numbers into buckets.
 
-Transforms of a number x, in this order:
+The transforms of a number x are applied in this order:
 
-* ``log``: ``sign(x) * log(1 + |x|)``, defined everywhere (Criteo's counts reach -3).
-* ``standardize``: ``(x - mean) / std`` over the training file, after ``log`` when both are asked for; std 0 counts
-  as 1.
-* a missing number is 0 after these: the mean, when standardised.
+* ``log``: ``sign(x) * log(1 + |x|)``, which is defined everywhere (Criteo's counts reach -3).
+* ``standardize``: ``(x - mean) / std`` over the training files, after ``log`` when both are asked for; a std of 0
+  counts as 1.
+* A missing number becomes 0 after these transforms, which is the mean when it is standardised.
 
-A *bucket* column makes one more sparse id of a number: the index of its quantile bucket over the training file,
-edges included on the left, 0 .. buckets-1, and ``buckets`` when missing. When the file has fewer distinct values than
-that, each has a bucket of its own.
+A *bucket* column turns a number into one more sparse id: the index of its quantile bucket over the training files. A
+bucket includes its left edge. Indexes are 0 .. buckets-1, and ``buckets`` for a missing number. When there are fewer
+distinct values than buckets, each value has a bucket of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ _SAMPLE_SEED = 20
 
 @dataclass(frozen=True)
 class DenseFeature:
-    """A numeric input: ``source`` is a column of ``Lines.numeric``."""
+    """A numeric input of the model.
+
+    Attributes:
+        name: the name of the input.
+        source: the number of its column in ``Lines.numeric``.
+        log: whether the logarithm is taken.
+        standardize: whether mean and std are removed.
+    """
 
     name: str
     source: int
@@ -39,7 +46,13 @@ class DenseFeature:
 
 @dataclass(frozen=True)
 class BucketFeature:
-    """A number as a sparse id: ``source`` is a column of ``Lines.numeric``."""
+    """A sparse input that is made of a number.
+
+    Attributes:
+        name: the name of the input.
+        source: the number of its column in ``Lines.numeric``.
+        buckets: the number of buckets, without the one for missing numbers.
+    """
 
     name: str
     source: int
@@ -48,7 +61,13 @@ class BucketFeature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """What a model reads: ``dense`` numbers, and sparse ids of ``categorical`` columns, then of ``buckets``."""
+    """The inputs that a model reads.
+
+    Attributes:
+        dense: the numeric inputs.
+        categorical: names of the categorical columns, which are the first sparse inputs.
+        buckets: the bucket columns, which are the last sparse inputs.
+    """
 
     dense: tuple[DenseFeature, ...]
     categorical: tuple[str, ...]
@@ -56,22 +75,24 @@ class FeatureSpec:
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
-        """Names of the sparse columns, in the order of ``Batch.sparse``."""
+        """The names of the sparse columns, in the order of ``Batch.sparse``."""
         return (*self.categorical, *(bucket.name for bucket in self.buckets))
 
     @property
     def needs_fit(self) -> bool:
-        """Whether the transforms depend on the training file."""
+        """Whether the transforms need statistics of the training files."""
         return bool(self.buckets) or any(feature.standardize for feature in self.dense)
 
 
 @dataclass(frozen=True)
 class Features:
-    """A spec with its statistics: a pure function from lines to model inputs.
+    """The inputs of a model with their statistics: a pure function from lines to inputs.
 
     Attributes:
-        mean, std: (n_dense) float64; 0 and 1 where not standardised.
-        edges: one sorted float64 array a bucket feature, at most buckets - 1 inner edges.
+        spec: the inputs.
+        mean: the means, (n_dense) float64; 0 for inputs that are not standardised.
+        std: the standard deviations, (n_dense) float64; 1 for inputs that are not standardised.
+        edges: for each bucket column, its inner edges: a sorted float64 array of at most buckets - 1 values.
     """
 
     spec: FeatureSpec
@@ -80,7 +101,7 @@ class Features:
     edges: tuple[npt.NDArray[np.float64], ...] = ()
 
     def dense(self, lines: Lines) -> npt.NDArray[np.float32]:
-        """(n, n_dense) float32."""
+        """Returns the numeric inputs of the lines, (n, n_dense) float32."""
         out = np.empty((len(lines), len(self.spec.dense)), dtype=np.float32)
         for column, feature in enumerate(self.spec.dense):
             value = (_transformed(lines, feature) - self.mean[column]) / self.std[column]
@@ -88,7 +109,7 @@ class Features:
         return out
 
     def sparse(self, lines: Lines) -> npt.NDArray[np.int64]:
-        """(n, n_sparse) int64."""
+        """Returns the sparse inputs of the lines, (n, n_sparse) int64."""
         ids = [lines.keys]
         for feature, edges in zip(self.spec.buckets, self.edges, strict=True):
             value = lines.numeric[:, feature.source]
@@ -97,7 +118,7 @@ class Features:
         return np.concatenate(ids, axis=1)
 
     def state(self) -> dict[str, Any]:
-        """The statistics as plain lists."""
+        """Returns the statistics as plain lists."""
         return {
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
@@ -106,7 +127,7 @@ class Features:
 
     @staticmethod
     def from_state(spec: FeatureSpec, state: dict[str, Any]) -> Features:
-        """The inverse of :meth:`state`."""
+        """Returns the features with the given inputs and the statistics from :meth:`state`."""
         edges = tuple(np.array(values, dtype=np.float64) for values in state["edges"])
         return Features(spec, np.array(state["mean"]), np.array(state["std"]), edges)
 
@@ -117,10 +138,14 @@ def _transformed(lines: Lines, feature: DenseFeature) -> npt.NDArray[np.float64]
 
 
 def fit(spec: FeatureSpec, training: Iterable[Lines]) -> Features:
-    """Takes the statistics of one pass over the training lines.
+    """Computes the statistics of the inputs in one pass over the training lines.
 
-    Mean and std are exact (merged as in Chan et al. 1979). Quantiles are exact up to 200,000 rows, and beyond that of
-    a uniform sample of so many rows, drawn with a fixed seed. ``training`` is not touched when nothing needs it.
+    Mean and std are exact (merged as in Chan et al. 1979). Quantiles are exact up to 200,000 rows; beyond, they are
+    those of a uniform sample of 200,000 rows, drawn with a fixed seed.
+
+    Args:
+        spec: the inputs.
+        training: the training lines; they are not read when no input needs statistics.
     """
     width = len(spec.dense)
     if not spec.needs_fit:
@@ -142,7 +167,7 @@ def _present(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class _Moments:
-    """Running mean and sum of squared deviations."""
+    """A running mean and a running sum of squared deviations."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -162,12 +187,12 @@ class _Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1 when the values are all equal, or none was added."""
+        """The population standard deviation; 1 when all values are equal, or none was added."""
         return (self._squares / self.count) ** 0.5 if self._squares > 0 else 1.0
 
 
 class _Sample:
-    """A uniform sample of a stream: each value draws a random rank, the lowest ranks stay."""
+    """A uniform sample of a stream: each value draws a random rank, and the values with the lowest ranks stay."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

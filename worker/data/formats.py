@@ -1,7 +1,7 @@
-"""What a reader must know of a file format: one factory a format, chosen by ``data.format`` of a job.
+"""The description of a file's format for a reader. Each format has a factory, which ``data.format`` of a job chooses.
 
-To add a format: a function from a path to :class:`FileFormat` in a file of its own, a value of ``DataConfig.format``,
-and a case in ``open_reader``.
+A new format needs a function from a path to :class:`FileFormat` in a file of its own, a value of
+``DataConfig.format``, and a case in ``open_reader``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from .line_layout import LineLayout
 
 @dataclass(frozen=True)
 class FileFormat:
-    """One file's layout, whether its first line is a header, and what the model reads of it."""
+    """The format of one file.
+
+    Attributes:
+        layout: the layout of its lines.
+        header: whether its first line is a header.
+        features: the inputs that the model reads from it.
+    """
 
     layout: LineLayout
     header: bool

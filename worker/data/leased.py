@@ -1,7 +1,8 @@
-"""Batches of the parts of an epoch that the coordinator leases to this worker, for workers that come and go.
+"""Reads the chunks of an epoch that the coordinator leases to this worker, so that workers may join and leave.
 
-A *chunk* is a run of whole lines of one file: every worker cuts the files alike. Which worker trains on a chunk is
-decided when it asks; the batches of a chunk are the same for every worker, a pure function of (seed, epoch, chunk).
+A *chunk* is a run of whole lines of one file; every worker cuts the files in the same way. The coordinator decides
+which worker trains on a chunk when a worker asks for one. The batches of a chunk are the same for every worker: they
+are a pure function of (seed, epoch, chunk).
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ _POLL_SEC = 0.1
 
 @dataclass(frozen=True)
 class Chunk:
-    """Lines of a file."""
+    """A run of whole lines of one file.
+
+    Attributes:
+        file: the number of the file.
+        place: the position of the first line.
+        lines: the number of lines.
+    """
 
     file: int
     place: LinePosition
@@ -32,13 +39,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Trained:
-    """What workers of a run trained on in an epoch.
+    """Sums over the samples that workers of a run trained on in an epoch.
 
     Attributes:
-        samples: batches that were left out, as the rows had them, included.
-        measured: of these, samples whose loss is in ``loss_sum``.
-        loss_sum: of losses.
-        seconds: that workers took, added up.
+        samples: the number of samples, including batches that were skipped because the rows had them already.
+        measured: the number of those samples whose loss is in ``loss_sum``.
+        loss_sum: the sum of the losses.
+        seconds: the time that the workers took, added up, in seconds.
     """
 
     samples: int = 0
@@ -49,7 +56,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class EpochScore:
-    """What worker 0 told after an epoch: samples a second of all workers, and how good the model was."""
+    """The figures that worker 0 reports after an epoch.
+
+    Attributes:
+        samples_per_sec: the rate of all workers together.
+        auc: the AUC on the test files.
+        log_loss: the log loss on the test files, in nats.
+    """
 
     samples_per_sec: float
     auc: float
@@ -58,15 +71,15 @@ class EpochScore:
 
 @dataclass(frozen=True)
 class Leased:
-    """What a worker gets.
+    """The coordinator's answer to a worker that asks for a chunk.
 
     Attributes:
-        chunk: None: none now.
-        skip: batches of it to leave out.
-        is_over: all chunks of the epoch are done.
-        epoch: that is under way; 0: not told.
-        trained: in the epoch that is over, by all workers of the run; None: not known.
-        tested: of that epoch; None: not known, or not tested yet.
+        chunk: the number of the leased chunk; None: there is no chunk for this worker now.
+        skip: the number of batches at its beginning to skip, because the rows have them already.
+        is_over: whether all chunks of the epoch are done.
+        epoch: the number of the epoch that is under way; 0: an older coordinator does not report it.
+        trained: the sums of all workers over the epoch that is over; None: not known.
+        tested: the figures of that epoch; None: not known, or not tested yet.
     """
 
     chunk: int | None
@@ -78,27 +91,30 @@ class Leased:
 
 
 class Leases(Protocol):
-    """Where chunks come from."""
+    """A source of leased chunks, such as the coordinator."""
 
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
-        """Says what is done, and asks for more."""
+        """Reports finished chunks and sums, and asks for another chunk."""
 
     def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
-        """Says how good the model was after an epoch that is over."""
+        """Reports the figures of an epoch that is over."""
 
 
 class LeasedReader:
-    """An iterable of :class:`Batch`; each ``iter()`` is what this worker gets of one epoch. Not thread-safe.
+    """An iterable of :class:`Batch`; each ``iter()`` yields this worker's chunks of one epoch. Not thread-safe.
 
-    A batch must be trained on, and its commit sent, when the next one is asked for.
+    Before the caller asks for the next batch, it must have trained on the last one and sent its commit.
 
     Args:
-        reader: decodes; its files are those of the epoch, its options give batch size, shuffling and seed.
-        lease_rows: lines of a chunk, rounded up to whole batches.
-        leases: where chunks come from.
+        reader: decodes the lines; it has the files of the epoch, the batch size, the shuffling and the seed.
+        lease_rows: the number of lines of a chunk, rounded up to whole batches.
+        leases: the source of chunks.
         settle: returns when all commits of this worker are acknowledged.
-        fills: whether to yield an empty batch while others have the last chunks, so that no worker waits for this one's
-            step; else it only waits.
+        fills: whether to yield empty batches while other workers have the last chunks, so that no worker waits for
+            this worker's steps. False: the reader only waits.
+
+    Raises:
+        InvalidArgument: the files have no data lines.
     """
 
     def __init__(
@@ -124,30 +140,30 @@ class LeasedReader:
 
     @property
     def end(self) -> Leased | None:
-        """What the last epoch's end said of its samples and its test; None before one has ended."""
+        """The coordinator's answer at the end of the last epoch; None before an epoch has ended."""
         return self._end
 
     @property
     def came_late(self) -> bool:
-        """Whether a later epoch was under way already when this worker asked for the last one."""
+        """Whether a later epoch was already under way when this worker asked for the last one."""
         return self._came_late
 
     @property
     def done(self) -> float | None:
-        """Chunks of the epoch that this worker has done, as a share of all, in [0, 1]."""
+        """The share of the epoch's chunks that this worker has done, in [0, 1]."""
         return self._done / len(self._chunks)
 
     def begin_at(self, epoch: int, sums: Callable[[], Trained] = Trained) -> None:
-        """The next ``iter()`` is of this epoch.
+        """Sets the epoch that the next ``iter()`` reads.
 
         Args:
-            epoch: from 1.
-            sums: what this worker has trained on in the epoch when it is called.
+            epoch: the number of the epoch, from 1.
+            sums: returns the sums of this worker over the epoch so far.
         """
         self._epoch, self._sums = epoch - 1, sums
 
     def tell_tested(self, tested: EpochScore) -> None:
-        """Says how good the model was after the epoch that has ended last."""
+        """Reports the figures of the epoch that ended last."""
         self._leases.tell_tested(self._epoch, len(self._chunks), tested)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -191,7 +207,7 @@ class LeasedReader:
                 self._skipped += len(batch)
 
     def _trained(self) -> Trained:
-        """By this worker in the epoch so far, with the batches whose rows had them already."""
+        """Returns this worker's sums over the epoch so far, including skipped batches."""
         sums = self._sums()
         return replace(sums, samples=sums.samples + self._skipped)
 

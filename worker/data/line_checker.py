@@ -1,4 +1,4 @@
-"""Decodes lines one by one and says what is wrong with a bad one: the slow path of ``line_decoder``."""
+"""Decodes lines one by one and describes the fault of a bad line; it is the slow path of ``line_decoder``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Row:
-    """One good line: numbers (NaN when missing), tokens of the categorical fields (b"" when missing), label."""
+    """One good line.
+
+    Attributes:
+        numeric: the numbers; NaN when missing.
+        tokens: the tokens of the categorical fields; b"" when missing.
+        label: 0.0 or 1.0.
+    """
 
     numeric: tuple[float, ...]
     tokens: tuple[bytes, ...]
@@ -33,10 +39,10 @@ class _Problem(Exception):  # noqa: N818 - becomes a BadLine once its place is k
 
 
 def check_lines(layout: LineLayout, window: LineWindow, policy: BadLinePolicy) -> list[Row]:
-    """The good data lines of ``window``, in order.
+    """Decodes the data lines of a window, and returns the good ones in order.
 
     Raises:
-        BadLine: at the first malformed line, when the policy is ``error``.
+        BadLine: a line is malformed, and the policy is ``error``.
     """
     rows: list[Row] = []
     blanks = b" \r" if layout.delimiter == "\t" else b" \t\r"
@@ -72,14 +78,14 @@ def _row(layout: LineLayout, line: bytes) -> Row:
 
 
 def split_fields(line: bytes, delimiter: str, quote: str) -> list[bytes]:
-    """The fields of one line, quotes taken off.
+    """Splits a line into its fields, and removes their quotes.
 
     Raises:
         ValueError: the quotes do not match.
     """
     if not quote or quote.encode() not in line:
         return line.split(delimiter.encode())
-    text = line.decode("latin-1")  # a byte a character, so any bytes survive the csv module
+    text = line.decode("latin-1")  # one character for each byte, so that any bytes pass the csv module unchanged
     try:
         fields = next(csv.reader([text], delimiter=delimiter, quotechar=quote, strict=True))
     except csv.Error as error:

@@ -1,7 +1,8 @@
-"""Turns lines into columns of numbers and keys.
+"""Decodes lines into columns of numbers and keys.
 
-Two paths, one meaning. The fast path gives a whole window to Arrow's CSV parser. Whatever it does not accept is looked
-at again line by line (``line_checker``), which decides: it names the bad line, or decodes what Arrow is too strict for.
+Two paths give the same result. The fast path gives a whole window to Arrow's CSV parser. The slow path
+(``line_checker``) decodes what Arrow refuses, line by line. It names a bad line, or decodes a line for which Arrow is
+too strict.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Lines:
     """Decoded lines, in file order.
 
     Attributes:
-        numeric: (n, len(layout.numeric)) float64; NaN where the value is missing.
-        keys: (n, len(layout.categorical)) int64.
-        labels: (n) float32, 0 or 1.
+        numeric: the numbers, (n, len(layout.numeric)) float64; NaN where a value is missing.
+        keys: the keys, (n, len(layout.categorical)) int64.
+        labels: the labels, 0 or 1, (n) float32.
     """
 
     numeric: npt.NDArray[np.float64]
@@ -43,12 +44,12 @@ class Lines:
         return len(self.labels)
 
     def take(self, order: npt.NDArray[np.int64]) -> Lines:
-        """The lines at ``order``: (m) int64."""
+        """Returns the lines at the positions ``order``, (m) int64."""
         return Lines(self.numeric[order], self.keys[order], self.labels[order])
 
 
 def concatenate(parts: Sequence[Lines]) -> Lines:
-    """All lines of ``parts`` (at least one), in order."""
+    """Joins the lines of ``parts``, which must have at least one part, in order."""
     return Lines(
         np.concatenate([part.numeric for part in parts]),
         np.concatenate([part.keys for part in parts]),
@@ -57,11 +58,11 @@ def concatenate(parts: Sequence[Lines]) -> Lines:
 
 
 class _NotAccepted(Exception):  # noqa: N818 - a signal, never shown
-    """The fast path does not take these lines."""
+    """Raised when the fast path cannot decode lines."""
 
 
 class LineDecoder:
-    """Decodes windows of lines by one layout. Stateless between calls; not shared between threads."""
+    """Decodes windows of lines of one layout. It has no state between calls; threads must not share it."""
 
     def __init__(self, layout: LineLayout) -> None:
         self._layout = layout
@@ -85,10 +86,10 @@ class LineDecoder:
         )
 
     def decode(self, window: LineWindow, policy: BadLinePolicy) -> Lines:
-        """All data lines of ``window``; blank lines and comments are none.
+        """Decodes all data lines of a window; blank lines and comments are left out.
 
         Raises:
-            BadLine: a line is malformed and the policy is ``error``.
+            BadLine: a line is malformed, and the policy is ``error``.
         """
         try:
             return self._decode_fast(window)
@@ -122,7 +123,7 @@ class LineDecoder:
             raise _NotAccepted from error
         rows = table.num_rows
         if layout.quote.encode() in window.text and layout.quote and rows != window.lines:
-            raise _NotAccepted  # blank lines, or a quoted field that runs over a line's end
+            raise _NotAccepted  # there are blank lines, or a quoted field contains a line end
         numeric = np.empty((rows, len(layout.numeric)), dtype=np.float64)
         for out, position in enumerate(layout.numeric):
             numeric[:, out] = self._numbers(table.column(str(position)))

@@ -1,4 +1,4 @@
-"""What a line of a click log consists of, whatever the file's format: the input of the decoder."""
+"""The layout of a line of a click log, whatever the file's format; the decoder works by it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LineLayout:
-    """Physical layout of one line.
+    """The layout of one line.
 
-    Invariants: positions are distinct, within ``columns``, and no position is in two roles.
+    Invariants: positions are distinct and within ``columns``, and no position has two roles.
 
     Attributes:
-        columns: names of all fields of a line, in file order.
-        label: position of the label.
-        label_values: token -> label, 0.0 or 1.0.
-        numeric: positions decoded as numbers.
-        categorical: positions decoded as keys.
-        delimiter: one ASCII character.
-        quote: the quote character, or "" for none. A quoted field may hold delimiters, not line ends.
-        comment: a line that begins with it is no data; "" for none.
+        columns: the names of all fields of a line, in file order.
+        label: the position of the label.
+        label_values: the label, 0.0 or 1.0, for each allowed token.
+        numeric: the positions that are decoded as numbers.
+        categorical: the positions that are decoded as keys.
+        delimiter: the delimiter of fields, one ASCII character.
+        quote: the quote character; "": there is none. A quoted field may contain delimiters, but no line ends.
+        comment: the text with which a comment line begins; "": there are no comments.
         trim: whether spaces around a field are dropped.
-        missing: tokens that mean "no value", besides the empty field.
-        token: what a categorical field may hold: anything, or 1-8 hexadecimal digits.
+        missing: the tokens that mean "no value", besides the empty field.
+        token: the allowed contents of a categorical field: "any", or "hex" for 1-8 hexadecimal digits.
     """
 
     columns: tuple[str, ...]
@@ -41,5 +41,5 @@ class LineLayout:
 
     @property
     def expected_labels(self) -> str:
-        """The allowed label tokens, for messages."""
+        """The allowed label tokens, for error texts."""
         return " or ".join(repr(value) for value in self.label_values)

@@ -1,6 +1,6 @@
-"""Reads text files as *windows*: runs of whole lines with their place, a bounded number at a time.
+"""Reads text files in *windows*: runs of whole lines with their position, and with a bounded number of lines.
 
-A file is never held whole; gzip (a name that ends in ``.gz``) is read as it is inflated.
+A file is never in memory as a whole. A file whose name ends in ``.gz`` is inflated while it is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...proto.errors import DataLoss, InvalidArgument, NotFound
 
 _BLOCK_BYTES = 4 << 20
 _MAX_LINE_BYTES = 1 << 20
-_LOOKED_AT = 4096  # bytes at the beginning of a file, for what no text has
+_LOOKED_AT = 4096  # bytes at the beginning of a file that are searched for zero bytes, which no text has
 _MAGICS = {
     b"PAR1": "Parquet",
     b"ORC": "ORC",
@@ -32,7 +32,12 @@ _NEWLINE = 10
 
 @dataclass(frozen=True)
 class LinePosition:
-    """Where a window begins: byte offset (after inflation) and 1-based line number."""
+    """The position of a line in a file.
+
+    Attributes:
+        offset: the byte offset, after inflation.
+        line: the line number, from 1.
+    """
 
     offset: int = 0
     line: int = 1
@@ -43,10 +48,10 @@ class LineWindow:
     """A run of whole lines.
 
     Attributes:
-        path: the file.
-        place: of its first line.
-        text: the lines; the last may lack its newline at the end of the file.
-        lines: how many.
+        path: the path of the file.
+        place: the position of the first line.
+        text: the lines; the last line of a file may lack its newline.
+        lines: the number of lines.
     """
 
     path: str
@@ -56,11 +61,16 @@ class LineWindow:
 
     @property
     def end(self) -> LinePosition:
-        """Where the next window begins."""
+        """The position at which the next window begins."""
         return LinePosition(self.place.offset + len(self.text), self.place.line + self.lines)
 
     def span(self, part: int, parts: int) -> LineWindow:
-        """Part ``part`` of ``parts`` disjoint runs of lines that together are the window; sizes differ by at most 1."""
+        """Returns one of the runs of lines into which the window is cut.
+
+        Args:
+            part: the number of the run, in [0, parts).
+            parts: the number of runs; their numbers of lines differ by at most 1.
+        """
         first, last = self.lines * part // parts, self.lines * (part + 1) // parts
         ends = _line_ends(self.text)
         begin = 0 if first == 0 else int(ends[first - 1])
@@ -69,7 +79,7 @@ class LineWindow:
         return LineWindow(self.path, place, self.text[begin:end], last - first)
 
     def pieces(self, lines_per_piece: int) -> Iterator[LineWindow]:
-        """The window in runs of about ``lines_per_piece`` lines."""
+        """Returns the window in runs of about ``lines_per_piece`` lines."""
         parts = max(1, -(-self.lines // lines_per_piece))
         return (self.span(part, parts) for part in range(parts))
 
@@ -78,7 +88,7 @@ def open_text(path: str) -> BinaryIO:
     """Opens a plain or gzip file for reading bytes.
 
     Raises:
-        NotFound: no such file, or it cannot be read.
+        NotFound: there is no such file, or it cannot be read.
     """
     try:
         return cast(BinaryIO, gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
@@ -96,11 +106,17 @@ def _read_block(source: BinaryIO, path: str) -> bytes:
 
 
 def first_line(path: str, comment: str = "") -> bytes:
-    """The first line that is not a comment, without its line end; empty when the file's first 4 MiB have none.
+    """Returns the first line that is not a comment, without its line end.
+
+    It returns an empty line when the first 4 MiB of the file have no such line.
+
+    Args:
+        path: the path of the file.
+        comment: the text with which a comment line begins; "": there are no comments.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
-        InvalidArgument: a line before it is longer than 1 MiB, or the file is no text.
+        InvalidArgument: a line before it is longer than 1 MiB, or the file is not text.
     """
     with open_text(path) as source:
         block = _read_block(source, path)
@@ -117,11 +133,11 @@ def _check_text(path: str, block: bytes) -> None:
     kind = next((kind for magic, kind in _MAGICS.items() if block.startswith(magic)), "")
     if kind or b"\0" in block[:_LOOKED_AT]:
         what = f"it is a {kind} file" if kind else "it holds zero bytes"
-        raise InvalidArgument(f"{path}: {what}, and no text; allowed: lines of fields, plain or compressed")
+        raise InvalidArgument(f"{path}: {what}, and not text; allowed: lines of fields, plain or compressed")
 
 
 def _too_long(path: str, line: int) -> InvalidArgument:
-    return InvalidArgument(f"{path}, line {line}: longer than {_MAX_LINE_BYTES} bytes; is it a text file?")
+    return InvalidArgument(f"{path}, line {line}: the line is longer than {_MAX_LINE_BYTES} bytes; is it a text file?")
 
 
 def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
@@ -129,14 +145,19 @@ def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
 
 
 def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = None) -> Iterator[LineWindow]:
-    """The file from ``begin`` on, in windows of ``lines_per_window`` lines; the last window may be shorter.
+    """Yields the file in windows of ``lines_per_window`` lines; the last window may be shorter.
+
+    Args:
+        path: the path of the file.
+        lines_per_window: the number of lines of a window.
+        begin: the position of the first line to read; None: the beginning of the file.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
         InvalidArgument: a line is longer than 1 MiB.
     """
     place = begin or LinePosition()
-    parts: list[bytes] = []  # of the window being filled; together they begin at `place`
+    parts: list[bytes] = []  # the parts of the window that is being filled; the first begins at `place`
     lines = unfinished_bytes = 0
     with open_text(path) as source:
         if place.offset:

@@ -1,4 +1,4 @@
-"""Readers of a job: finds the files, their formats, and the statistics of the training files."""
+"""Opens the readers of a job: finds the files and their formats, and computes statistics of the training files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _FIRST_LINES = 1000
 
 
 def find_files(config: DataConfig, which: Literal["train", "test"]) -> tuple[DataFile, ...]:
-    """The files of ``data.train`` or ``data.test``, patterns expanded in sorted order, each with its format.
+    """Returns the files of ``data.train`` or ``data.test``, each with its format.
+
+    Patterns are expanded in sorted order.
 
     Raises:
         NotFound: a path or pattern names no file.
-        InvalidArgument, DataLoss: a file is not of the format.
+        InvalidArgument, DataLoss: a file does not have the format, or its columns differ from those of the first file.
     """
     paths: list[str] = []
     for given in config.train if which == "train" else config.test:
@@ -35,7 +37,7 @@ def find_files(config: DataConfig, which: Literal["train", "test"]) -> tuple[Dat
     files = tuple(DataFile(path, format_of(path)) for path in paths)
     for file in files:
         if file.format.features != files[0].format.features:
-            raise InvalidArgument(f"data.{which}: {file.path} has not the columns of {files[0].path}")
+            raise InvalidArgument(f"data.{which}: {file.path} does not have the columns of {files[0].path}")
     return files
 
 
@@ -47,20 +49,20 @@ def _format_of(config: DataConfig) -> Callable[[str], FileFormat]:
 
 
 def feature_spec(config: DataConfig) -> FeatureSpec:
-    """What the model reads, from the first training file.
+    """Returns the inputs that the model reads, from the first training file.
 
     Raises:
-        NotFound, InvalidArgument, DataLoss: as :func:`find_files`.
+        NotFound, InvalidArgument, DataLoss: see :func:`find_files`.
     """
     return find_files(config, "train")[0].format.features
 
 
 def fit_features(config: DataConfig) -> Features:
-    """The transforms with statistics of the training files; one pass over them when there are any to take.
+    """Returns the transforms with the statistics of the training files, which are read once if any are needed.
 
     Raises:
-        BadLine: as the readers do.
-        NotFound, InvalidArgument, DataLoss: as :func:`find_files`.
+        BadLine: a line is malformed, and such lines are not skipped.
+        NotFound, InvalidArgument, DataLoss: see :func:`find_files`.
     """
     files = find_files(config, "train")
     spec = files[0].format.features
@@ -70,10 +72,10 @@ def fit_features(config: DataConfig) -> Features:
 
 
 def check_first_lines(file: DataFile) -> None:
-    """Reads the first lines of a file, with transforms that know no statistics.
+    """Checks the first 1,000 data lines of a file, without statistics.
 
     Raises:
-        BadLine: one of them is malformed.
+        BadLine: one of the lines is malformed.
         NotFound, DataLoss: the file cannot be read.
     """
     lines = ClickReader((file,), fit(FeatureSpec((), ()), ()), ReadOptions(batch_size=1)).raw_lines()
@@ -84,12 +86,18 @@ def check_first_lines(file: DataFile) -> None:
 def open_reader(
     config: DataConfig, which: Literal["train", "test"], features: Features, options: ReadOptions
 ) -> ClickReader:
-    """A reader of the training or the test files, with the training files' transforms.
+    """Returns a reader of the training or the test files.
+
+    Args:
+        config: the job's data section.
+        which: "train" or "test".
+        features: the transforms, with the statistics of the training files.
+        options: the options by which samples are dealt.
 
     Raises:
-        NotFound, InvalidArgument, DataLoss: as :func:`find_files`.
+        NotFound, InvalidArgument, DataLoss: see :func:`find_files`.
     """
     files = find_files(config, which)
     if files[0].format.features != features.spec:
-        raise InvalidArgument(f"data.{which}: {files[0].path} has not the columns of the training files")
+        raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
     return ClickReader(files, features, options)

@@ -1,13 +1,13 @@
-"""Batches of a worker's share of a click log, in a shuffled order that can be resumed.
+"""Reads a worker's share of a click log in batches, in a shuffled order that can be resumed.
 
-How samples are dealt, for every world size the same rule:
+Samples are dealt by the same rules for every world size:
 
-* A file is read in *windows* of ``window_lines`` lines (a multiple of batch_size x world). Windows are the buffer of
-  the shuffle: with shuffling, a window's samples are permuted, and the order of several files is.
-* Each window is cut into ``world`` runs of lines; sizes differ by at most one. A rank decodes its run alone; which run
-  it gets turns with the epoch.
-* Each rank yields ceil(ceil(lines / world) / batch_size) batches of a window, whatever lines were blank or bad, so all
-  ranks meet in every step. Batches at a window's end may be short or empty.
+* A file is read in *windows* of ``window_lines`` lines (a multiple of batch_size x world). A window is the buffer of
+  the shuffle. With shuffling, the samples of a window are permuted, and so is the order of the files.
+* Each window is cut into ``world`` runs of lines, whose sizes differ by at most one. A rank decodes only its own run;
+  the run that a rank gets rotates with the epoch.
+* Each rank yields ceil(ceil(lines / world) / batch_size) batches of a window, however many lines were blank or bad. So
+  all ranks take part in every step. Batches at a window's end may be short or empty.
 
 Every order is a pure function of (seed, epoch, window, rank).
 """
@@ -38,7 +38,12 @@ _FILE_START = LinePosition()
 
 @dataclass(frozen=True)
 class DataFile:
-    """A path and how to read it."""
+    """A file to read.
+
+    Attributes:
+        path: the path of the file.
+        format: the format of the file.
+    """
 
     path: str
     format: FileFormat
@@ -46,16 +51,17 @@ class DataFile:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a reader deals samples.
+    """Options by which a reader deals samples.
 
     Attributes:
-        batch_size: samples of one batch of one rank.
-        rank, world: this worker, and how many there are.
-        shuffle: whether windows are permuted.
-        shuffle_rows: size of the shuffle buffer in lines over all ranks, rounded up to a multiple of
+        batch_size: the number of samples in a batch of one rank.
+        rank: the rank of this worker.
+        world: the number of workers.
+        shuffle: whether samples and files are shuffled.
+        shuffle_rows: the size of the shuffle buffer in lines, over all ranks. It is rounded up to a multiple of
             batch_size x world.
-        seed: of every order.
-        on_bad_line: "error" or "skip".
+        seed: the seed of every order.
+        on_bad_line: "error" raises at a malformed line; "skip" drops and counts it.
     """
 
     batch_size: int
@@ -81,14 +87,14 @@ class ReadOptions:
 
     @property
     def window_lines(self) -> int:
-        """Lines of a window."""
+        """The number of lines of a window."""
         step = self.batch_size * self.world
         return -(-self.shuffle_rows // step) * step
 
 
 @dataclass(frozen=True)
 class _Cursor:
-    """The next batch: epoch, position in the epoch's file order, window, batch within it."""
+    """The position of the next batch: its epoch, place in the epoch's file order, window, and number in the window."""
 
     epoch: int = 0
     file: int = 0
@@ -100,14 +106,22 @@ class _Cursor:
 class ClickReader:
     """An iterable of :class:`Batch`; each ``iter()`` is one epoch. Not thread-safe.
 
-    ``state_dict`` between two batches names the next batch, as torchdata's stateful loaders do: a reader of the same
-    files and options that loads it continues there, and its first ``iter()`` yields the rest of that epoch. A pass that
-    is left early without a loaded state starts its epoch anew.
+    Like torchdata's stateful loaders, ``state_dict`` between two batches describes the next batch. A reader of the same
+    files and options that loads the state continues there; its first ``iter()`` yields the rest of that epoch. When a
+    pass is left early and no state is loaded, the next pass starts the epoch again.
+
+    Args:
+        files: the files, at least one.
+        features: the transforms of the samples.
+        options: the options by which samples are dealt.
+
+    Raises:
+        InvalidArgument: there are no files.
     """
 
     def __init__(self, files: Sequence[DataFile], features: Features, options: ReadOptions) -> None:
         if not files:
-            raise InvalidArgument("ClickReader.files: empty; allowed: at least one file")
+            raise not_allowed("ClickReader.files", [], "at least one file")
         self._files = tuple(files)
         self._decoders = tuple(LineDecoder(file.format.layout) for file in files)
         self._features = features
@@ -121,12 +135,12 @@ class ClickReader:
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """What is read."""
+        """The files that are read."""
         return self._files
 
     @property
     def options(self) -> ReadOptions:
-        """How it is dealt."""
+        """The options by which samples are dealt."""
         return self._options
 
     @property
@@ -136,26 +150,26 @@ class ClickReader:
 
     @property
     def epoch(self) -> int:
-        """Epochs completed so far."""
+        """The number of epochs completed so far."""
         return self._next.epoch
 
     @property
     def done(self) -> float | None:
-        """Share of the current pass that was yielded, in [0, 1]; None when a file is gzip, whose end is not known."""
+        """The share of the current pass that was yielded, in [0, 1]; None with gzip files, whose size is not known."""
         return self._done
 
     @property
     def bad_lines(self) -> int:
-        """Lines skipped by this rank in the current pass, or the last one."""
+        """The number of lines that this rank has skipped in the current pass, or in the last one."""
         return self._policy.count
 
     @property
     def first_bad_line(self) -> BadLine | None:
-        """The first line skipped in that pass, with its place."""
+        """The first line that was skipped in that pass; None: no line was skipped."""
         return self._policy.first
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is, and the statistics of the transforms; plain numbers and lists."""
+        """Returns the position of the next batch and the statistics of the transforms, as plain numbers and lists."""
         cursor = self._next
         return {
             "version": _STATE_VERSION,
@@ -171,13 +185,13 @@ class ClickReader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where ``state`` says. Nothing changes on an error.
+        """Continues from a state that :meth:`state_dict` returned. On an error nothing changes.
 
         Raises:
             InvalidArgument: the state is of a reader with other files or options.
         """
         if state.get("version") != _STATE_VERSION:
-            raise InvalidArgument(f"reader state: version {state.get('version')!r}; allowed: {_STATE_VERSION}")
+            raise not_allowed("reader state.version", state.get("version"), str(_STATE_VERSION))
         mine = self._dealt()
         for name, value in mine.items():
             if state["dealt"].get(name) != value:
@@ -210,9 +224,10 @@ class ClickReader:
         self._next = _Cursor(epoch=self._next.epoch + 1)
 
     def raw_lines(self) -> Iterator[Lines]:
-        """One pass over all lines of all files, of every rank, untransformed and in file order; for ``features.fit``.
+        """Yields all lines of all files, those of every rank, untransformed and in file order, for ``features.fit``.
 
-        Does not move the reader. Bad lines are skipped without a count, or raise, by ``on_bad_line``.
+        The position of the reader does not change. Bad lines raise, or are skipped without a count, by
+        ``on_bad_line``.
         """
         policy = BadLinePolicy(self._policy.on_bad_line)
         for file, decoder in zip(self._files, self._decoders, strict=True):
@@ -220,12 +235,23 @@ class ClickReader:
                 yield decoder.decode(window, policy)
 
     def windows(self, index: int, lines: int) -> Iterator[LineWindow]:
-        """All lines of a file behind its header, in runs of ``lines``; does not move the reader."""
+        """Yields all lines of a file after its header; the position of the reader does not change.
+
+        Args:
+            index: the number of the file.
+            lines: the number of lines of a window.
+        """
         return read_windows(self._files[index].path, lines, _begin(self._files[index]))
 
     def batches_of(self, index: int, window: LineWindow, order: Sequence[int]) -> Iterator[Batch]:
-        """The batches of a window of file ``index``; a pure function of the seed and ``order``. Does
-        not move the reader, but for its count of bad lines.
+        """Yields the batches of a window; their order is a pure function of the seed and ``order``.
+
+        The position of the reader does not change, but its count of bad lines does.
+
+        Args:
+            index: the number of the window's file.
+            window: the window.
+            order: numbers that seed the shuffle together with the reader's seed.
         """
         lines = self._decoders[index].decode(window, self._policy)
         if self._options.shuffle:
@@ -236,7 +262,7 @@ class ClickReader:
             yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
 
     def empty_batch(self) -> Batch:
-        """Of no sample."""
+        """Returns a batch without samples."""
         window = LineWindow(self._files[0].path, _FILE_START, b"", 0)
         return self._batch(self._decoders[0].decode(window, self._policy))
 
@@ -294,7 +320,7 @@ class ClickReader:
 
 
 def _begin(file: DataFile) -> LinePosition:
-    """Behind the header, if there is one."""
+    """Returns the position of the first data line, after the header if there is one."""
     return LinePosition(offset=_header_bytes(file.path), line=2) if file.format.header else _FILE_START
 
 

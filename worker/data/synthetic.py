@@ -1,14 +1,14 @@
-"""A synthetic click log in Criteo's TSV form, with a planted signal and the score of the model that made it.
+"""Writes a synthetic click log in Criteo's TSV form, with a planted signal and the score of its generating model.
 
 The generating model is logistic: ``logit = bias + sum of id effects + sum of pair effects + sum of number effects``.
 
-* Ids of column c follow a bounded Zipf law with exponent 1.05 over ``CARDINALITIES[c]`` values; each has a normal
-  effect, weaker in columns of many ids.
+* Ids of column c follow a bounded Zipf law with exponent 1.05 over ``CARDINALITIES[c]`` values. Each id has a normally
+  distributed effect, which is weaker in columns of many ids.
 * Six pairs of small columns interact through the inner product of 4 hidden factors of each id.
-* Numbers are rounded log-normal counts with an effect linear in ``log(1 + x)``.
-* Ids and numbers are missing at random; a missing one has no effect.
+* Numbers are rounded log-normal counts; their effect is linear in ``log(1 + x)``.
+* Ids and numbers are missing at random; a missing value has no effect.
 
-No model can do better on average than the generating probabilities: their AUC on the test part is the *Bayes AUC*.
+On average no model is better than the generating probabilities. Their AUC on the test part is the *Bayes AUC*.
 Everything is a pure function of (seed, rows, test_rows).
 """
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import not_allowed
 from ..metrics.binary import auc, log_loss
 from .criteo import CATEGORICAL, COLUMNS, NUMERIC
 
@@ -35,7 +35,7 @@ CARDINALITIES = (
 ZIPF_EXPONENT = 1.05
 _PAIRS = ((0, 1), (4, 5), (7, 13), (16, 18), (21, 22), (8, 24))
 _FACTORS = 4
-_ID_EFFECTS = ((1_000, 0.5), (10_000, 0.2), (10**9, 0.06))  # (up to so many ids, standard deviation)
+_ID_EFFECTS = ((1_000, 0.5), (10_000, 0.2), (10**9, 0.06))  # (largest number of ids, standard deviation)
 _PAIR_EFFECT = 0.25
 _NUMBER_EFFECT = 0.20
 _BIAS = -1.4
@@ -47,13 +47,16 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 @dataclass(frozen=True)
 class SyntheticLog:
-    """What was written.
+    """A synthetic click log that was written.
 
     Attributes:
-        train, test: paths of the two parts.
-        rows, test_rows: lines of each.
-        bayes_auc, bayes_log_loss: of the generating probabilities on the test part.
-        click_rate: share of positive labels in the test part.
+        train: the path of the training part.
+        test: the path of the test part.
+        rows: the number of lines of the training part.
+        test_rows: the number of lines of the test part.
+        bayes_auc: the AUC of the generating probabilities on the test part.
+        bayes_log_loss: the log loss of the generating probabilities on the test part, in nats.
+        click_rate: the share of positive labels in the test part.
     """
 
     train: Path
@@ -74,7 +77,7 @@ class _Block:
 
 
 class _GeneratingModel:
-    """The effects that are planted; the same for both parts."""
+    """The planted effects, which are the same for both parts."""
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng([seed, 0])
@@ -86,7 +89,7 @@ class _GeneratingModel:
         self._number_spreads = random.uniform(0.5, 1.5, len(NUMERIC))
 
     def draw(self, random: np.random.Generator, rows: int) -> _Block:
-        """``rows`` fresh samples."""
+        """Draws ``rows`` samples."""
         ids = np.stack([_zipf(random, n, rows) for n in CARDINALITIES], axis=1)
         numbers = np.floor(np.exp(random.normal(1.0, self._number_spreads, (rows, len(NUMERIC)))))
         ids[random.random(ids.shape, dtype=np.float32) < _MISSING_IDS] = -1
@@ -108,12 +111,15 @@ class _GeneratingModel:
 
 
 def _id_effect(count: int) -> float:
-    """Standard deviation of an id's effect in a column of ``count`` ids: what few samples show matters less."""
+    """Returns the standard deviation of an id's effect in a column of ``count`` ids; rare ids have weaker effects."""
     return next(effect for limit, effect in _ID_EFFECTS if count <= limit)
 
 
 def _zipf(random: np.random.Generator, count: int, rows: int) -> npt.NDArray[np.int64]:
-    """Ids in [0, count): a continuous bounded power law, rounded down; density of x in [1, count + 1) is x ** -s."""
+    """Draws ids in [0, count) from a continuous bounded power law, rounded down.
+
+    The density of x in [1, count + 1) is proportional to x ** -s.
+    """
     exponent = 1.0 - ZIPF_EXPONENT
     end = (count + 1.0) ** exponent
     drawn = (1.0 + random.random(rows) * (end - 1.0)) ** (1.0 / exponent)
@@ -122,9 +128,9 @@ def _zipf(random: np.random.Generator, count: int, rows: int) -> npt.NDArray[np.
 
 
 def _tokens(ids: npt.NDArray[np.int64], column: int) -> pa.Array:
-    """(n) ids as 8 hexadecimal digits each, distinct within the column; empty when missing."""
+    """Returns the tokens of ids, (n): 8 hexadecimal digits, distinct within the column; empty when missing."""
     value = ids.astype(np.uint32) ^ np.uint32(0x9E3779B9 * (column + 1) & 0xFFFFFFFF)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):  # a bijection of 32 bits (MurmurHash3's end)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):  # a bijection of 32 bits, from MurmurHash3
         value = (value ^ (value >> np.uint32(shift))) * np.uint32(factor)
     shifts = np.arange(28, -4, -4, dtype=np.uint32)
     digits = _HEX_DIGITS[(value[:, None] >> shifts) & np.uint32(15)]
@@ -148,14 +154,14 @@ def _table(block: _Block) -> pa.Table:
 def write_click_log(
     folder: Path, *, rows: int, test_rows: int | None = None, seed: int = 0, compress: bool = False
 ) -> SyntheticLog:
-    """Writes ``train.tsv`` and ``test.tsv`` into ``folder``, with ``.gz`` behind when compressed.
+    """Writes ``train.tsv`` and ``test.tsv`` into ``folder``; compressed files have ``.gz`` appended to their names.
 
     Args:
-        folder: made where it does not exist.
-        rows: lines of the training part, at least 1.
-        test_rows: lines of the test part; None: a tenth of ``rows``, at least 1,000.
-        seed: of the generating model and of both parts.
-        compress: whether the files are gzip.
+        folder: the folder, which is made if it does not exist.
+        rows: the number of lines of the training part, at least 1.
+        test_rows: the number of lines of the test part; None: a tenth of ``rows``, but at least 1,000.
+        seed: the seed of the generating model and of both parts.
+        compress: whether the files are compressed by gzip.
 
     Raises:
         InvalidArgument: ``rows`` or ``test_rows`` is below 1, or ``seed`` below 0.
@@ -164,7 +170,7 @@ def write_click_log(
     test_rows = max(1000, rows // 10) if test_rows is None else test_rows
     for name, value, low in (("rows", rows, 1), ("test_rows", test_rows, 1), ("seed", seed, 0)):
         if value < low:
-            raise InvalidArgument(f"write_click_log.{name}: {value} is not allowed; allowed: >= {low}")
+            raise not_allowed(f"write_click_log.{name}", value, f">= {low}")
     folder.mkdir(parents=True, exist_ok=True)
     model = _GeneratingModel(seed)
     suffix = ".tsv.gz" if compress else ".tsv"

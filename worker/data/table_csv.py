@@ -1,4 +1,4 @@
-"""Delimited text of any shape, by the schema of a job file (``data.csv``)."""
+"""The format of delimited text with any columns, by the schema of a job file (``data.csv``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from .line_windows import first_line
 
 
 def csv_format(schema: CsvSchema, path: str) -> FileFormat:
-    """The layout of one file. Columns are found by name when there are names, or by position from 0.
+    """Returns the format of one file. Columns are found by name when they have names, or by position from 0.
+
+    Args:
+        schema: the schema of the job file.
+        path: the path of the file.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
@@ -72,7 +76,7 @@ def _names(schema: CsvSchema, path: str) -> list[str]:
         raise InvalidArgument(f"{path}, line 1: empty; expected {'a header' if schema.header else 'data'}")
     if schema.header and names != fields:
         raise InvalidArgument(
-            f"{path}, line 1: the header is not data.csv.columns; expected {schema.delimiter.join(names)}"
+            f"{path}, line 1: the header differs from data.csv.columns; expected {schema.delimiter.join(names)}"
         )
     if len(set(names)) != len(names):
         raise InvalidArgument(f"{path}, line 1: a column name stands twice; expected distinct names")
@@ -80,7 +84,7 @@ def _names(schema: CsvSchema, path: str) -> list[str]:
 
 
 class _Finder:
-    """Position of a column by its name or its position; a name wins."""
+    """Finds the position of a column by its name or its position; names have precedence."""
 
     def __init__(self, names: Sequence[str], path: str) -> None:
         self._names, self._path = names, path

@@ -1,1 +1,1 @@
-"""The gateway: a worker over gRPC for programs in other languages."""
+"""The gateway: serves rows of a training cluster over gRPC to programs in other languages."""

@@ -1,7 +1,7 @@
-"""The gateway: rows of a training cluster by key over gRPC, for programs in any language (proto/rows.proto).
+"""The gateway: reads and writes rows of a training cluster by key over gRPC, for any language (proto/rows.proto).
 
-It is a worker of a job of its own in each namespace, without a clock. Pulls go from here to the shards as any client's;
-a push is one commit. A push that has begun runs to its end, whatever becomes of the call that brought it
+In each namespace the gateway is the worker of a job of its own, without a clock. It pulls from the shards like any
+client; a push is one commit. A push that has begun runs to its end, even if the call that brought it is cancelled
 (worker/gateway/push_windows.py).
 """
 
@@ -32,6 +32,7 @@ from ...proto.errors import (
     SparserowError,
     StaleRoute,
     Unavailable,
+    not_allowed,
 )
 from ...proto.names import check_name
 from ...proto.schema import TableSchema
@@ -46,25 +47,33 @@ log = logging.getLogger(__name__)
 
 _MOST_KEYS = 1_000_000
 _DEADLINE_MS = 30_000
-_THREADS = 32  # calls to shards at once
-_CLOSE_SEC = 2 * _DEADLINE_MS / 1000  # how long pushes that run are waited for at the end
+_THREADS = 32  # the most calls to shards at once
+_CLOSE_SEC = 2 * _DEADLINE_MS / 1000  # how long close() waits for running pushes
 
 T = TypeVar("T")
 _Request: TypeAlias = pb.PullRowsRequest | pb.PushRowsRequest
 
 
 class _UnknownTable(NotFound):
-    """The namespace has no such table: nothing is amiss with the gateway's place in it."""
+    """Raised when a namespace has no such table; the gateway's place in its job is still good."""
 
 
 class _Namespace:
-    """A place in a job of the namespace, and its tables. Thread-safe.
+    """The gateway's connection to one namespace: its job there, and the namespace's tables. Thread-safe.
+
+    The gateway's lock guards ``used_at``, ``users`` and ``is_over``.
+
+    Args:
+        coordinator: ``HOST:PORT`` of the coordinator.
+        namespace: the name of the namespace.
+        table: a table that must exist in the namespace.
+        job: the name of the job to register.
 
     Attributes:
-        job: in which it has its place.
-        used_at: when the last call ended, monotonic seconds; guarded by the gateway's lock, as the next two are.
-        users: calls that use it now.
-        is_over: whether later calls get another one; the last user closes it.
+        job: the name of the job.
+        used_at: the time at which the last call ended, in monotonic seconds.
+        users: the number of calls that use the connection now.
+        is_over: whether later calls get another connection; the last user closes this one.
     """
 
     def __init__(self, coordinator: str, namespace: str, table: str, job: str) -> None:
@@ -73,7 +82,7 @@ class _Namespace:
         self._name = namespace
         self._tables: dict[str, TableSchema] = {}
         try:
-            self.schema(table)  # before a job is made: a name that was made up makes none
+            self.schema(table)  # first, so that a request with an invented namespace makes no job
             view = self._control.cluster()
             identity = self._control.register_worker(
                 namespace=namespace,
@@ -107,7 +116,7 @@ class _Namespace:
         self._lease.end()
 
     def pull(self, table: str, keys: NDArray[np.uint64]) -> tuple[TableSchema, Any, Any]:
-        """The table, rows (n, dim) and found (n)."""
+        """Pulls rows by key; returns the table's schema, the rows (n, dim) float32, and which exist (n)."""
         schema = self.schema(table)
         rows, _, found = self._client.pull(
             schema.id, keys, dim=schema.dim, schema_version=schema.version, found=True, deadline_ms=_DEADLINE_MS
@@ -115,7 +124,17 @@ class _Namespace:
         return schema, rows, found
 
     def push(self, table: str, keys: NDArray[np.uint64], grads: bytes, lr: float | None) -> None:
-        """Applies gradients."""
+        """Applies gradients to rows by key.
+
+        Args:
+            table: the name of the table.
+            keys: the keys, (n).
+            grads: the gradients, n * dim little-endian float32 values.
+            lr: the learning rate; None: the table's.
+
+        Raises:
+            InvalidArgument: the number of bytes does not fit.
+        """
         schema = self.schema(table)
         if len(grads) != 4 * schema.dim * len(keys):
             raise InvalidArgument(
@@ -126,34 +145,45 @@ class _Namespace:
         TableRows(self._native, schema).push(keys, values, lr)
 
     def schema(self, table: str) -> TableSchema:
-        """Of a table by name; NotFound names those that there are."""
+        """Returns the schema of a table.
+
+        Raises:
+            NotFound: the namespace has no such table; the text lists its tables.
+        """
         if table not in self._tables:
             self._tables = {schema.name: schema for schema in self._control.list_tables(self._name)}
         if table not in self._tables:
             known = ", ".join(sorted(self._tables)) or "none"
-            raise _UnknownTable(f"table {table!r}: is not in namespace {self._name!r}; there are: {known}")
+            raise _UnknownTable(f"table {table!r} is not in namespace {self._name!r}; tables there: {known}")
         return self._tables[table]
 
 
 class Gateway:
-    """The Rows service. Belongs to one event loop; calls to the shards run in threads of its own.
+    """The gRPC service Rows. It belongs to one event loop; calls to the shards run in threads of its own.
 
     Args:
-        coordinator: ``HOST:PORT`` of the training cluster.
-        name: of this gateway among those of the cluster; its jobs are named after it, so that they do not pile up at
-            the coordinator with each start.
-        namespaces: whose jobs it is in at once, at most. Beyond that it leaves the one that was idle longest.
-        idle_sec: time without a request after which it leaves a namespace.
+        coordinator: ``HOST:PORT`` of the training cluster's coordinator.
+        name: the name of this gateway, unique in the cluster. Its jobs are named after it, so that restarts do not
+            leave ever more jobs at the coordinator.
+        namespaces: the most namespaces to which it is connected at once. When there are more, it leaves the one that
+            was idle longest.
+        idle_sec: the time without a request after which it leaves a namespace, in seconds.
+
+    Attributes:
+        metrics: the counters of its calls.
+
+    Raises:
+        InvalidArgument: an argument is out of its range.
     """
 
     def __init__(self, coordinator: str, name: str, *, namespaces: int = 64, idle_sec: float = 600.0) -> None:
         check_name("--name", name)
         if namespaces < 1:
-            raise InvalidArgument(f"--namespaces {namespaces} is not allowed; allowed: >= 1")
+            raise not_allowed("--namespaces", namespaces, ">= 1")
         if not idle_sec > 0:
-            raise InvalidArgument(f"--idle {idle_sec:g}s is not allowed; allowed: > 0s")
+            raise not_allowed("--idle", f"{idle_sec:g}s", "> 0s")
         self._name, self._most, self._idle_sec = name, namespaces, idle_sec
-        self._jobs: dict[str, set[str]] = {}  # by namespace: those that it is in, or leaves
+        self._jobs: dict[str, set[str]] = {}  # by namespace: the jobs that the gateway is in or is leaving
         self.metrics = GatewayMetrics()
         self._coordinator = coordinator
         self._lock = threading.Lock()
@@ -164,7 +194,7 @@ class Gateway:
         self._replies = UnaryReplies()
 
     async def close(self) -> None:
-        """Waits for the pushes that run, then leaves every job."""
+        """Waits for running pushes, and then leaves every job."""
         await self._windows.drain(_CLOSE_SEC)
         with self._lock:
             namespaces, self._namespaces = self._namespaces, {}
@@ -173,7 +203,7 @@ class Gateway:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def Pull(self, request: pb.PullRowsRequest, context: Any) -> pb.PullRowsReply:
-        """Rows of keys."""
+        """Answers with the rows of keys."""
         keys = _keys(request.keys, request.packed_keys)
         with self.metrics.call("Pull", len(keys)):
             if len(keys) > FEW_KEYS:
@@ -183,7 +213,7 @@ class Gateway:
         return pb.PullRowsReply(dim=schema.dim, rows=rows.astype("<f4", copy=False).tobytes(), found=found.tobytes())
 
     async def Push(self, request: pb.PushRowsRequest, context: Any) -> pb.PushRowsReply:
-        """Applies gradients, once."""
+        """Applies gradients, exactly once for each sequence number of a client."""
         keys = _keys(request.keys, request.packed_keys)
         lr = request.lr if request.HasField("lr") else None
         with self.metrics.call("Push", len(keys)):
@@ -208,8 +238,15 @@ class Gateway:
         )
 
     def _call_with_reconnect(self, name: str, table: str, call: Callable[[_Namespace], T]) -> T:
-        """The call in a namespace. One that was refused because the cluster has changed is made again, once, in a new
-        job; never one that may have been applied.
+        """Makes a call in a namespace, and returns its result.
+
+        A call that was refused because the cluster has changed is made once more in a new job, unless it may have been
+        applied.
+
+        Args:
+            name: the name of the namespace.
+            table: the table of the request.
+            call: the call.
         """
         for is_last in (False, True):
             namespace = self._enter(name, table)
@@ -222,7 +259,7 @@ class Gateway:
                 if is_last or error.may_be_applied:
                     raise
             except (Unavailable, DeadlineExceeded):
-                self._retire(name, namespace)  # the next call looks where the shards are
+                self._retire(name, namespace)  # the next call reads the shards' addresses again
                 raise
             finally:
                 self._leave(name, namespace)
@@ -230,11 +267,11 @@ class Gateway:
 
     def _enter(self, name: str, table: str) -> _Namespace:
         if not name:
-            raise InvalidArgument("namespace: is missing")
+            raise InvalidArgument("namespace: it is missing")
         with self._lock:
             joining = self._joining.setdefault(name, threading.Lock())
         try:
-            with joining:  # others go on meanwhile
+            with joining:  # calls in other namespaces go on meanwhile
                 with self._lock:
                     namespace = self._namespaces.get(name)
                     if namespace is not None:
@@ -252,7 +289,7 @@ class Gateway:
                     self._joining.pop(name, None)
 
     def _join(self, name: str, table: str) -> _Namespace:
-        """A place in a job of the namespace: of one that this gateway is not in, nor leaves just now."""
+        """Connects to a namespace with a job that this gateway is neither in nor leaving."""
         self._make_room()
         with self._lock:
             jobs = self._jobs.setdefault(name, set())
@@ -288,7 +325,7 @@ class Gateway:
         self._leave_idle(longest, idle[longest])
 
     def leave_idle(self) -> None:
-        """Leaves the namespaces without a request for ``idle_sec``; to be called now and then, in any thread."""
+        """Leaves the namespaces that had no request for ``idle_sec``. Call it periodically, in any thread."""
         now = time.monotonic()
         with self._lock:
             idle = {
@@ -301,14 +338,14 @@ class Gateway:
 
     def _leave_idle(self, name: str, namespace: _Namespace) -> None:
         with self._lock:
-            if namespace.users:  # a call came meanwhile
+            if namespace.users:  # a call has begun meanwhile
                 return
             namespace.users += 1
         self._retire(name, namespace)
         self._leave(name, namespace)
 
     def _retire(self, name: str, namespace: _Namespace) -> None:
-        """Later calls get another one."""
+        """Takes a connection out of use, so that later calls get another one."""
         with self._lock:
             namespace.is_over = True
             if self._namespaces.get(name) is namespace:

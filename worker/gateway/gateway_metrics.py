@@ -1,4 +1,4 @@
-"""A gateway's metrics."""
+"""The Prometheus metrics of a gateway."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ...proto.errors import Internal, SparserowError
 
 
 class GatewayMetrics(Collector):
-    """Calls by method, their times, rows and errors. Thread-safe.
+    """Counts the calls of each method with their times, rows and errors. Thread-safe.
 
     Attributes:
-        clients, namespaces: how many the gateway knows now; set by the gateway.
+        clients: the number of clients that the gateway knows now, which the gateway sets.
+        namespaces: the number of namespaces to which it is connected now, which the gateway sets.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,12 @@ class GatewayMetrics(Collector):
 
     @contextlib.contextmanager
     def call(self, method: str, rows: int) -> Iterator[None]:
-        """Counts the body as one call of ``method`` about so many rows."""
+        """Counts the body as one call of ``method``.
+
+        Args:
+            method: the name of the method.
+            rows: the number of rows in the call.
+        """
         began = time.perf_counter()
         try:
             yield
@@ -60,11 +66,11 @@ class GatewayMetrics(Collector):
             self._times.labels(method).observe(time.perf_counter() - began)
 
     def repeated(self) -> None:
-        """Counts a push that was applied before."""
+        """Counts a push that was sent again after it had been applied."""
         self._repeated.inc()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment."""
+        """Yields all metrics with their values at this moment."""
         for metric in (self._times, self._rows, self._errors, self._repeated):
             yield from metric.collect()
         yield GaugeMetricFamily("sparserow_gateway_clients", "Clients that have pushed (count).", self.clients)

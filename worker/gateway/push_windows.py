@@ -1,8 +1,8 @@
-"""Which pushes of the gateway's clients were applied: each numbered push is carried out once, in a task of its own.
+"""Applies each numbered push of the gateway's clients once, in a task of its own.
 
-The task belongs to the gateway and not to the call that brought the push: a client that gives up, or is cut off, takes
-nothing with it, and its repeat of the number joins the task that runs. A window is forgotten ``FORGET_AFTER_SEC`` after
-its last push ended, and never while a push of it runs or while it is not known whether its last push was applied.
+The task belongs to the gateway, not to the call that brought the push. When a client gives up or loses its connection,
+the task goes on, and a repeat of the number joins the running task. A client's window is removed ``FORGET_AFTER_SEC``
+after its last push has ended. It stays while a push runs, and while it is unknown whether the last push was applied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORGET_AFTER_SEC = 3600.0
 
 
 class ClientKey(NamedTuple):
-    """A client of one namespace: names of two namespaces do not meet."""
+    """A client in one namespace; clients of two namespaces are different, even with the same name."""
 
     namespace: str
     client: str
@@ -29,13 +29,13 @@ class ClientKey(NamedTuple):
 
 @dataclass
 class _Window:
-    """What one client has pushed.
+    """The state of one client's pushes.
 
     Attributes:
-        last: the number of its last push that was applied, or may have been; 0 before the first.
+        last: the number of its last push that was applied or may have been; 0 before the first.
         is_known: whether it is known that ``last`` was applied.
-        running: the push that runs, and its number.
-        ended: time.monotonic() of the end of the last push.
+        running: the number and the task of the running push; None: no push runs.
+        ended: the time at which the last push ended, from ``time.monotonic()``.
     """
 
     last: int = 0
@@ -48,34 +48,34 @@ class _Window:
 
 
 class PushWindows:
-    """The windows of all clients. Belongs to one event loop.
+    """The windows of all clients. It belongs to one event loop.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._windows: OrderedDict[ClientKey, _Window] = OrderedDict()  # the one whose push ended last is last
+        self._windows: OrderedDict[ClientKey, _Window] = OrderedDict()  # in the order in which last pushes ended
 
     def __len__(self) -> int:
         return len(self._windows)
 
     async def push(self, key: ClientKey, sequence: int, apply: Callable[[], Awaitable[None]]) -> bool:
-        """Carries a push out, or joins the one of this number that runs.
+        """Applies a push, or joins the running push of the same number.
 
         Args:
-            key: whose number it is.
+            key: the client.
             sequence: the client's next number, or its last one again.
-            apply: carries it out. An error whose ``may_be_applied`` is False leaves the number free.
+            apply: applies the push. After an error whose ``may_be_applied`` is False, the number can be used again.
 
         Returns:
-            Whether the number had come before.
+            Whether a push of this number came before.
 
         Raises:
-            InvalidArgument: the client has no name of 1 to 200 bytes, or the number is below 1.
-            FailedPrecondition: the number is not the next one, or it is not known whether it was applied.
-            ResourceExhausted: there are ``MOST_CLIENTS`` clients, none of which may be forgotten.
+            InvalidArgument: the client's name does not have 1 to 200 bytes, or the number is below 1.
+            FailedPrecondition: the number is not the next one, or it is not known whether its push was applied.
+            ResourceExhausted: there are ``MOST_CLIENTS`` clients, and no window of theirs may be removed.
         """
         _check(key, sequence)
         window = self._windows.get(key)
@@ -84,7 +84,7 @@ class PushWindows:
             if number == sequence:
                 await asyncio.shield(task)
                 return True
-            await asyncio.wait({task})  # its client gave it up; the task has the deadline of its calls
+            await asyncio.wait({task})  # the client gave up that push; the deadlines of its calls bound the task
             window = self._windows.get(key)
         if window is not None and _is_repeated(key, sequence, window):
             return True
@@ -102,7 +102,7 @@ class PushWindows:
         return False
 
     async def drain(self, timeout_sec: float) -> None:
-        """Waits until no push runs, at most so long."""
+        """Waits until no push runs, but at most ``timeout_sec`` seconds."""
         tasks = [window.running[1] for window in self._windows.values() if window.running is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_sec)
@@ -114,7 +114,7 @@ class PushWindows:
             is_known = True
         except SparserowError as error:
             if not error.may_be_applied:
-                sequence = window.last  # the number is free
+                sequence = window.last  # so that the number can be used again
                 is_known = True
             raise
         finally:
@@ -129,7 +129,7 @@ class PushWindows:
         now = self._clock()
         while self._windows and self._windows[oldest := next(iter(self._windows))].can_go(now):
             del self._windows[oldest]
-        if len(self._windows) >= MOST_CLIENTS:  # some behind one that has to stay
+        if len(self._windows) >= MOST_CLIENTS:  # windows after one that must stay may be removable
             for old in [key for key, window in self._windows.items() if window.can_go(now)]:
                 del self._windows[old]
         if len(self._windows) >= MOST_CLIENTS:
@@ -149,13 +149,17 @@ def _check(key: ClientKey, sequence: int) -> None:
 
 
 def _note_error(task: asyncio.Task[None]) -> None:
-    """Marks the error as seen, since the task may have no awaiting call any more."""
+    """Marks the task's error as retrieved, since no call may be waiting for the task any more."""
     if not task.cancelled():
         task.exception()
 
 
 def _is_repeated(key: ClientKey, sequence: int, window: _Window) -> bool:
-    """Whether this number was applied before; raises when it may not come now."""
+    """Returns whether a push of this number was applied before.
+
+    Raises:
+        FailedPrecondition: the number is not the next one, or it is not known whether its push was applied.
+    """
     what = f"client {key.client!r}: sequence {sequence}"
     if sequence == window.last:
         if not window.is_known:

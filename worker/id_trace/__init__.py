@@ -1,1 +1,1 @@
-"""Which ids a forward looks up, as functions of its batch."""
+"""Traces a forward and expresses the ids that it looks up as functions of its batch."""

@@ -1,4 +1,4 @@
-"""Which views and casts of a forward's arguments reach its lookups: seen once, by torch's dispatcher."""
+"""Traces, through torch's dispatcher, which views and casts of a forward's arguments reach its lookups."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..data.batch_tensors import can_hold_ids, tensors_of
 from .id_expressions import Derived, Expression, Operation, Root, TracedIds
 
-# Operations whose result has the values of their first argument; only its dtype or its memory may be another.
+# Operations whose result has the values of their first argument; only the dtype or the memory may differ.
 _CASTS = frozenset(("_to_copy", "to", "clone", "contiguous", "alias", "detach", "lift_fresh", "view_as"))
-# Those that flatten to the same ids in the same order, whatever the strides: the result's shape says all.
+# Operations that keep the ids in the same flattened order, whatever the strides: the result's shape determines them.
 _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"))
-# Those whose arguments say all.
+# Views that are determined by the operation's arguments.
 _TURNS = frozenset(("squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim", "expand"))
 _PARTS = frozenset(("select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
 _VIEWS = _TURNS | _PARTS | {"unsafe_split", "unsafe_chunk"}
 
 
 class ForwardTrace(TorchDispatchMode):
-    """Entered before a forward, left after it, by the same thread.
+    """A dispatch mode that traces one forward. The same thread enters it before the forward and leaves it after.
 
     Args:
-        arguments: of the forward; tensors in them, of any dtype, are the roots of the expressions.
+        arguments: the arguments of the forward. Tensors in them, of any dtype, are the roots of the expressions.
     """
 
     supports_higher_order_operators = True
@@ -41,10 +41,10 @@ class ForwardTrace(TorchDispatchMode):
         self.is_active = True
         self._thread = threading.get_ident()
         self._roots: dict[Root, Tensor] = {}
-        # Tensor -> its expression, its root, and its version then: a tensor that was changed since has none.
+        # Tensor -> its expression, its root, and its version at that time: a tensor changed since is unknown.
         self._known = WeakTensorKeyDictionary()
         self._made: dict[tuple[Any, ...], Derived] = {}
-        # Every lookup's ids live until the trace is read, so that no two of them have the same address.
+        # Keeps the ids of every lookup alive until the trace is read, so that no two have the same address.
         self._looked_up: list[Tensor] = []
         self._traced: list[TracedIds] = []
         for path, tensor in tensors_of(arguments):
@@ -55,16 +55,16 @@ class ForwardTrace(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """A compiled part of the model is compiled and run as without the trace."""
+        """Tells torch to compile and run compiled parts of the model as if there were no trace."""
         return True
 
     @property
     def is_of_this_thread(self) -> bool:
-        """Whether the thread that calls has entered it."""
+        """Whether the calling thread is the one that entered the trace."""
         return self._thread == threading.get_ident()
 
     def leave(self) -> list[TracedIds]:
-        """Ends the trace. Returns the lookups' ids that are views and casts of the arguments, in order."""
+        """Ends the trace and returns, in order, the ids of lookups that are views and casts of the arguments."""
         self.is_active = False
         if self.is_of_this_thread and _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)
@@ -73,7 +73,7 @@ class ForwardTrace(TorchDispatchMode):
         return traced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Computes as ever, and notes what the result is."""
+        """Runs the operation unchanged, and records lookups and results that are views or casts of the arguments."""
         namespace = func.namespace if self.is_active and isinstance(func, torch._ops.OpOverload) else ""
         if namespace == "sparserow":
             for ids in _id_arguments(args):
@@ -125,14 +125,19 @@ class ForwardTrace(TorchDispatchMode):
         if operation is not None:
             derived = (id(expression), output, *key)
             expression = self._made.setdefault(derived, Derived(expression, operation, output))
-        # A view shares its base's version, though torch says so only when the operation is over.
+        # A view shares its base's version, but torch shows this only after the operation has returned.
         self._known[made] = (expression, root, _version(args[0] if func.is_view else made))
 
 
 def _operation(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor
 ) -> tuple[tuple[Any, ...] | None, Operation | None]:
-    """What names the operation, and the operation; it is None where values stay as they are, both if it is unknown."""
+    """Classifies an operation of torch.
+
+    Returns:
+        A key that identifies the operation with its arguments, and the operation as a function of its first argument.
+        The function is None when values stay as they are; both are None for an operation that is not traced.
+    """
     name, given = func.overloadpacket.__name__, args[0]
     if name in _CASTS and (name != "view_as" or made.shape == given.shape):
         return (made.dtype,), None if made.dtype == given.dtype else partial(torch.Tensor.to, dtype=made.dtype)
@@ -152,7 +157,7 @@ def _operation(
 
 
 def _reshape(made: Tensor) -> tuple[tuple[Any, ...], Operation]:
-    """The first size follows the others, since batches differ in length."""
+    """Returns a reshape whose first size is inferred from the others, since batches differ in length."""
     shape = (-1, *made.shape[1:]) if 0 not in made.shape[1:] else tuple(made.shape)
     return ("reshape", shape), lambda tensor: tensor.reshape(shape)
 
@@ -160,7 +165,7 @@ def _reshape(made: Tensor) -> tuple[tuple[Any, ...], Operation]:
 def _slice(
     given: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[tuple[Any, ...], Operation | None]:
-    """A range that goes to the end goes to that of every batch."""
+    """Returns a slice; a range that reached the end in the traced batch reaches the end of every batch."""
     first = start or 0
     last = sys.maxsize if end is None or end >= given.shape[dim] else end
     if first == 0 and last == sys.maxsize and step == 1:
@@ -185,35 +190,39 @@ def _id_arguments(arguments: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor's memory was changed in place; torch does not count it for an inference tensor."""
+    """Returns how often the tensor was changed in place; 0 for an inference tensor, for which torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 class TracedForwards:
-    """What the forwards that were traced for it have shown; kept alive by what asked for it."""
+    """The traces of forwards for one requester, which must keep this object alive as long as it wants traces.
+
+    Attributes:
+        traced: the traced ids of all lookups so far.
+    """
 
     def __init__(self) -> None:
         self.traced: list[TracedIds] = []
 
 
 class TraceRequests:
-    """What asks a session's models to trace their forwards; belongs to the thread that trains."""
+    """The pending requests to trace the forwards of a session's models; only the training thread uses them."""
 
     def __init__(self) -> None:
         self._asking: weakref.WeakSet[TracedForwards] = weakref.WeakSet()
 
     def ask(self) -> TracedForwards:
-        """Forwards are traced while the returned object lives."""
+        """Requests that forwards are traced as long as the returned object lives."""
         forwards = TracedForwards()
         self._asking.add(forwards)
         return forwards
 
     @property
     def is_any(self) -> bool:
-        """Whether a forward has to be traced."""
+        """Whether there is a request, so that the next forward must be traced."""
         return len(self._asking) > 0
 
     def tell(self, traced: list[TracedIds]) -> None:
-        """Hands what a forward has shown to all that ask."""
+        """Adds the traced ids of a forward to every request."""
         for forwards in self._asking:
             forwards.traced.extend(traced)

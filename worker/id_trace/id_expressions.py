@@ -1,7 +1,7 @@
-"""Ids as a batch explains them: views and casts of one of its tensors, with constant arguments.
+"""Expressions for ids: views and casts, with constant arguments, of a tensor of the batch.
 
 A traced forward (worker/id_trace/forward_trace.py) makes these expressions. They are guesses about later batches.
-An expression that does not fit a batch has no value there, and the lookup then pulls for itself.
+An expression that does not fit a batch has no value there, and the lookup then pulls its rows itself.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ _MISFITS = (RuntimeError, IndexError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Root:
-    """A tensor of the batch, as it is."""
+    """An expression for a tensor of the batch itself.
+
+    Attributes:
+        path: the tensor's path in the batch.
+    """
 
     path: Path
 
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """What an operation makes of another expression's value.
+    """An expression for the result of an operation on another expression's value.
 
     Attributes:
-        source: what the operation is applied to.
+        source: the expression to whose value the operation is applied.
         operation: a view or a cast.
-        output: which of its tensors, where it makes several.
+        output: the index of the result when the operation returns several tensors; None when it returns one.
     """
 
     source: Expression
@@ -57,12 +61,12 @@ Expression: TypeAlias = Root | Derived
 
 @dataclass(frozen=True)
 class TracedIds:
-    """Ids of a lookup in a traced forward.
+    """The ids of a lookup in a traced forward.
 
     Attributes:
-        ids: the tensor that the lookup was given.
-        expression: what it is of the forward's arguments.
-        root: that tensor of the arguments.
+        ids: the ids that the lookup was given.
+        expression: the expression of the ids in terms of the forward's arguments.
+        root: the tensor of the arguments at the root of the expression.
     """
 
     ids: Tensor
@@ -71,7 +75,7 @@ class TracedIds:
 
 
 class Values:
-    """Values of expressions for one batch on the host; common parts are computed once."""
+    """Computes values of expressions for one batch on the host; common parts are computed once."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -79,7 +83,7 @@ class Values:
         self._values: dict[Derived, Tensor | None] = {}
 
     def of(self, expression: Expression) -> Tensor | None:
-        """The tensor, on the host; None where this batch has no such part."""
+        """Returns the value of an expression, on the host; None when the expression does not fit the batch."""
         if isinstance(expression, Root):
             if expression.path not in self._roots:
                 root = tensor_at(self._host, expression.path)
@@ -101,11 +105,14 @@ def _value_of(expression: Derived, source: Tensor) -> Tensor | None:
 
 
 class IdSources:
-    """A plan, and where the tensors that it speaks of come from in a batch.
+    """A plan of merged lookups, with the expressions of the tensors to which it refers.
 
     Args:
         trace: the lookups of a traced forward.
-        traced: (expression, tensor of that forward); the earlier one is taken where two explain a lookup.
+        traced: pairs of an expression and its tensor in that forward. When two explain a lookup, the earlier is used.
+
+    Attributes:
+        plan: the plan.
     """
 
     def __init__(self, trace: _client.LookupTrace, traced: Sequence[tuple[Expression, Tensor]]) -> None:
@@ -114,11 +121,13 @@ class IdSources:
         self._sources = [expression if index in used else None for index, (expression, _) in enumerate(traced)]
 
     def tensors(self, batch: Any, host: Any | None) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Of each source the tensor as the lookups see it, and the same on the host; Nones where there is none.
+        """Returns, for each expression, the tensor as the lookups see it and the same tensor on the host.
+
+        Both are None when the plan does not use the expression, or when it does not fit the batch.
 
         Args:
-            batch: as the forward will see it.
-            host: the same on the host; None: what is used is copied there.
+            batch: the batch as the forward will see it.
+            host: the same batch on the host; None: the tensors that are used are copied to the host.
         """
         values = Values(batch if host is None else host)
         with torch.no_grad():
@@ -138,7 +147,7 @@ class IdSources:
 
 
 def descriptions(tensors: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Description]:
-    """What the native half needs; the tensors must live until it has read them."""
+    """Returns the descriptions that the native half needs; the tensors must live until it has read them."""
     return [description(seen, host) for seen, host in tensors]
 
 
@@ -147,11 +156,16 @@ def _ids(tensor: Tensor | None) -> Tensor | None:
 
 
 def in_batch(traced: Sequence[TracedIds], batch: Any) -> list[tuple[Expression, Tensor]]:
-    """Ids of a forward as expressions of the batch that the loop was given; those that it does not explain are left.
+    """Converts expressions in terms of a forward's arguments into expressions in terms of the loop's batch.
+
+    Ids whose root is not a tensor of the batch are left out.
 
     Args:
-        traced: their roots are arguments of the forward.
-        batch: of this very forward.
+        traced: traced ids, whose roots are arguments of the forward.
+        batch: the batch that the training loop got for this forward.
+
+    Returns:
+        Pairs of an expression and the ids.
     """
     tensors = list(tensors_of(batch))
     roots: dict[int, Expression | None] = {}
@@ -167,7 +181,10 @@ def in_batch(traced: Sequence[TracedIds], batch: Any) -> list[tuple[Expression, 
 
 
 def _root_in(tensors: Sequence[tuple[Path, Tensor]], argument: Tensor) -> Expression | None:
-    """The same memory; then the same values, since the loop may have moved or cast the batch."""
+    """Finds an argument among the tensors of a batch; returns None when it is not there.
+
+    Tensors are compared first by memory and then by values, since the loop may have moved or cast the batch.
+    """
     for path, tensor in tensors:
         if tensor.layout == torch.strided and _is_same_memory(tensor, argument):
             return Root(path)
@@ -189,7 +206,13 @@ def _is_cast(tensor: Tensor, argument: Tensor) -> bool:
 
 
 def _rebase(expression: Expression, root: Expression, rebased: dict[Expression, Expression]) -> Expression:
-    """The expression with another root; common parts stay common. ``rebased`` is kept for one batch."""
+    """Returns the expression with another root; common parts stay common.
+
+    Args:
+        expression: the expression to convert.
+        root: the new root.
+        rebased: the results so far for this batch, which is extended.
+    """
     if isinstance(expression, Root):
         return rebased.setdefault(expression, root)
     if expression not in rebased:

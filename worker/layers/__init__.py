@@ -1,1 +1,1 @@
-"""Layers whose rows are on the servers, and the swap of a model's own layers for them."""
+"""Layers whose rows are on the servers, and the functions that swap a model's own layers for them."""

@@ -1,4 +1,4 @@
-"""Layers whose rows are never allocated here: ``with deferred(min_rows=...): model = MyModel()``."""
+"""Creates layers whose rows are never allocated in this process: ``with deferred(min_rows=...): model = MyModel()``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import Constant, Init, Normal, Uniform
 
 _KINDS: tuple[type[nn.Embedding] | type[nn.EmbeddingBag], ...] = (nn.Embedding, nn.EmbeddingBag)
-# Stands on a layer made under deferred(): the initial distribution its weight was given.
+# The attribute of a layer made under deferred() that holds the initial distribution of its weight.
 INIT_ATTRIBUTE = "_sparserow_deferred_init"
 # In-place calls that do not change a weight's values.
 _HARMLESS = frozenset({"requires_grad_", "detach_"})
 
 
 def deferred_init(module: nn.Module) -> Init | None:
-    """The initial distribution of a layer made under :func:`deferred`; None for any other layer."""
+    """Returns the initial distribution of a layer made under :func:`deferred`; None for any other layer."""
     init: Init | None = module.__dict__.get(INIT_ATTRIBUTE)
     return init
 
@@ -35,14 +35,14 @@ def deferred_init(module: nn.Module) -> Init | None:
 def deferred(*, min_rows: int = 10_000_000) -> Iterator[None]:
     """Creates ``nn.Embedding`` and ``nn.EmbeddingBag`` of at least ``min_rows`` rows on the meta device.
 
-    Their rows come into being on the parameter servers after ``distribute``. An initialisation of such a weight
-    (``normal_``, ``uniform_``, ``fill_``, ``zero_``, and what ``torch.nn.init`` builds on them) is noted and becomes
-    the table's initial distribution; torch's default is normal(0, 1). Applies to the thread that enters it. Such a
-    layer stays on the meta device when its model is moved (``.to(device)``, ``.cuda()``, ``.to_empty()``), in its
-    constructor or later; a change of dtype is taken over.
+    Their rows are created on the parameter servers after ``distribute``. When such a weight is initialised, the
+    distribution becomes that of the table; torch's default is normal(0, 1). Recognised are ``normal_``, ``uniform_``,
+    ``fill_``, ``zero_``, and the functions of ``torch.nn.init`` that call them. Only the thread that enters the context
+    is affected. Such a layer stays on the meta device when its model is moved (``.to(device)``, ``.cuda()``,
+    ``.to_empty()``), in its constructor or later. A change of dtype does take effect.
 
     Args:
-        min_rows: smaller layers are allocated as usual.
+        min_rows: layers with fewer rows are allocated as usual.
 
     Raises:
         InvalidArgument: ``min_rows`` is below 1.
@@ -50,7 +50,7 @@ def deferred(*, min_rows: int = 10_000_000) -> Iterator[None]:
             distribution with ``distribute(tables={pattern: Table(init=...)})`` and leave the weight alone.
     """
     if min_rows < 1:
-        raise InvalidArgument(f"deferred: min_rows {min_rows!r} is not allowed; allowed: >= 1")
+        raise not_allowed("deferred.min_rows", min_rows, ">= 1")
     notes = _InitNotes()
     thread = threading.get_ident()
     originals = {kind: kind.__init__ for kind in _KINDS}
@@ -81,8 +81,8 @@ def _on_meta(original: Callable[..., None], min_rows: int, thread: int, notes: _
 def _stay_on_meta(
     self: nn.Embedding | nn.EmbeddingBag, fn: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Embedding | nn.EmbeddingBag:
-    """What ``_apply`` of a deferred layer does: there is no row to move, but its dtype follows."""
-    del recurse  # it has no children
+    """Replaces ``_apply`` of a deferred layer: moves nothing, as there are no rows, but changes the dtype."""
+    del recurse  # an embedding has no children
     dtype = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
     if dtype != self.weight.dtype:
         moved = torch.empty_like(self.weight, dtype=dtype, device="meta")
@@ -91,16 +91,16 @@ def _stay_on_meta(
 
 
 class _InitNotes(TorchFunctionMode):
-    """Sees every torch call and notes those that fill a deferred weight."""
+    """Intercepts every torch call and records those that fill a deferred weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: dict[int, nn.Embedding | nn.EmbeddingBag] = {}  # by storage of the weight
+        self._layers: dict[int, nn.Embedding | nn.EmbeddingBag] = {}  # by the storage of the layer's weight
         self._in_constructor = False
 
     @contextmanager
     def layer(self, module: nn.Embedding | nn.EmbeddingBag) -> Iterator[None]:
-        """Around a constructor: afterwards the layer is known, with torch's default distribution."""
+        """Surrounds the constructor of a layer; afterwards the layer is known and has torch's default distribution."""
         self._in_constructor = True
         try:
             yield
@@ -128,7 +128,10 @@ class _InitNotes(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _layer_of(self, tensor: Tensor) -> nn.Embedding | nn.EmbeddingBag | None:
-        """The deferred layer whose weight a tensor is of; a weight has another storage after its dtype has changed."""
+        """Returns the deferred layer whose weight ``tensor`` is a part of; None when there is no such layer.
+
+        A weight has another storage after its dtype has changed, so the storages are read again on a miss.
+        """
         layer = self._layers.get(_storage(tensor))
         if layer is None or _storage(layer.weight) != _storage(tensor):
             self._layers = {_storage(layer.weight): layer for layer in self._layers.values()}
@@ -137,7 +140,10 @@ class _InitNotes(TorchFunctionMode):
 
     @staticmethod
     def _refuse_skipped_init(layer: nn.Module) -> None:
-        """Some of ``torch.nn.init`` asks whether a weight is meta and then leaves it, with no call to note."""
+        """Refuses an initialisation that ``torch.nn.init`` is about to skip.
+
+        Some of its functions ask whether a weight is on the meta device, and then return without a call to record.
+        """
         caller = sys._getframe(2)
         if caller.f_globals.get("__name__") == nn.init.__name__:
             _refuse(caller.f_code.co_name.removeprefix("_no_grad_"), layer)
@@ -150,7 +156,7 @@ class _InitNotes(TorchFunctionMode):
         given += [float(kwargs[key]) for key in _ARGUMENTS if key in kwargs]
         if target.numel() < weight.numel():
             if func.__name__ in ("fill_", "zero_") and (given or [0.0]) == [0.0]:
-                return  # torch zeroes the padding row; so does distribute
+                return  # torch zeroes the padding row, and so does distribute
         elif func.__name__ in _DISTRIBUTIONS:
             kind, defaults = _DISTRIBUTIONS[func.__name__]
             layer.__dict__[INIT_ATTRIBUTE] = kind(*given, *defaults[len(given) :])
@@ -167,7 +173,7 @@ def _refuse(function: str, layer: nn.Module) -> NoReturn:
     )
 
 
-# In-place fills, of Tensor or torch.nn.init, with the distribution and its arguments' defaults.
+# In-place fills of Tensor or torch.nn.init, with the distribution and the defaults of its arguments.
 _DISTRIBUTIONS: Mapping[str, tuple[Callable[..., Init], tuple[float, ...]]] = MappingProxyType(
     {
         "normal_": (Normal, (0.0, 1.0)),

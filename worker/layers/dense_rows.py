@@ -1,13 +1,13 @@
-"""``dense_on_servers``: the dense tensors of a model as rows of an ordinary table, so that workers never meet.
+"""``dense_on_servers``: keeps a model's dense tensors as rows of a table, so that workers need no process group.
 
     forward (train) ── pull of the step ──> parameters      backward ──> .grad ── session.step ── the same commit
 
-A row is 64 consecutive values of one flattened tensor; the last row of a tensor is padded with zeros. Row
-``MARKER_KEY`` says that the initial values are there, and of which model.
+A row is 64 consecutive values of one flattened tensor; the last row of a tensor is padded with zeros. The row of
+``MARKER_KEY`` marks that the initial values were written, and identifies their model.
 
 Invariants:
  1. Parameters change only at the first forward of a step, so activation recomputation and micro-batches agree.
- 2. A tensor without a gradient sends nothing in that step, as torch's optimizers leave it alone.
+ 2. A tensor without a gradient sends nothing in that step, as torch's optimizers do not change such a tensor.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ..session.table import TableRows
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1
 _POLL_SEC = 0.02
-_LOOK_SEC = 0.5  # between two requests for the job's members
+_LOOK_SEC = 0.5  # the pause between two requests for the job's members
 
 
 @dataclass(frozen=True)
 class _ParameterRows:
-    """Where a parameter's rows are."""
+    """The rows of a parameter: those of ids in [begin, end)."""
 
     parameter: nn.Parameter
     begin: int
@@ -47,32 +47,35 @@ class _ParameterRows:
 def dense_on_servers(
     model: nn.Module, session: Session, *, optimizer: OptimizerLike, table: str = "dense", wait_sec: float = 60.0
 ) -> DenseRows:
-    """Moves what is left of a model's parameters to the parameter servers, in place.
+    """Moves the parameters that a distributed model still has to the parameter servers, in place.
 
     Call it on every worker after :func:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
     process group is needed. From then on the first forward of a step in train mode reads the parameters under the
-    job's clock, a forward in eval mode reads the newest ones, and ``session.step()`` sends their gradients. Buffers
-    stay each worker's own.
+    job's clock. A forward in eval mode reads the newest parameters. ``session.step()`` sends their gradients. Buffers
+    stay in each worker.
 
     Args:
-        model: its parameters are float32 and of a kind that ``nn.Module.parameters`` lists.
-        session: of the job; the lowest rank that is in it gives the initial values unless the table has them.
-        optimizer: of the parameters; runs on the servers, its rate is in ``session.optimizer``.
-        table: its name in the session's namespace.
-        wait_sec: how long other ranks wait for the initial values. When a rank dies before it gave them, the next one
-            does once its lease has ended.
+        model: the model; its parameters must be float32 on the CPU.
+        session: the session of the job. The lowest rank in the job writes the initial values unless the table has them.
+        optimizer: the optimizer of the parameters, which the servers run. Its learning rate is in
+            ``session.optimizer``.
+        table: the table's name in the session's namespace.
+        wait_sec: how long other ranks wait for the initial values, in seconds. When a rank dies before it has written
+            them, the next rank writes them after the lease of the dead one has ended.
 
     Returns:
-        The parameters' place; only a caller that compiles the model needs its :meth:`DenseRows.pull`.
+        The rows of the parameters. Only a caller that compiles the model needs its :meth:`DenseRows.pull`.
 
     Raises:
-        InvalidArgument: no parameter, or one that is not float32 (names it).
+        InvalidArgument: the model has no parameter, or a parameter that is not float32 on the CPU; the text names it.
         FailedPrecondition: the model is wrapped in DDP, its dense tensors are on the servers already, or the table
-            holds those of another model.
-        DeadlineExceeded: no worker has given the initial values.
+            holds the parameters of another model.
+        DeadlineExceeded: no worker has written the initial values within ``wait_sec``.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise FailedPrecondition("dense_on_servers: the model is in DistributedDataParallel, which reduces gradients")
+        raise FailedPrecondition(
+            "dense_on_servers: the model is in DistributedDataParallel, which reduces gradients; pass the inner model"
+        )
     session.core.check_no_dense_rows()
     dense = DenseRows(model, session, row_optimizer_of(optimizer, "dense_on_servers.optimizer"), table)
     dense.take_initial_values(wait_sec)
@@ -82,7 +85,18 @@ def dense_on_servers(
 
 
 class DenseRows:
-    """The parameters of one model between their table and its forward. Made by :func:`dense_on_servers`."""
+    """Moves the parameters of one model between their table and the model. :func:`dense_on_servers` makes it.
+
+    Args:
+        model: the model.
+        session: the session of the job.
+        optimizer: the row optimizer of the table.
+        table: the table's name in the session's namespace.
+
+    Raises:
+        InvalidArgument: the model has no parameter, or one that is not float32 on the CPU.
+        FailedPrecondition: the table exists with another schema.
+    """
 
     def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -102,8 +116,8 @@ class DenseRows:
         self._layout = _digest(";".join(f"{name}{tuple(p.shape)}" for name, p in named))
         self._ids = torch.arange(rows)
         self._gradients = torch.zeros(rows, ROW_WIDTH)
-        self._is_pulled = False  # the parameters are those of the step
-        self._is_in_step = False  # a forward of this step has read them
+        self._is_pulled = False  # whether the parameters are those of the current step
+        self._is_in_step = False  # whether a forward of the current step has read them
         self._session = session
         self._anchor = torch.zeros(1, requires_grad=True)
         self._schema = session.core.catalog.create_table(
@@ -113,25 +127,30 @@ class DenseRows:
 
     @property
     def ids(self) -> Tensor:
-        """(rows) int64: what each forward looks up in the table ``table.schema.name``."""
+        """The ids that each forward looks up in the table ``table.schema.name``, (rows) int64."""
         return self._ids
 
     @property
     def table(self) -> TableRows:
-        """The rows by key."""
+        """The rows of the table, by key."""
         return self._session.table(self._schema.name)
 
     @property
     def table_name(self) -> str:
-        """Of that table, in the session's namespace."""
+        """The name of the table in the session's namespace."""
         return self._schema.name
 
     def take_initial_values(self, wait_sec: float) -> None:
-        """Gives the model's values to a table that has none, on the lowest rank of the job; takes the table's.
+        """Waits until the table has initial values, and copies them into the model.
+
+        The worker of the lowest rank in the job writes its model's values to a table that has none.
+
+        Args:
+            wait_sec: how long to wait for another worker's values, in seconds.
 
         Raises:
-            FailedPrecondition: the table is of another model.
-            DeadlineExceeded: no worker has given them in ``wait_sec``.
+            FailedPrecondition: the table holds the parameters of another model.
+            DeadlineExceeded: no worker has written the values within ``wait_sec``.
         """
         table, marker = self.table, np.array([MARKER_KEY], dtype=np.uint64)
         deadline = time.monotonic() + wait_sec
@@ -140,7 +159,7 @@ class DenseRows:
         while not (found := table.pull(marker)[0]).any():
             if gives:
                 table.assign(self._ids.numpy(), self._flat_values())
-                table.assign(marker, self._layout[None])  # last: a worker that sees it finds all values
+                table.assign(marker, self._layout[None])  # last: a worker that sees the marker finds all values
             elif (now := time.monotonic()) > deadline:
                 raise DeadlineExceeded(
                     f"dense_on_servers: no rank before rank {self._session.rank} has given table "
@@ -148,7 +167,8 @@ class DenseRows:
                 )
             elif now - looked >= _LOOK_SEC:
                 looked = now
-                gives = self._session.core.is_lowest_rank()  # a worker that left meanwhile may have given them
+                # The loop reads the marker again before it writes, as a worker that has left may have written.
+                gives = self._session.core.is_lowest_rank()
             else:
                 time.sleep(_POLL_SEC)
         if not np.array_equal(found, self._layout):
@@ -160,17 +180,23 @@ class DenseRows:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The hook: parameters of this step, or in eval mode of now. A model that is exported keeps those it has."""
+        """Is the hook before a forward: reads the parameters of this step, or in eval mode the newest ones.
+
+        A model that is being exported keeps the parameters that it has.
+        """
         del args
-        if not torch.compiler.is_compiling():  # else the exported program would have the tower and its rows
+        if not torch.compiler.is_compiling():  # else the exported program would contain the pull of the rows
             self.pull(train=module.training)
 
     def pull(self, *, train: bool = True) -> None:
-        """Reads the parameters: of this step, once, or the newest.
+        """Copies the parameters from the servers into the model.
+
+        Args:
+            train: True reads the parameters of the current step, once a step. False reads the newest parameters.
 
         Raises:
-            DeadlineExceeded: other workers are too far behind (names them).
-            SparserowError: a server is at fault.
+            DeadlineExceeded: other workers are too far behind; the text names them.
+            SparserowError: a server cannot answer.
         """
         if train and self._is_pulled:
             return
@@ -186,7 +212,7 @@ class DenseRows:
         self._is_in_step |= train
 
     def stage(self) -> None:
-        """Adds the gradients of backward to the session's step. What ``session.step`` calls first."""
+        """Adds the gradients of backward to the session's step; ``session.step`` calls it first."""
         if not self._is_in_step:
             return
         given = [place for place in self._places if place.parameter.grad is not None]
@@ -203,7 +229,7 @@ class DenseRows:
                 ops.stage(gradients, ids, self._binding, ROW_WIDTH, -1)
 
     def end_step(self) -> None:
-        """Forgets the gradients; the next forward reads anew. What ``session.step`` calls last."""
+        """Drops the gradients, so that the next forward reads again; ``session.step`` calls it last."""
         self._is_pulled = self._is_in_step = False
         for place in self._places:
             place.parameter.grad = None
@@ -222,5 +248,5 @@ class DenseRows:
 
 
 def _digest(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """(ROW_WIDTH) float32 that stand for a text: bytes of its SHA-512, none of them 0."""
+    """Returns a digest of a text, (ROW_WIDTH) float32: the bytes of its SHA-512, each plus 1 so that none is 0."""
     return np.frombuffer(hashlib.sha512(text.encode()).digest(), dtype=np.uint8).astype(np.float32) + 1

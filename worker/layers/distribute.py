@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
@@ -44,33 +44,33 @@ def distribute(
 
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
     becomes a distributed layer with the same ``forward``; smaller layers stay. Call it on every rank, before the dense
-    optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names
-    weights to which an optimizer or a list of weights to regularise still refers. A gradient that reaches one of them
-    is an error.
+    optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names replaced weights
+    that an optimizer or a list of weights still refers to. A gradient that reaches one of them is an error.
 
     Args:
-        model: not itself an embedding.
-        session: from :func:`connect`.
-        optimizer: of all tables that name no other; runs on the servers. One of ``sr.SGD``, ``sr.Adagrad``,
-            ``sr.RowWiseAdagrad`` and ``sr.Adam``, or torch's own where it has a counterpart: the class, a
-            ``functools.partial`` of it, or an instance that has not stepped.
+        model: the model; it must not itself be an embedding.
+        session: the session from :func:`connect`.
+        optimizer: the row optimizer of tables that have none of their own; the servers run it. One of ``sr.SGD``,
+            ``sr.Adagrad``, ``sr.RowWiseAdagrad`` and ``sr.Adam``, or an optimizer of ``torch.optim`` that has a
+            counterpart: the class, a ``functools.partial`` of it, or an instance that has not stepped.
         min_rows: layers with fewer rows stay local and dense.
-        tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts.
+        tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts. None: no options.
         exclude: ``fnmatch`` patterns on the path of layers that stay local, whatever their size.
-        carry_weights: rank 0 sends the layers' present weights to tables that are new. A table that exists keeps its
-            rows; a layer made under :func:`deferred`, or with a ``Table.init`` of its own, has none to send. False:
-            rows begin as the table's ``init``, else as the layer's (normal(0, 1) unless deferred and initialised).
+        carry_weights: whether rank 0 sends the layers' present weights to tables that are new. A table that exists
+            keeps its rows. Nothing is sent for a layer made under :func:`deferred`, or with a ``Table.init`` of its
+            own. False: rows begin as the table's ``init`` says, else as the layer's distribution does, which is
+            normal(0, 1) unless a deferred layer was initialised otherwise.
 
     Returns:
         The same model.
 
     Raises:
-        InvalidArgument: nothing to distribute, a pattern of ``tables`` or ``exclude`` that matches no layer of at least
-            ``min_rows``, an optimizer without a counterpart on the servers, or a row cache that the model's device
-            cannot hold.
-        FailedPrecondition: the model is distributed already, a layer uses what cannot be honoured (names the layer and
-            the reason), or a table is in use in this process, or exists with another schema. The model is then
-            unchanged.
+        InvalidArgument: there is nothing to distribute; or a pattern of ``tables`` or ``exclude`` matches no layer of
+            at least ``min_rows``; or an optimizer has no counterpart on the servers; or the model's device cannot hold
+            the row cache.
+        FailedPrecondition: the model is distributed already; or a layer uses an option that cannot be distributed, in
+            which case the text names the layer and the reason; or a table is in use in this process, or exists with
+            another schema. The model is then unchanged.
     """
     swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights))
     ForwardPull(session).install(model)
@@ -100,7 +100,7 @@ def _plan(
     exclude: Sequence[str],
     carry_weights: bool,
 ) -> list[Swap]:
-    """What to swap; raises before anything is changed."""
+    """Plans the layers to swap; raises before anything is changed."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("distribute: call it before DistributedDataParallel wraps the model")
     layers = _without(exclude, _layers(model, min_rows))
@@ -108,7 +108,7 @@ def _plan(
         distributed = (DistributedEmbedding, DistributedEmbeddingBag)
         done = [path for path, module in model.named_modules() if isinstance(module, distributed)]
         if done:
-            raise FailedPrecondition(f"distribute: {', '.join(done)} of the model are distributed already")
+            raise FailedPrecondition(f"distribute: the layers {', '.join(done)} are distributed already")
         raise InvalidArgument(
             f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows"
         )
@@ -132,9 +132,9 @@ def _layers(model: nn.Module, min_rows: int) -> list[tuple[Layer, list[str]]]:
 
 
 def _without(exclude: Sequence[str], layers: list[tuple[Layer, list[str]]]) -> list[tuple[Layer, list[str]]]:
-    """The layers of which no path matches a pattern."""
+    """Returns the layers whose paths match no pattern."""
     if isinstance(exclude, str):
-        raise InvalidArgument(f"distribute: exclude={exclude!r} is not allowed; allowed: patterns, as [{exclude!r}]")
+        raise not_allowed("distribute.exclude", exclude, f"a sequence of patterns, such as [{exclude!r}]")
     for pattern in exclude:
         if not any(fnmatch.fnmatchcase(path, pattern) for _, paths in layers for path in paths):
             names = ", ".join(paths[0] for _, paths in layers) or "none"
@@ -147,7 +147,10 @@ def _without(exclude: Sequence[str], layers: list[tuple[Layer, list[str]]]) -> l
 
 
 def _weight_owners(model: nn.Module) -> dict[int, set[tuple[int, str]]]:
-    """Which (module, attribute) hold each parameter; a weight with more than one is tied."""
+    """Returns the owners of each parameter, as (id of the module, attribute) by the id of the parameter.
+
+    A weight with more than one owner is tied.
+    """
     owners: dict[int, set[tuple[int, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -4,7 +4,7 @@ A distributed layer has no rows. It names its table (``binding``), so a copy or 
 table, in a process where a session has bound it. ``.to()`` moves no row, but results are on its device and of its dtype
 from then on; ids may be on the host or there. Rows, and the sums of their gradients, stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
-A lookup in train mode under ``torch.no_grad`` reads by the step's clock too, and its rows are kept within bounds.
+A lookup in train mode under ``torch.no_grad`` also reads at the step's clock; its rows are kept within a limit.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
-    """Direct use of ``weight`` of a distributed layer."""
+    """Raised when code reads ``weight`` of a distributed layer, which has no rows in this process."""
 
 
 class DistributedLayer(nn.Module):
-    """What both distributed layers share: the table's name and the anchor.
+    """The base class of both distributed layers, with the table's name and the anchor.
 
     Attributes:
-        binding: name of the table as the ops find it, ``namespace/table``.
-        anchor: (1,) float32 that requires grad and makes autograd record lookups; a plain attribute, so that
-            neither ``parameters()``, ``state_dict()`` nor DDP see it.
-        dtype: of the output: the replaced layer's weight's, or that of a later ``.to()``.
-        origins: ids of the clusters whose rows the table holds, its own first (``Session.origins``, which grows).
+        binding: the name by which the ops find the table, ``namespace/table``.
+        num_embeddings: the number of rows; ids are in [0, num_embeddings).
+        embedding_dim: the number of columns.
+        padding_idx: the id whose row gets no gradient; None: there is none.
+        dtype: the dtype of the output: that of the replaced layer's weight, or of a later ``.to()``.
+        origins: ids of the clusters whose rows the table holds, its own cluster first. The list is
+            ``session.core.origins``, which grows when a checkpoint is restored.
+        anchor: a float32 tensor of shape (1,) that requires grad and so makes autograd record lookups. It is a plain
+            attribute, so ``parameters()``, ``state_dict()`` and DDP do not see it.
     """
 
     def __init__(
@@ -60,28 +64,31 @@ class DistributedLayer(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
             raise WeightUnavailable(
-                f"table {self.__dict__.get('binding')!r}: .weight is not here, its rows live on the parameter servers; "
+                f"table {self.__dict__.get('binding')!r}: .weight is not here, its rows are on the parameter servers; "
                 "use session.table(name).pull(keys), or keep the layer local with min_rows"
             )
         return super().__getattr__(name)
 
     def get_extra_state(self) -> Tensor:
-        """(n) uint8: the table's handle, which is what a ``state_dict`` holds in place of rows."""
+        """Returns the table's handle, (n) uint8, which a ``state_dict`` holds in place of the rows."""
         return self._handle().to_tensor()
 
     def set_extra_state(self, state: Any) -> None:
-        """Checks that the handle of a ``state_dict`` is of this table; rows come back by ``restore``.
+        """Checks that a handle from a ``state_dict`` names this table. ``restore`` brings the rows back.
+
+        Args:
+            state: the handle, (n) uint8.
 
         Raises:
-            FailedPrecondition: it is of another table, or of a cluster whose rows are not here.
-            DataLoss: it is no handle.
+            FailedPrecondition: the handle names another table, or a cluster whose rows are not here.
+            DataLoss: ``state`` is not a handle.
         """
         self._handle().check(TableHandle.of_tensor(state, self.binding), self.origins)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
     ) -> None:
-        """A state without handles, of a local model, say, is the dense side alone: there is nothing to check."""
+        """Accepts a state without handles, such as that of a local model: it holds the dense side alone."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
@@ -111,14 +118,14 @@ class DistributedLayer(nn.Module):
         return rows
 
     def _anchor_of_now(self) -> Tensor:
-        """The anchor; none of its elements in train mode without gradient, which tells the op so."""
+        """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
 
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedLayer:
-        """``.to()``, ``.double()`` and their like: the output follows the dtype and the device; no row is moved."""
+        """Implements ``.to()``, ``.double()`` and the like: results follow dtype and device; no row is moved."""
         super()._apply(fn, recurse)
         moved = fn(torch.empty(0, dtype=self.dtype, device=self.anchor.device))
         self.dtype = moved.dtype
@@ -127,24 +134,25 @@ class DistributedLayer(nn.Module):
         return self
 
     def extra_repr(self) -> str:
+        """Returns the layer's options for ``repr()``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.binding!r}"
 
 
 class DistributedEmbedding(DistributedLayer):
-    """Stands for ``nn.Embedding``."""
+    """Replaces ``nn.Embedding``: looks its rows up on the parameter servers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Rows of ids.
+        """Returns the rows of ids.
 
         Args:
-            input: any shape, int64 or int32, in [0, num_embeddings).
+            input: the ids, of any shape, int64 or int32, in [0, num_embeddings).
 
         Returns:
-            ``input.shape + (embedding_dim,)``.
+            The rows, of shape ``input.shape + (embedding_dim,)`` and dtype ``self.dtype``.
 
         Raises:
-            InvalidArgument: an id is out of range (names the table and the id).
+            InvalidArgument: an id is out of range; the text names the table and the id.
             FailedPrecondition: no session of this process has bound the table.
         """
         if torch.compiler.is_compiling():
@@ -167,7 +175,12 @@ class DistributedEmbedding(DistributedLayer):
 
 
 class DistributedEmbeddingBag(DistributedLayer):
-    """Stands for ``nn.EmbeddingBag``; ``mode`` is ``sum``, ``mean`` or ``max``."""
+    """Replaces ``nn.EmbeddingBag``: pools rows from the parameter servers.
+
+    Attributes:
+        mode: how the rows of a bag are pooled: "sum", "mean" or "max".
+        include_last_offset: whether ``offsets`` ends with the number of ids, as in ``nn.EmbeddingBag``.
+    """
 
     def __init__(
         self,
@@ -199,16 +212,18 @@ class DistributedEmbeddingBag(DistributedLayer):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Pooled rows of bags of ids.
+        """Returns the pooled rows of bags of ids.
 
         Args:
-            input: (bags, length), or (n) with offsets; int64 or int32, in [0, num_embeddings). Ids equal to
+            input: the ids, (bags, length), or (n) with offsets; int64 or int32, in [0, num_embeddings). Ids equal to
                 ``padding_idx`` are left out of their bag.
-            offsets: (bags), or (bags + 1) with ``include_last_offset``; where each bag begins in ``input``.
-            per_sample_weights: of input's shape; with mode ``sum`` only.
+            offsets: where each bag begins in ``input``: (bags), or (bags + 1) with ``include_last_offset``. None:
+                ``input`` has two dimensions.
+            per_sample_weights: a weight for each id, in the shape of ``input``; only with mode ``sum``. None: no
+                weights.
 
         Returns:
-            (bags, embedding_dim); zeros for an empty bag.
+            The pooled rows, (bags, embedding_dim), of dtype ``self.dtype``; zeros for an empty bag.
 
         Raises:
             InvalidArgument: an id is out of range, or the shapes do not fit together.
@@ -244,4 +259,5 @@ class DistributedEmbeddingBag(DistributedLayer):
         return pooled
 
     def extra_repr(self) -> str:
+        """Returns the layer's options for ``repr()``."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -1,11 +1,11 @@
-"""One pull for all lookups of a forward, learnt from the first batch.
+"""Merges the lookups of a forward into one pull, with a plan that is learnt from the first batch.
 
-The first forward after ``distribute`` is traced: each lookup's tensor is matched by memory to a tensor of the batch
-(the very tensor, or one index or range of one of its dimensions), or is a view or a cast of one (id_expressions.py).
-From then on a hook pulls what the batch's tensors will need before the forward begins, one frame per shard for all
-tables. Nothing depends on the guess: a lookup that finds rows missing pulls them itself and is counted, and the next
-forward is traced anew, a bounded number of times.
-Inside ``torch.compile`` hooks are not traced, and a compiled model pulls per lookup.
+The first forward after ``distribute`` is traced. Each lookup's ids are matched by memory to a tensor of the batch: the
+tensor itself, or one index or range of one of its dimensions. Views and casts are matched too (id_expressions.py).
+From then on a hook pulls the rows for the batch's tensors before the forward begins, with one frame per shard for all
+tables. Results do not depend on the plan: a lookup that finds rows missing pulls them itself and is counted. The next
+forward is then traced again, a bounded number of times.
+``torch.compile`` does not trace hooks, so a compiled model pulls once per lookup.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, de
 from ..session.session import Session
 
 _MAX_TRACES = 8
-_FORWARDS_PER_MISS = 10  # with more misses the last trace takes the batch's own tensors alone
+_FORWARDS_PER_MISS = 10  # with misses more often than this, the last trace uses only the batch's own tensors
 
 
 class ForwardPull:
-    """The hooks of one distributed model. Copies of the model share it; a pickled copy has none."""
+    """The forward hooks of one distributed model, which pull rows for all lookups at once.
+
+    Copies of the model share this object. A pickled copy has hooks that do nothing.
+
+    Args:
+        session: the session whose tables the model reads.
+    """
 
     def __init__(self, session: Session) -> None:
         self._native = session.core.native
@@ -42,7 +48,7 @@ class ForwardPull:
         self._missed_before = 0
 
     def install(self, model: nn.Module) -> None:
-        """Adds the hooks to the model's root."""
+        """Adds the hooks to the root module of the model."""
         self._watch(model)
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after, with_kwargs=True, always_call=True)
@@ -54,7 +60,7 @@ class ForwardPull:
         return _NoMergedPull, ()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pulls ahead, or begins a trace."""
+        """Is the hook before a forward: pulls by the plan, or begins a trace when there is no plan yet."""
         if torch.compiler.is_compiling():
             return
         self._watch(module)
@@ -69,7 +75,10 @@ class ForwardPull:
             self._begin_trace(batch)
 
     def _begin_trace(self, batch: Any) -> None:
-        """Nothing while another thread's forward is traced; a forward that was interrupted left its trace behind."""
+        """Begins the trace of a forward, unless a forward of another thread is being traced.
+
+        A trace that an interrupted forward of this thread has left open is ended first.
+        """
         if self._forward is not None:
             if not self._forward.arguments.is_of_this_thread:
                 return
@@ -77,13 +86,13 @@ class ForwardPull:
         self._forward = _TracedForward(self._native, batch)
 
     def _watch(self, model: nn.Module) -> None:
-        """Copies of the model have these hooks as well."""
+        """Has the session watch ``model``, which may be a copy of the model that the hooks were installed on."""
         if model not in self._watched:
             self._watched.add(model)
             self._watch_model(model)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Ends a trace, or looks whether the guess was right."""
+        """Is the hook after a forward: ends a trace, or counts lookups that the plan has missed."""
         del args, kwargs, output
         if torch.compiler.is_compiling():
             return
@@ -119,7 +128,7 @@ class ForwardPull:
 
 
 class _TracedForward:
-    """One forward whose lookups are traced from here on."""
+    """A forward whose lookups are traced from the construction of this object on."""
 
     def __init__(self, native: _client.NativeSession, batch: Any) -> None:
         self._ids: list[tuple[Expression, Tensor]] = [(Root(path), tensor) for path, tensor in id_tensors(batch)]
@@ -128,15 +137,15 @@ class _TracedForward:
         self.arguments.__enter__()
 
     def sources(self, traced: list[TracedIds]) -> IdSources:
-        """What to pull ahead: ids in the batch's own memory first, then those that are made of it."""
+        """Returns the plan of ids to pull ahead: first ids in the batch's memory, then ids computed from it."""
         return IdSources(self._lookups, [*self._ids, *((found.expression, found.ids) for found in traced)])
 
 
 class _NoMergedPull:
-    """Stands for the hooks in a pickled copy of a model."""
+    """Replaces the hooks in a pickled copy of a model; its hooks do nothing."""
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Nothing."""
+        """Does nothing."""

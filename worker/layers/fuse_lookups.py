@@ -1,7 +1,7 @@
-"""``merge_lookups``: the independent lookups of a graph become one op, so that an inference makes one round trip.
+"""``merge_lookups``: merges the independent lookups of a graph into one op, so that inference makes one round trip.
 
-For graphs that are called and not trained: an exported program, or one captured by ``torch.fx``. While training, the
-lookups of a forward are merged by what the first batch shows (forward_pull.py); a graph shows it by itself.
+It serves graphs that are called and not trained: an exported program, or a graph captured by ``torch.fx``. In training,
+forward_pull.py merges the lookups of a forward, with a plan learnt from the first batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from ...cpp_ext import torch_ops as ops
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, not_allowed
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
 from .graph_check import largest_gap
 
 _WRITES = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
-_ROWS_OF_IDS = -1  # in place of a bag's mode (cpp_ext/ops/gather_merged.h)
+_ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/gather_merged.h)
 
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A lookup of the graph as gather_merged takes it."""
+    """A lookup of the graph, with the arguments that the op gather_merged takes."""
 
     node: fx.Node
     table: str
@@ -38,7 +38,7 @@ class _Lookup:
     includes_last: bool = False
     offsets: fx.Node | None = None
     weights: fx.Node | None = None
-    is_tuple: bool = False  # the node's value is (rows, where they came from)
+    is_tuple: bool = False  # whether the node's value is (rows, where they came from)
     dtype: torch.dtype = torch.float32
 
     @property
@@ -52,27 +52,26 @@ class _Lookup:
 
 
 def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[Any] | None = None) -> fx.GraphModule:
-    """Merges lookups in distributed tables that do not depend on each other, also of several tables, into one op each.
+    """Merges lookups in distributed tables that do not depend on each other into one op for each round.
 
-    Lookups are ops of Sparserow outside of training, and layers that the tracer left whole; put a model into eval mode
-    before it is captured. What depends on a lookup's result is looked up in the next round.
+    The lookups of a round may be in several tables. A lookup that depends on another lookup's result belongs to the
+    next round. Lookups are Sparserow's ops outside of training, and layers that the tracer left whole; put a model into
+    eval mode before it is captured.
 
     Args:
-        program: is left as it is. A graph module shares its parameters with the result.
-        check: inputs on which the result must equal the program, to 1e-6 of the largest value.
+        program: the program to rewrite, which is not changed. A graph module shares its parameters with the result.
+        check: inputs on which the result must equal the program, to 1e-6 of the largest value. None: no check.
 
     Returns:
         A module to call or to export again; its lookups are without gradient.
 
     Raises:
-        InvalidArgument: it is no such program.
+        InvalidArgument: ``program`` is neither an exported program nor a graph module.
         FailedPrecondition: ``check`` failed.
     """
     source = program.module() if isinstance(program, ExportedProgram) else program
     if not isinstance(source, fx.GraphModule):
-        raise InvalidArgument(
-            f"merge_lookups: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
-        )
+        raise not_allowed("merge_lookups.program: type", type(program).__name__, "ExportedProgram, fx.GraphModule")
     merged = fx.GraphModule(source, copy.deepcopy(source.graph))
     merged.train(source.training)
     for lookups in _rounds(merged):
@@ -90,12 +89,12 @@ def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[
 
 
 def count_merged(module: fx.GraphModule) -> int:
-    """How many lookups of a graph share a round trip with others."""
+    """Returns the number of lookups of a graph that share a round trip with other lookups."""
     return sum(len(node.args[0]) for node in module.graph.nodes if node.target is ops.gather_merged)
 
 
 def _rounds(module: fx.GraphModule) -> list[list[_Lookup]]:
-    """Lookups by how many lookups they wait for, those of at least two."""
+    """Returns the rounds of lookups, by the number of lookups that each waits for; rounds of one are left out."""
     depth: dict[fx.Node, int] = {}
     rounds: dict[int, list[_Lookup]] = {}
     for node in module.graph.nodes:
@@ -169,7 +168,7 @@ def _int(value: Any) -> int:
 
 
 def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
-    """Puts one op where the first of them stands, after all that their inputs need."""
+    """Puts one op in the place of the first lookup, after every node that the inputs of the lookups need."""
     graph = module.graph
     order = {node: place for place, node in enumerate(graph.nodes)}
     first = min((lookup.node for lookup in lookups), key=lambda node: order[node])
@@ -181,7 +180,7 @@ def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
             ops.gather_merged,
             (
                 [lookup.ids for lookup in together],
-                [lookup.offsets or lookup.ids for lookup in together],  # ids stand where there are none
+                [lookup.offsets or lookup.ids for lookup in together],  # the ids fill the place of absent offsets
                 [lookup.weights or lookup.ids for lookup in together],
                 "\n".join(lookup.table for lookup in together),
                 [number for lookup in together for number in lookup.options],
@@ -196,7 +195,11 @@ def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
 
 
 def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Moves what the lookup's inputs need to before ``first``; False when something with an effect is in the way."""
+    """Moves the nodes that the lookup's inputs need to before ``first``.
+
+    Returns:
+        False when a node between the two may write to a tensor; then nothing is moved.
+    """
     between = (node for node in order if order[first] < order[node] < order[lookup.node])
     if any(_changes_something(node) for node in between):
         return False
@@ -216,7 +219,10 @@ def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> bool
 
 
 def _changes_something(node: fx.Node) -> bool:
-    """Whether it may write to a tensor that another node reads. Checks of inputs are modules or asserts: they read."""
+    """Returns whether a node may write to a tensor that another node reads.
+
+    Checks of inputs are modules or asserts, which only read.
+    """
     if node.op == "call_method":
         return str(node.target).endswith("_")
     schema = getattr(node.target, "_schema", None)

@@ -1,4 +1,4 @@
-"""Whether a rewritten graph gives what the original gives."""
+"""Checks that a rewritten graph computes the same outputs as the original."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-TOLERANCE = 1e-6  # of the largest value of an output, or of 1
+TOLERANCE = 1e-6  # relative to the largest absolute value of an output, or to 1 when that is larger
 
 
 def largest_gap(source: fx.GraphModule, rewritten: fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, float] | None:
-    """The first output, with its largest difference, that is further than TOLERANCE from the source's; None: there is
-    none."""
+    """Compares the outputs of two graphs on the same inputs.
+
+    Args:
+        source: the original graph.
+        rewritten: the graph that must equal it.
+        inputs: the positional inputs of both.
+
+    Returns:
+        The number of the first output that differs by more than TOLERANCE, and its largest absolute difference. None
+        when every output agrees.
+    """
     with torch.no_grad():
         wanted, found = pytree.tree_leaves(source(*inputs)), pytree.tree_leaves(rewritten(*inputs))
     for number, (want, have) in enumerate(zip(wanted, found, strict=True)):

@@ -1,4 +1,4 @@
-"""Swaps an embedding for its distributed layer: the table's schema, its first rows, and the layer itself."""
+"""Prepares the swap of embeddings for distributed layers: the tables' schemas, their first rows, and the layers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,16 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Swap:
-    """One layer to swap: where it stands and what its table will be."""
+    """One layer to swap, with its place in the model and the schema of its table.
 
-    paths: tuple[str, ...]  # every place of the module; the first names the table
+    Attributes:
+        paths: every path of the layer in the model; the first is the table's name.
+        layer: the layer to swap.
+        schema: the schema of its table, without an id.
+        is_carried: whether the layer's weights are sent to the table when the table is new.
+    """
+
+    paths: tuple[str, ...]
     layer: Layer
     schema: TableSchema
     is_carried: bool
@@ -48,7 +55,15 @@ def plan_tables(
     tables: Mapping[str, Table],
     carry_weights: bool,
 ) -> list[Swap]:
-    """The table of each layer, named after its first path; ``what`` is the caller's name, for errors.
+    """Plans the table of each layer, which is named after the layer's first path.
+
+    Args:
+        layers: each layer with its paths in the model.
+        session: the session that will bind the tables.
+        what: the name of the calling function, for error texts.
+        optimizer: the row optimizer of tables that have none of their own.
+        tables: options by ``fnmatch`` pattern on the path; the first matching pattern counts.
+        carry_weights: whether weights are sent to tables that are new.
 
     Raises:
         InvalidArgument: a pattern of ``tables`` matches no path, or an optimizer has no counterpart on the servers.
@@ -65,7 +80,7 @@ def plan_tables(
     swaps = []
     for layer, paths in layers:
         if paths[0] in bound:
-            raise FailedPrecondition(f"table {paths[0]!r} is in use by this session already; use another namespace")
+            raise FailedPrecondition(f"table {paths[0]!r} is already in use by this session; use another namespace")
         matching = [pattern for pattern in tables if fnmatch.fnmatchcase(paths[0], pattern)]
         is_used.update(dict.fromkeys(matching, True))
         table = tables[matching[0]] if matching else Table()
@@ -89,7 +104,7 @@ def plan_tables(
 
 
 def refusal_of_lookup(max_norm: float | None, scale_grad_by_freq: bool) -> str | None:
-    """Why a lookup with these of torch's options cannot be honoured; None when it can."""
+    """Returns why a lookup with these options of torch cannot be distributed; None when it can."""
     if max_norm is not None:
         return "max_norm renormalises rows in place at each lookup"
     if scale_grad_by_freq:
@@ -98,7 +113,7 @@ def refusal_of_lookup(max_norm: float | None, scale_grad_by_freq: bool) -> str |
 
 
 def refusal_of_weight(weight: torch.Tensor) -> str | None:
-    """What the weight is that its rows cannot move; None when they can."""
+    """Returns the property of the weight that keeps its rows from being distributed; None when they can be."""
     if not weight.requires_grad:
         return "frozen (requires_grad=False): keep it local"
     return None if weight.dtype in _WEIGHT_DTYPES else str(weight.dtype)
@@ -107,6 +122,13 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
 def distributed_layer_of(
     layer: Layer, schema: TableSchema, origins: list[str]
 ) -> DistributedEmbedding | DistributedEmbeddingBag:
+    """Makes the distributed layer that replaces ``layer``.
+
+    Args:
+        layer: the layer to replace, whose options are copied.
+        schema: the schema of its table.
+        origins: ids of the clusters whose rows the table holds; the list is shared.
+    """
     distributed: DistributedEmbedding | DistributedEmbeddingBag
     if isinstance(layer, nn.EmbeddingBag):
         assert layer.mode in BAG_MODES
@@ -133,7 +155,10 @@ def distributed_layer_of(
 
 
 def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:
-    """Creates the tables, rank 0 first with their first rows, so that no other rank reads before they are there."""
+    """Creates the tables on every rank and returns their schemas, with ids.
+
+    Rank 0 goes first and writes the first rows, so that no other rank reads a table before its rows are there.
+    """
     is_group = session.world_size > 1 and dist.is_available() and dist.is_initialized()
     failure: SparserowError | None = None
     made: list[TableSchema] = []
@@ -171,15 +196,15 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
 
 
 def _tell_of_found(session: Session, names: list[str], count: int) -> None:
-    """One line about the tables that were there, unless the session was told that they may be."""
+    """Logs one line about the tables that existed before the job, unless a ``namespace_policy`` was given."""
     rows = session.core.found_tables or {}
     names = [name for name in names if name in rows]
     if not names:
         return
     named = [name if rows[name] is None else f"{name} ({rows[name]:,} rows)" for name in names[:_MOST_NAMED]]
     _log.warning(
-        "namespace %r: %d of the %d tables were there before: %s%s; their rows are trained on, and the model's weights "
-        "are not sent (namespace_policy='new' refuses them, 'continue' says nothing)",
+        "namespace %r: %d of the %d tables were there before: %s%s; training continues with their rows, and the "
+        "model's weights are not sent (namespace_policy='new' refuses such tables, 'continue' logs nothing)",
         session.namespace,
         len(names),
         count,
@@ -198,7 +223,7 @@ def _carry(session: Session, swap: Swap) -> None:
 
 
 def _with_progress(total: int, step: int, title: str, total_bytes: int) -> Iterator[int]:
-    """range(0, total, step), with a progress bar when it is long work."""
+    """Yields range(0, total, step), with a progress bar when there are many bytes to send."""
     if total_bytes < _PROGRESS_FROM_BYTES:
         yield from range(0, total, step)
         return

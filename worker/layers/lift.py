@@ -1,8 +1,8 @@
-"""``lift_embeddings``: the large weights of a captured graph become tables, its lookups lookups of the servers.
+"""``lift_embeddings``: turns the large weights of a captured graph into tables, and their lookups into lookups there.
 
-For a model that was never made for Sparserow: an exported program, or a graph captured by ``torch.fx``, ``make_fx`` or
-a compiler. The idea is that of TensorFlow gather swaps such as Meituan's MtGatherV2: what reads one parameter by ids is
-found by its operator, not by its layer, so code that calls ``F.embedding`` on a bare parameter is found as well.
+It serves models that were not written for Sparserow: an exported program, or a graph captured by ``torch.fx``,
+``make_fx`` or a compiler. TensorFlow gather swaps such as Meituan's MtGatherV2 have the same idea: a lookup is found by
+its operator, not by its layer. So code that calls ``F.embedding`` on a bare parameter is found as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.nn import functional
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
@@ -40,16 +40,16 @@ _MODE_NAMES = {number: name for name, number in BAG_MODES.items()}
 
 @dataclass(frozen=True)
 class _Lookup:
-    """One lookup of a graph in the layers' terms, whatever operator it was."""
+    """One lookup of a graph with the options of torch's layers, whatever operator it was."""
 
     node: fx.Node  # its value is the rows, or a tuple that begins with the pooled rows
-    weight: str  # path of the parameter or buffer
-    inputs: tuple[fx.Node | None, ...]  # ids; of a bag also offsets and per_sample_weights
-    mode: str | None = None  # of a bag
+    weight: str  # the path of the parameter or buffer
+    inputs: tuple[fx.Node | None, ...]  # the ids; for a bag also offsets and per_sample_weights
+    mode: str | None = None  # the mode of a bag; None: not a bag
     padding_idx: int | None = None
     include_last_offset: bool = False
     is_tuple: bool = False
-    refusal: str | None = None  # why it cannot be honoured
+    refusal: str | None = None  # why the lookup cannot be distributed; None: it can
 
 
 def lift_embeddings(
@@ -64,35 +64,35 @@ def lift_embeddings(
 ) -> fx.GraphModule:
     """Moves the rows of large weights that a graph reads by ids to the parameter servers.
 
-    Each weight of at least ``min_rows`` rows that only lookups read becomes a table, named after it without a closing
-    ".weight"; several lookups of one weight share it. Lookups are ``aten.embedding`` and ``aten.embedding_bag`` (as
-    decomposed too), their ``torch.nn.functional`` forms, and layers that the tracer left whole. From the second batch
-    on those that depend on the inputs alone are served by one pull, one frame per shard.
+    Each weight of at least ``min_rows`` rows that only lookups read becomes a table. The table has the weight's name
+    without a closing ".weight", and several lookups of one weight share it. Lookups are ``aten.embedding`` and
+    ``aten.embedding_bag``, also in decomposed form, their ``torch.nn.functional`` forms, and layers that the tracer
+    left whole. From the second batch on, lookups that depend only on the inputs share one pull, one frame per shard.
 
     Args:
-        program: is left as it is. A graph module shares its other parameters with the result.
-        session: from :func:`connect`.
-        optimizer: as that of :func:`distribute`.
-        min_rows: as that of :func:`distribute`.
-        tables: as that of :func:`distribute`.
-        carry_weights: as that of :func:`distribute`.
+        program: the program to lift, which is not changed. A graph module shares its other parameters with the result.
+        session: the session from :func:`connect`.
+        optimizer: the row optimizer of the tables, in any form that :func:`distribute` takes.
+        min_rows: weights with fewer rows stay local.
+        tables: options by ``fnmatch`` pattern on the table's name; see :func:`distribute`. None: no options.
+        carry_weights: whether rank 0 sends the present weights to tables that are new; see :func:`distribute`.
         check: inputs on which the result must equal the program, both in eval mode, to 1e-6 of the largest value.
+            None: no check.
 
     Returns:
-        A module to train or to export again. ``train()`` and ``eval()`` say whether lookups belong to the session's
-        step; what else a capture has fixed, such as dropout, stays fixed.
+        A module to train or to export again. In train mode its lookups belong to the session's step. Other behaviour
+        that the capture has fixed, such as dropout, stays fixed.
 
     Raises:
-        InvalidArgument: no such weight, a pattern of ``tables`` that matches none, or a row cache that the program's
-            device cannot hold.
-        FailedPrecondition: a weight is read otherwise too, or by a lookup that cannot be honoured (names the weight
-            and the reason); a table is in use in this process, or exists with another schema; or ``check`` failed.
+        InvalidArgument: there is no such weight, a pattern of ``tables`` matches no weight, or the program's device
+            cannot hold the row cache.
+        FailedPrecondition: a weight has another reader than lookups, or a lookup that cannot be distributed; the text
+            names the weight and the reason. Or a table is in use in this process, or exists with another schema. Or
+            ``check`` failed.
     """
     source = program.module() if isinstance(program, ExportedProgram) else program
     if not isinstance(source, fx.GraphModule):
-        raise InvalidArgument(
-            f"lift_embeddings: a {type(program).__name__} is not allowed; allowed: ExportedProgram, fx.GraphModule"
-        )
+        raise not_allowed("lift_embeddings.program: type", type(program).__name__, "ExportedProgram, fx.GraphModule")
     lifted = fx.GraphModule(source, copy.deepcopy(source.graph))
     by_weight = _lookups_by_weight(lifted, min_rows)
     if not by_weight:
@@ -118,7 +118,7 @@ def lift_embeddings(
         for number, (lookup, layer) in enumerate(zip(lookups, distributed, strict=True)):
             layer.anchor = distributed[0].anchor
             _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", layer)
-    # A capture's checks of its inputs are modules without users; they stay.
+    # The capture's checks of its inputs are modules without users; they must stay.
     lifted.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
     lifted.delete_all_unused_submodules()
     for weight in by_weight:
@@ -132,7 +132,7 @@ def lift_embeddings(
 
 
 def _lookups_by_weight(graph_module: fx.GraphModule, min_rows: int) -> dict[str, list[_Lookup]]:
-    """Lookups of large weights, in the order of the graph."""
+    """Returns the lookups of each large weight, in the order of the graph."""
     weights = dict(graph_module.named_parameters(remove_duplicate=False))
     found: dict[str, list[_Lookup]] = {}
     for node in graph_module.graph.nodes:
@@ -143,7 +143,7 @@ def _lookups_by_weight(graph_module: fx.GraphModule, min_rows: int) -> dict[str,
 
 
 def _lookup_of(graph_module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
-    """The lookup that a node is; None for any other node, and for one whose weight is computed."""
+    """Returns the lookup that a node performs; None for any other node, and for a lookup in a computed weight."""
     if node.op == "call_module":
         layer = graph_module.get_submodule(str(node.target))
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and type(layer) in (nn.Embedding, nn.EmbeddingBag):
@@ -211,7 +211,7 @@ _BAG_NAMES = (
     "weight", "ids", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "include_last_offset",
     "padding_idx",
 )  # fmt: skip
-# How each operator orders its arguments (torch/nn/functional.py and native_functions.yaml of torch).
+# The order of each operator's arguments (torch/nn/functional.py and native_functions.yaml of torch).
 _OPERATORS: dict[Any, tuple[tuple[str, ...], Callable[[fx.Node, str, dict[str, Any]], _Lookup]]] = {
     _aten.embedding.default: (_EMBEDDING_NAMES, _embedding),
     functional.embedding: (
@@ -261,7 +261,7 @@ def _table_name(weight: str) -> str:
 
 
 def _layer_of(graph_module: fx.GraphModule, lookup: _Lookup) -> Layer:
-    """A layer that does what the lookup does, over the very weight."""
+    """Returns a layer that computes the lookup and shares its weight."""
     weight, padding = graph_module.get_parameter(lookup.weight), lookup.padding_idx
     layer: Layer
     if lookup.mode is None:
@@ -292,9 +292,9 @@ def _replace(graph_module: fx.GraphModule, lookup: _Lookup, name: str, layer: nn
 
 
 def _whole_bags(inputs: tuple[fx.Node | None, ...]) -> tuple[fx.Node | None, ...]:
-    """(bags, length) ids as the model gave them: a capture flattens them and makes up offsets.
+    """Returns the inputs of a bag with its ids of shape (bags, length) as the model gave them, where that is possible.
 
-    Then a merged pull finds the batch's own tensor.
+    A capture flattens such ids and makes up offsets. With the ids as given, a merged pull finds the batch's tensor.
     """
     ids, offsets, weights = inputs
     if ids is None or offsets is None or weights is not None:
@@ -308,7 +308,7 @@ def _whole_bags(inputs: tuple[fx.Node | None, ...]) -> tuple[fx.Node | None, ...
     is_range = offsets.target is _aten.arange.start_step and len(offsets.args) == 3 and offsets.args[0] == 0
     if not isinstance(value, Tensor) or value.ndim != 2 or not is_range:
         return inputs
-    length = value.shape[1]  # a number, when the capture knows it; else the step must be this very size
+    length = value.shape[1]  # a number when the capture knows it; otherwise the step must be this symbolic size
     step = offsets.args[2]
     is_length = (isinstance(step, fx.Node) and step.target is _aten.sym_size.int and step.args == (given, 1)) or (
         isinstance(step, int) and isinstance(length, int) and step == length
@@ -317,7 +317,7 @@ def _whole_bags(inputs: tuple[fx.Node | None, ...]) -> tuple[fx.Node | None, ...
 
 
 def _forget(graph_module: fx.GraphModule, weight: str) -> None:
-    """Deletes what is left of the weight here; its memory is free once the program is."""
+    """Deletes the weight from the lifted graph; its memory is freed together with the original program."""
     path, _, name = weight.rpartition(".")
     try:
         holder = graph_module.get_submodule(path)
@@ -337,5 +337,5 @@ def _check(source: fx.GraphModule, lifted: fx.GraphModule, inputs: tuple[Any, ..
     if gap is not None:
         raise FailedPrecondition(
             f"lift_embeddings: output {gap[0]} differs from the program's by {gap[1]:.3g} on the inputs of check; "
-            "a table that existed keeps its own rows"
+            "note that a table that existed before keeps its own rows"
         )

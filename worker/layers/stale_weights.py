@@ -1,7 +1,7 @@
 """Finds references to the weights of layers whose rows have moved to the servers.
 
-Such a weight is stale from then on and keeps its memory. What reads it by value cannot be seen; what asks for its
-gradient, a list of weights to regularise, say, meets an error.
+Such a weight is stale from then on, and a reference keeps its memory. Code that reads the weight's values cannot be
+detected. Code that computes a gradient of it, such as a regulariser over a list of weights, gets an error.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from torch import Tensor, nn
 
 from ...proto.errors import FailedPrecondition
 
-_DEPTH = 8  # containers between a weight and what is named as its holder
+_DEPTH = 8  # the most containers between a weight and the holder that is named
 _MOST_NAMES = 3
-_WIDEST = 10_000  # objects that are looked at on one level
+_WIDEST = 10_000  # the most objects that are searched on one level
 _REMEDY = (
     "for L2 of rows give the tables' optimizer weight_decay, sr.Adagrad(lr=0.05, weight_decay=1e-5), and leave these "
-    "weights out of what is regularised; make optimizers after distribute"
+    "weights out of the list that is regularised; make optimizers after distribute"
 )
 
 
 @dataclass(frozen=True)
 class SwappedWeight:
-    """The weight of a layer that was swapped; not kept alive."""
+    """The weight of a layer that was swapped, referenced weakly.
+
+    Attributes:
+        path: the path of the layer in the model.
+        weight: a weak reference to the weight.
+    """
 
     path: str
     weight: weakref.ref[Tensor]
 
 
 def swapped_weight(path: str, layer: nn.Module) -> SwappedWeight:
-    """Has gradients of the layer's weight refused from now on."""
+    """Makes gradients of the layer's weight an error from now on, and returns a weak reference to the weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
 
@@ -53,10 +58,15 @@ def swapped_weight(path: str, layer: nn.Module) -> SwappedWeight:
 
 
 def warn_of_stale_weights(swapped: Iterable[SwappedWeight], *, stacklevel: int) -> None:
-    """Warns once of all weights that something holds still; ``stacklevel``: 1 is the caller of this function."""
+    """Issues one warning about all swapped weights that are still referenced.
+
+    Args:
+        swapped: the weights of the swapped layers.
+        stacklevel: the frame that the warning names; 1 is the caller of this function.
+    """
     left = [one for one in swapped if one.weight() is not None]
     if left:
-        gc.collect()  # objects that only hold each other are gone now
+        gc.collect()  # frees objects that are referenced only by each other
         left = [one for one in left if one.weight() is not None]
     if not left:
         return
@@ -73,7 +83,10 @@ def warn_of_stale_weights(swapped: Iterable[SwappedWeight], *, stacklevel: int) 
 
 
 def holders_of(weights: list[Tensor]) -> list[str]:
-    """Names of what refers to tensors: optimizers, attributes of modules, variables of Python modules; some of them."""
+    """Returns names of at most three holders of the tensors.
+
+    A holder is an optimizer, an attribute of a module, or a variable of a Python module.
+    """
     found: list[str] = []
     seen: dict[int, Any] = {id(weight): weight for weight in weights}
     ours = {id(seen), id(found), id(weights)}
@@ -97,7 +110,7 @@ def holders_of(weights: list[Tensor]) -> list[str]:
 
 
 def _name(holder: Any, seen: dict[int, Any]) -> str | None:
-    """What a holder is called; None for a container, whose own holder is to be named."""
+    """Returns the name of a holder; None for a container, whose own holder is named instead."""
     if isinstance(holder, torch.optim.Optimizer):
         return f"an optimizer ({type(holder).__name__})"
     if isinstance(holder, nn.Module):

@@ -1,4 +1,4 @@
-"""What a distributed layer has in a ``state_dict`` in place of its rows: its table's name, and where that lives."""
+"""The entry of a distributed layer in a ``state_dict``: the name and the cluster of its table in place of its rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ...proto.errors import DataLoss, FailedPrecondition
 
-EXTRA_STATE = "_extra_state"  # torch's, behind the layer's path
+EXTRA_STATE = "_extra_state"  # torch's name of the entry, which follows the layer's path
 
 
 @dataclass(frozen=True)
 class TableHandle:
-    """A table of a cluster.
+    """The identity of a table: its name, its width and its cluster.
 
     Attributes:
-        table: ``namespace/name``.
-        dim: columns.
-        cluster: id of the cluster, in hexadecimal digits; empty: in the process itself.
+        table: the full name, ``namespace/name``.
+        dim: the number of columns.
+        cluster: the id of the cluster, in hexadecimal digits; "" for a table of an in-process cluster.
     """
 
     table: str
@@ -30,32 +30,37 @@ class TableHandle:
     cluster: str
 
     def to_tensor(self) -> Tensor:
-        """(n) uint8: JSON, so that whatever keeps tensors keeps it."""
+        """Returns the handle as JSON in a uint8 tensor of shape (n), so that any format for tensors can store it."""
         return torch.tensor(list(json.dumps(asdict(self), sort_keys=True).encode()), dtype=torch.uint8)
 
     @staticmethod
     def of_tensor(state: Any, where: str) -> TableHandle:
-        """The handle of a ``state_dict``'s entry.
+        """Returns the handle that an entry of a ``state_dict`` holds.
+
+        Args:
+            state: the value of the entry.
+            where: the key of the entry, for error texts.
 
         Raises:
-            DataLoss: it is none.
+            DataLoss: the entry does not hold a handle.
         """
         try:
             if not isinstance(state, Tensor):
-                raise TypeError(f"it is a {type(state).__name__}")
+                raise TypeError(f"the entry is a {type(state).__name__}")
             said = json.loads(bytes(state.tolist()))
             return TableHandle(str(said["table"]), int(said["dim"]), str(said["cluster"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataLoss(f"load_state_dict: {where}: is no handle of a table: {error}") from None
+            raise DataLoss(f"load_state_dict: {where} is no handle of a table: {error}") from None
 
     def check(self, saved: TableHandle, clusters: Iterable[str]) -> None:
-        """Compares with what was saved, whose rows this table must hold.
+        """Checks that this table holds the rows of a saved handle.
 
         Args:
-            clusters: ids of this table's cluster, and of those whose checkpoints were restored to it.
+            saved: the handle that was saved.
+            clusters: the id of this table's cluster, and those of the clusters whose checkpoints were restored to it.
 
         Raises:
-            FailedPrecondition: it is another table, of other columns, or of a cluster whose rows are not here.
+            FailedPrecondition: the saved table has another name or width, or is of a cluster whose rows are not here.
         """
         if (saved.table, saved.dim) != (self.table, self.dim):
             raise FailedPrecondition(
@@ -70,10 +75,12 @@ class TableHandle:
 
 
 def renamed(state: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
-    """A ``state_dict`` whose handles name tables, and stand where layers do, as these are called by now.
+    """Returns a copy of a ``state_dict`` in which renamed tables have their new names.
 
     Args:
-        renames: {saved: present} full names. A layer that has its table's name has the new one, too.
+        state: the saved ``state_dict``.
+        renames: the full names of renamed tables, {saved: present}. The key of an entry changes as well when the
+            layer's path equals the table's name.
     """
     changed: dict[str, Any] = {}
     for key, value in state.items():

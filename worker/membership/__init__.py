@@ -1,1 +1,1 @@
-"""What a worker owes the cluster: its lease, its faults, its connection to the shards."""
+"""A worker's membership in a cluster: its lease, its fault reports and its connection to the shards."""

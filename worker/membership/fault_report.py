@@ -1,4 +1,4 @@
-"""Tells the coordinator why a worker ends, so that all errors of a job are read in one place."""
+"""Reports to the coordinator why a worker ends, so that all errors of a job can be read in one place."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _log = logging.getLogger(__name__)
 
 _DEADLINE_SEC = 2.0
 _TRACEBACK_CHARS = 16 << 10
-_CREDENTIALS = re.compile(r"(\w://)[^/\s@]+@")  # of a URL
-# What follows such a word in a text, up to the next space, quote, comma or ampersand.
+_CREDENTIALS = re.compile(r"(\w://)[^/\s@]+@")  # the user and password in a URL
+# The value that follows such a word in a text, up to the next space, quote, comma or ampersand.
 _SECRETS = re.compile(
     r"(?i)\b((?:[\w-]*(?:token|secret|password|passwd|api[_-]?key|access[_-]?key|signature)[\w-]*)[\"']?\s*[=:]\s*"
     r"|bearer\s+)([\"']?)[^\s\"',;&)]{4,}"
@@ -23,9 +23,15 @@ _SECRETS = re.compile(
 
 
 def report_fault(control: ControlClient, identity: WorkerIdentity, error: BaseException) -> None:
-    """Reports ``error``, within two seconds and without an error of its own: the caller's is what counts.
+    """Reports an error to the coordinator, within two seconds. A failure of the report is only logged.
 
-    Told are the type, the message and the traceback (files, lines and their text; no values of variables).
+    The report has the error's type, message and traceback, with files, lines and their text, but no values of
+    variables.
+
+    Args:
+        control: the client of the coordinator.
+        identity: this worker's ids in the cluster.
+        error: the error that ends this worker.
     """
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
@@ -38,11 +44,11 @@ def report_fault(control: ControlClient, identity: WorkerIdentity, error: BaseEx
             deadline_sec=_DEADLINE_SEC,
         )
     except Exception as failure:
-        _log.warning("the coordinator was not told why this worker ends: %s", failure)
+        _log.warning("the error that ends this worker was not reported to the coordinator: %s", failure)
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether it is of a kind that the end of another process causes."""
+    """Returns whether the error is of a kind that the end of another process causes."""
     if isinstance(error, (Fenced, Unavailable, DeadlineExceeded, ConnectionError)):
         return True
     of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
@@ -50,7 +56,10 @@ def is_echo(error: BaseException) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """Text without users and passwords of URLs, without this process's token, and without what is called a secret."""
+    """Returns the text with secrets replaced by ``***``.
+
+    Secrets are users and passwords in URLs, this process's token, and values after words such as "password".
+    """
     token = process_security().token
     if token:
         text = text.replace(token, "***")
@@ -58,5 +67,5 @@ def without_credentials(text: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    # A chain's first error and its last one; the coordinator cuts to the very size.
+    # Keeps the first and the last error of a chain; the coordinator cuts the text to the exact size.
     return text if len(text) <= 2 * _TRACEBACK_CHARS else text[:_TRACEBACK_CHARS] + "\n" + text[-_TRACEBACK_CHARS:]

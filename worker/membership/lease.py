@@ -1,4 +1,4 @@
-"""A worker's place in its job, for as long as it lives. Without torch: the gateway has one too."""
+"""Keeps a worker's place in its job as long as the process lives. It needs no torch, as the gateway uses it too."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from ...proto.errors import SparserowError
 
 _log = logging.getLogger(__name__)
 
-REPLAY_BYTES = 32 << 20  # of commits that each shard may get again; the newest in any case
+REPLAY_BYTES = 32 << 20  # bytes of commits kept for each shard to send again; the newest commit is always kept
 
 _TOUCH_SEC = 5.0
 
 
 class Lease:
-    """Keeps a worker in its job: a daemon thread renews the lease every third of it.
+    """Keeps a worker in its job: a daemon thread renews the lease after each third of its duration.
 
-    A coordinator that cannot be reached is tried again; an epoch that is over ends the thread, and the session's
-    next call to a shard is refused as Fenced.
+    The thread tries again when the coordinator cannot be reached. It ends when the worker's epoch is over; the
+    session's next call to a shard is then refused as Fenced.
+
+    Args:
+        control: the client of the coordinator; :meth:`end` closes it.
+        identity: this worker's ids in the cluster.
     """
 
     def __init__(self, control: ControlClient, identity: WorkerIdentity) -> None:
@@ -30,24 +34,32 @@ class Lease:
         self._native: _client.NativeSession | None = None
         self._client: _client.Client | None = None
         self._deadline_sec = 0.0
-        self._processes = 0  # hash of the shards' processes that the client knows of; 0: of none
+        self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
         self._thread.start()
 
     def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
-        """Heartbeats carry this session's step from now on; while they say that a shard is being restored, calls have
-        their deadline anew, and a shard that is back gets what the client holds for it. Where they say that the job
-        cannot go on, calls end at once.
+        """Attaches a session, so that heartbeats report its step and their replies reach its client.
+
+        While a reply says that a shard is being restored, the deadlines of calls are extended. A shard that is back
+        gets the commits that the client keeps for it. When a reply says that the job cannot go on, calls end at once.
+
+        Args:
+            native: the session whose step heartbeats report.
+            client: the client of the shards.
+            deadline_sec: the deadline of the session's calls, in seconds.
         """
         self._deadline_sec, self._client = deadline_sec, client
         self._native = native
 
     def end(self, deadline_sec: float | None = None) -> None:
-        """Stops renewing, leaves the job and closes the connection; a coordinator that is gone is not waited for.
+        """Stops the renewals, leaves the job and closes the connection.
+
+        When the coordinator cannot be reached, the failure is only logged.
 
         Args:
-            deadline_sec: of leaving; None: the connection's.
+            deadline_sec: how long leaving the job may take, in seconds; None: the deadline of the connection.
         """
         self._ended.set()
         patience_sec = self._identity.lease_sec
@@ -60,7 +72,11 @@ class Lease:
             self._control.close()
 
     def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
-        """Raises SparserowError while a shard that came back cannot be asked."""
+        """Acts on the reply to a heartbeat: ends calls, extends their deadlines, or reconnects to shards.
+
+        Raises:
+            SparserowError: a shard that came back cannot be reached yet.
+        """
         client = self._client
         if client is None:
             return
@@ -69,7 +85,7 @@ class Lease:
         if reply.restoring:
             client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
         if reply.shard_processes not in (0, self._processes):
-            # One may have come back on another machine. While others are away there is no answer: heartbeats go on.
+            # A shard may be back on another machine. While other shards are away this raises, and heartbeats go on.
             for shard in self._control.cluster(once_sec=self._identity.lease_sec / 3).shards:
                 client.move(shard.index, shard.host, shard.port)
             client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
@@ -86,7 +102,7 @@ class Lease:
                     _log.error("this worker has lost its place in the job: %s", error)
                     return
                 if reached:
-                    _log.warning("heartbeat: %s; training goes on, and tries again until it is back", error)
+                    _log.warning("heartbeat: %s; training goes on, and heartbeats are tried again", error)
                 reached = False
                 continue
             if not reached:
@@ -97,5 +113,5 @@ class Lease:
                 asked = True
             except SparserowError as error:
                 if asked:
-                    _log.warning("a shard cannot be asked at its place: %s; tried again until it can", error)
+                    _log.warning("a shard cannot be reached: %s; it is tried again", error)
                 asked = False

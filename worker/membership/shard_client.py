@@ -1,4 +1,4 @@
-"""The native client of a cluster's shards, as the coordinator describes them."""
+"""Makes the native client of a cluster's shards from the coordinator's description of the cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def shard_client(
     """Connects to every shard.
 
     Args:
-        view: what the coordinator said of the cluster.
-        security: certificates and token to show.
-        identity: of a worker; None: a reader without a step.
-        options: of ``_client.Client``, such as ``wire_dtype`` and ``replay_bytes``.
+        view: the coordinator's description of the cluster.
+        security: the certificates and the token for the connections.
+        identity: the worker's ids in the cluster; None: a client that only reads, outside of steps.
+        options: further options of ``_client.Client``, such as ``wire_dtype`` and ``replay_bytes``.
 
     Raises:
-        Unavailable: a shard cannot be reached (names it).
+        Unavailable: a shard cannot be reached; the text names it.
         FailedPrecondition: a shard is of another cluster, or refuses the token.
     """
     if identity is not None:

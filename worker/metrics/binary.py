@@ -1,4 +1,4 @@
-"""Exact binary-classification metrics over whole test sets, in numpy and float64."""
+"""Computes exact metrics of binary classification over whole test sets, in numpy and float64."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import numpy.typing as npt
 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Area under the ROC curve: P(score of a positive > of a negative) + half of P(equal).
+    """Computes the area under the ROC curve: P(score of a positive > score of a negative) + P(equal scores) / 2.
 
-    By ranks (Mann & Whitney 1947): sort once, give tied scores their mean rank. Exact, O(n log n).
+    The method is that of ranks (Mann & Whitney 1947), in which tied scores have their mean rank. It is exact and takes
+    O(n log n).
 
     Args:
-        scores: (n) any order-preserving score; a logit serves as well as a probability.
-        labels: (n) 0 or 1.
+        scores: the scores, (n); only their order matters, so logits or probabilities may be given.
+        labels: the labels, 0 or 1, (n).
 
     Returns:
         A number in [0, 1]; NaN when one of the classes is absent or a score is NaN.
@@ -34,16 +35,16 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def log_loss(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Mean negative log-likelihood in nats, computed from logits so that no probability is clipped.
+    """Computes the mean negative log-likelihood in nats, from logits, so that no probability is clipped.
 
-    ``max(x, 0) - x y + log(1 + exp(-|x|))``.
+    The formula for a logit x and a label y is ``max(x, 0) - x y + log(1 + exp(-|x|))``.
 
     Args:
-        logits: (n).
-        labels: (n) 0 or 1.
+        logits: the logits, (n).
+        labels: the labels, 0 or 1, (n).
 
     Returns:
-        NaN when n is 0.
+        The mean; NaN when n is 0.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Recommendation models in plain torch; no file here imports anything of this package but its neighbours."""
+"""Recommendation models in plain torch; the files of this folder import nothing else of the package."""
 
 from .deepfm import DeepFM
 from .dlrm import DLRM

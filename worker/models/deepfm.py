@@ -1,4 +1,4 @@
-"""DeepFM: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (2017)."""
+"""The DeepFM model: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (2017)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from .mlp import mlp
 
 
 class DeepFM(nn.Module):
-    """Sum of a linear part, pairwise interactions (a factorization machine) and an MLP, on shared embeddings.
+    """A model that sums a linear part, pairwise interactions (a factorization machine) and an MLP.
 
-    One lookup a column brings both parts of a field: column 0 of a row is its linear weight, the rest its factors. A
-    number's field is a learned vector times its value.
+    The three parts share their embeddings. One lookup for each column returns both parts of a field: column 0 of a row
+    is its linear weight, and the others are its factors. The field of a number is a learned vector times the number.
 
     Args:
-        n_dense: numeric inputs; may be 0.
-        rows: column name -> rows of its table; a key's row is ``key % rows``.
-        dim: factors of a field; a row is ``dim + 1`` wide.
-        hidden: hidden widths of the MLP.
-        dropout: in the MLP.
-        init_scale, sparse: as :class:`HashedEmbeddings` takes them.
+        n_dense: the number of numeric inputs; may be 0.
+        rows: the number of rows of each column's table; a key's row is ``key % rows``.
+        dim: the number of factors of a field; a row has ``dim + 1`` columns.
+        hidden: the hidden widths of the MLP.
+        dropout: the share of units of the MLP that are dropped while training.
+        init_scale: initial weights are uniform in [-init_scale, init_scale).
+        sparse: whether local tables produce sparse gradients.
     """
 
     def __init__(
@@ -43,7 +44,12 @@ class DeepFM(nn.Module):
         self.deep = mlp([n_dense + len(rows) * dim, *hidden, 1], dropout)
 
     def forward(self, dense: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """dense: (B, n_dense) float32, keys: (B, n_sparse) int64 -> (B) float32 logits."""
+        """Returns the logits of samples, (B) float32.
+
+        Args:
+            dense: the numeric inputs, (B, n_dense) float32.
+            keys: the keys, (B, n_sparse) int64, not negative.
+        """
         looked_up = self.embeddings(keys)
         fields = torch.cat([dense[:, :, None] * self.dense_fields, looked_up], dim=1)
         linear, factors = fields[:, :, 0].sum(dim=1), fields[:, :, 1:]

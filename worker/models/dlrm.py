@@ -1,4 +1,6 @@
-"""DLRM: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019)."""
+"""The DLRM model: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
+(2019).
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,20 @@ from .mlp import mlp
 
 
 class DLRM(nn.Module):
-    """Bottom MLP over numbers, inner products of all pairs of embeddings and its output, top MLP over these.
+    """A model of two MLPs with inner products of embeddings between them.
+
+    The bottom MLP reads the numbers. Inner products are taken of all pairs among its output and the embeddings. The top
+    MLP reads the products and the bottom MLP's output.
 
     Args:
-        n_dense: numeric inputs; 0 leaves the bottom MLP out.
-        rows: column name -> rows of its table; a key's row is ``key % rows``.
-        dim: width of embeddings and of the bottom MLP's output.
-        bottom, top: hidden widths.
-        dropout: in both MLPs.
-        init_scale, sparse: as :class:`HashedEmbeddings` takes them.
+        n_dense: the number of numeric inputs; with 0 there is no bottom MLP.
+        rows: the number of rows of each column's table; a key's row is ``key % rows``.
+        dim: the width of embeddings and of the bottom MLP's output.
+        bottom: the hidden widths of the bottom MLP.
+        top: the hidden widths of the top MLP.
+        dropout: the share of units of both MLPs that are dropped while training.
+        init_scale: initial weights are uniform in [-init_scale, init_scale).
+        sparse: whether local tables produce sparse gradients.
     """
 
     def __init__(
@@ -45,7 +52,12 @@ class DLRM(nn.Module):
         self.top = mlp([pairs.shape[1] + (dim if n_dense else 0), *top, 1], dropout)
 
     def forward(self, dense: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """dense: (B, n_dense) float32, keys: (B, n_sparse) int64 -> (B) float32 logits."""
+        """Returns the logits of samples, (B) float32.
+
+        Args:
+            dense: the numeric inputs, (B, n_dense) float32.
+            keys: the keys, (B, n_sparse) int64, not negative.
+        """
         vectors = self.embeddings(keys)
         features = []
         if self.bottom is not None:

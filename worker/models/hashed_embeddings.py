@@ -1,8 +1,8 @@
-"""One ordinary ``nn.Embedding`` a column, for keys that are larger than any table.
+"""Embeddings of columns whose keys are larger than any table, with one ordinary ``nn.Embedding`` for each column.
 
-A 63-bit key cannot index a local matrix, so a column's row is ``key % num_embeddings``. The same ids reach the table
-whether it is local or distributed. Two keys of a column that share a row share its embedding; a table of 2**44 rows,
-which only a parameter server can offer, has practically none of these.
+A 63-bit key cannot index a local matrix, so the row of a key is ``key % num_embeddings``. The table gets the same ids
+whether it is local or distributed. Two keys of a column with the same row share its embedding. In a table of 2**44
+rows, which only a parameter server can offer, this practically never happens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import nn
 
 
 class HashedEmbeddings(nn.Module):
-    """Looks up one embedding for each column's key.
+    """Looks up one embedding for the key of each column.
 
     Args:
-        rows: column name -> ``num_embeddings``, in the order of the columns of the input.
-        dim: width of an embedding.
+        rows: ``num_embeddings`` by column name, in the order of the columns of the input.
+        dim: the width of an embedding.
         init_scale: initial weights are uniform in [-init_scale, init_scale).
-        sparse: whether local tables make sparse gradients.
+        sparse: whether local tables produce sparse gradients.
     """
 
     def __init__(self, rows: Mapping[str, int], dim: int, *, init_scale: float = 0.01, sparse: bool = False) -> None:
@@ -35,11 +35,19 @@ class HashedEmbeddings(nn.Module):
         self.rows: torch.Tensor
 
     def ids(self, keys: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What each table will look up: name -> (B) int64; keys as ``forward`` takes them."""
+        """Returns the ids that each column's table will look up, (B) int64, by the column's name.
+
+        Args:
+            keys: the keys that ``forward`` takes, (B, n_columns) int64.
+        """
         ids = torch.remainder(keys, self.rows.to(keys.device))
         return {name: ids[:, column] for column, name in enumerate(self.tables)}
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """(B, n_columns) int64 keys, non-negative -> (B, n_columns, dim) float32."""
+        """Returns the embeddings of keys, (B, n_columns, dim) float32.
+
+        Args:
+            keys: the keys, (B, n_columns) int64, not negative.
+        """
         ids = torch.remainder(keys, self.rows)
         return torch.stack([table(ids[:, column]) for column, table in enumerate(self.tables.values())], dim=1)

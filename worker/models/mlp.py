@@ -1,4 +1,4 @@
-"""A stack of linear layers."""
+"""A multilayer perceptron: a stack of linear layers with activations between them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Tower(nn.Sequential):
-    """Layers one after the other. With ``is_checkpointed`` backward computes them again; nothing between is kept."""
+    """A sequence of layers, optionally with activation checkpointing.
+
+    Attributes:
+        is_checkpointed: whether backward computes the activations within the tower again, so that they are not kept.
+    """
 
     is_checkpointed = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        """input: (B, width_in) -> (B, width_out)."""
+        """Returns the output, (B, width_out), for ``input``, (B, width_in)."""
         out: torch.Tensor
         if self.is_checkpointed and torch.is_grad_enabled():
             out = checkpoint(super().forward, input, use_reentrant=False)
@@ -26,12 +30,12 @@ class Tower(nn.Sequential):
 
 
 def mlp(widths: Sequence[int], dropout: float = 0.0, *, activate_last: bool = False) -> Tower:
-    """Linear layers of ``widths[0] -> widths[1] -> ...`` with ReLU and dropout between them.
+    """Makes linear layers of ``widths[0] -> widths[1] -> ...`` with ReLU and dropout between them.
 
     Args:
-        widths: input, hidden and output widths; at least 2.
-        dropout: share of units dropped after each ReLU while training.
-        activate_last: whether the output passes ReLU (and dropout) too.
+        widths: the input, hidden and output widths; at least 2.
+        dropout: the share of units that are dropped after each ReLU while training.
+        activate_last: whether ReLU and dropout are applied to the output too.
     """
     layers: list[nn.Module] = []
     last = len(widths) - 2

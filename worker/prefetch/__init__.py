@@ -1,4 +1,4 @@
-"""Batches whose rows are here before their step begins: see :func:`prefetch`."""
+"""Pulls the rows of a loader's batches before their steps begin: see :func:`prefetch`."""
 
 from .batches import Prefetch, prefetch
 

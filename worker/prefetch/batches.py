@@ -1,8 +1,8 @@
-"""``prefetch``: the batches of a loader, each with its rows already here when its step begins.
+"""``prefetch``: yields the batches of a loader, each with its rows already in this process when its step begins.
 
-Three threads per pass: *load* asks the loader, *dedup* copies the batch to the device and makes its ids unique keys by
-shard, *pull* asks the shards for their rows. The training thread takes a batch, hands its rows to the session's step
-(asking again for those that changed, when exact), and its lookups find them there.
+A pass has three threads. *load* asks the loader for batches. *dedup* copies a batch to the device and reduces its ids
+to unique keys by shard. *pull* asks the shards for their rows. The training thread takes a batch and hands its rows to
+the session's step, where lookups find them. When exact, it first asks again for rows that have changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, not_allowed
 from ..session.session import Session
 from ..session.tracing import Trace
 from .device_copy import DeviceCopy
@@ -36,34 +36,36 @@ def prefetch(
     device: torch.device | str | None = None,
     hints: int = 0,
 ) -> Prefetch[Batch]:
-    """The loader's batches, loaded and their rows pulled ahead by background threads.
+    """Yields the loader's batches; background threads load them and pull their rows ahead of the training loop.
 
-    The first batch shows which of its tensors reach which lookup; later ones are pulled by that. Results never depend
-    on it: a lookup that finds rows missing pulls them itself (``session.stats().lookups_missed``).
+    The first batch shows which of its tensors reach which lookup, and later batches are pulled accordingly. Results
+    never depend on this: a lookup that finds rows missing pulls them itself (``session.stats().lookups_missed``).
 
     Args:
         loader: any iterable of batches: tensors nested in tuples, lists, mappings, dataclasses or keyed jagged tensors.
-            Iterated in a background thread; it must not change a batch that it gave.
-        session: of the model. Call after ``distribute``.
-        depth: batches that are ahead of the training loop at most; bounds the memory.
-        exact: True: rows are what a pull at their step would give, to the bit; those that changed since they were
+            A background thread iterates it. It must not change a batch that it has yielded.
+        session: the session over which the model was distributed.
+        depth: the most batches that are ahead of the training loop; it bounds the memory.
+        exact: True: rows are bit-identical to those of a pull at their step, and rows that changed since they were
             pulled are sent again. False: a pull may see ``depth`` steps fewer, within the session's staleness. None:
             True at staleness 0, else False.
-        ids: names the ids in place of learning: batch -> {table: integer tensor, or a sequence of such}.
-        device: where batches go; None leaves them where they are.
-        hints: batches beyond ``depth`` that are loaded as well, and whose keys shards with an SSD are told, so that
-            their rows are in memory when they are pulled. A hint that is late or wrong costs reads and nothing else.
+        ids: a function that names the ids, in place of learning: batch -> {table: integer tensor, or a sequence of
+            them}. None: the ids are learnt.
+        device: the device to which batches are copied; None leaves them where they are.
+        hints: the number of batches beyond ``depth`` that are loaded as well. Shards with an SSD get their keys, so
+            that their rows are in memory when they are pulled. A late or wrong hint only costs reads.
 
     Returns:
         An iterable; each ``iter()`` is one pass over the loader, with threads of its own. Its position can be saved and
-        resumed where the loader's can (``state_dict``, as torchdata's stateful loaders).
+        resumed when the loader's can: by ``state_dict``, like torchdata's stateful loaders.
 
     Raises:
-        InvalidArgument: depth is not positive or hints negative, or ``exact=False`` with a staleness below depth, or
-            below the sum of depth and the row cache's; or ``exact`` with a row cache.
+        InvalidArgument: ``depth`` is not positive, or ``hints`` is negative. Or ``exact=False``, and the session's
+            staleness is below ``depth``, or below the sum of ``depth`` and the row cache's staleness. Or ``exact=True``
+            with a row cache.
         FailedPrecondition: the session is closed, or no model was distributed over it.
-        Exception: while iterating, what the loader or a background thread raised, with its traceback; by ``ids``, a
-            table that the model does not have.
+        Exception: while iterating, the error that the loader or a background thread raised, with its traceback; or
+            ``ids`` names a table that the model does not have.
     """
     staleness = session.core.placement.staleness
     if not isinstance(depth, int) or depth < 1:
@@ -74,18 +76,16 @@ def prefetch(
         exact = staleness == 0
     if not exact and staleness is not None and staleness < depth:
         if staleness == 0:
-            raise InvalidArgument("prefetch.exact: False is not allowed at staleness 0; allowed: True")
-        raise InvalidArgument(
-            f"prefetch.depth: {depth} is not allowed at staleness {staleness} with exact=False; allowed: 1 to "
-            f"{staleness}, or exact=True"
-        )
+            raise not_allowed("prefetch.exact", False, "True at staleness 0")
+        raise not_allowed("prefetch.depth", depth, f"1 to {staleness} at staleness {staleness}, or exact=True")
     cache = session.core.placement.cache
     if cache is not None and exact:
-        raise InvalidArgument("prefetch.exact: True is not allowed for a session with a row cache; allowed: False")
+        raise not_allowed("prefetch.exact", True, "False for a session with a row cache")
     if cache is not None and staleness is not None and depth + cache.staleness > staleness:
-        raise InvalidArgument(
-            f"prefetch.depth: {depth} is not allowed at staleness {staleness} with cache.staleness {cache.staleness}; "
-            f"allowed: their sum at most {staleness}"
+        raise not_allowed(
+            "prefetch.depth",
+            depth,
+            f"a sum with cache.staleness {cache.staleness} of at most {staleness}, the session's staleness",
         )
     session.core.native.check_usable()
     if not session.core.bound_tables():
@@ -99,7 +99,7 @@ def prefetch(
 
 @runtime_checkable
 class StatefulLoader(Protocol):
-    """A loader whose position can be saved and resumed, as torchdata's."""
+    """A loader whose position can be saved and resumed, like torchdata's stateful loaders."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
@@ -107,11 +107,12 @@ class StatefulLoader(Protocol):
 
 @dataclass
 class _Progress:
-    """How far the training loop is in the last pass.
+    """The position of the training loop in the last pass.
 
     Attributes:
-        taken: the loader's state after the batch that was taken last.
-        is_whole: the loader's own state is the one that counts: no pass has begun, or it has come to its end.
+        taken: the loader's state after the batch that was taken last; None when the loader has no state.
+        is_whole: whether the loader's present state is the position, because no pass has begun or the pass has ended.
+        is_under_way: whether a pass has begun and was not closed.
     """
 
     taken: Any = None
@@ -124,7 +125,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Source:
-    """One pass of the loader, and the reader that knows its position."""
+    """One pass of the loader, with the loader when it can save its position."""
 
     batches: Iterator[Any]
     stateful: StatefulLoader | None
@@ -145,16 +146,22 @@ class _Settings:
 
 @dataclass
 class _Item:
-    number: int  # from 0 in this pass
-    batch: Any
-    host: Any  # the same on the host
-    position: Any  # of the loader after this batch; None when it has none
+    number: int  # the number of the batch in this pass, from 0
+    batch: Any  # the batch as the training loop sees it
+    host: Any  # the same batch on the host
+    position: Any  # the loader's state after this batch; None when the loader has no state
     rows: _client.PrefetchedBatch | None = None
     ready: torch.cuda.Event | None = None
 
 
 class Prefetch(Generic[Batch]):
-    """What :func:`prefetch` returns."""
+    """The batches of a loader, each with its rows pulled ahead; each ``iter()`` is one pass. :func:`prefetch` makes it.
+
+    Args:
+        loader: the loader.
+        session: the session of the model.
+        settings: the options of the prefetch.
+    """
 
     def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
@@ -169,7 +176,9 @@ class Prefetch(Generic[Batch]):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state after the batch that the training loop took last; those that were loaded ahead come again.
+        """Returns the loader's state after the batch that the training loop took last.
+
+        Batches that were loaded ahead are yielded again after a resume.
 
         Raises:
             FailedPrecondition: the loader has no ``state_dict``.
@@ -178,11 +187,14 @@ class Prefetch(Generic[Batch]):
         return loader.state_dict() if self._progress.is_whole else self._progress.taken
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next pass continues where ``state`` says.
+        """Sets the position from which the next pass continues.
+
+        Args:
+            state: a result of :meth:`state_dict`.
 
         Raises:
             FailedPrecondition: the loader has no ``load_state_dict``, or a pass is under way.
-            Exception: what the loader says of the state.
+            Exception: the loader refuses the state.
         """
         loader = self._check_stateful()
         if self._progress.is_under_way:
@@ -201,7 +213,7 @@ class Prefetch(Generic[Batch]):
 
 
 class PrefetchIterator(Generic[Batch]):
-    """One pass. Leaving it early, by ``break``, an error or Ctrl-C, ends its threads; so does ``close``."""
+    """One pass over the loader. Leaving the loop early by ``break``, an error or Ctrl-C ends its threads."""
 
     def __init__(self, source: _Source, session: Session, native: _client.Prefetcher, settings: _Settings) -> None:
         self._session, self._native, self._settings = session, native, settings
@@ -212,7 +224,7 @@ class PrefetchIterator(Generic[Batch]):
         if settings.hints:
             stages.insert(1, ("hint", self._work.hint))
         self._pipeline = Pipeline(self._work.load(source), stages, depth=settings.depth, ahead=settings.hints)
-        # Threads hold no reference to this object, so that they end when the loop lets go of it.
+        # Threads hold no reference to this object, so that they end when the training loop drops it.
         self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline, self._progress)
         session.core.follow(self)
 
@@ -248,7 +260,7 @@ class PrefetchIterator(Generic[Batch]):
             raise
 
     def close(self) -> None:
-        """Ends the threads, waiting 5 seconds at most. Idempotent."""
+        """Ends the threads and waits for them, at most 5 seconds. Further calls do nothing."""
         self._finalizer()
 
 
@@ -259,13 +271,13 @@ def _end(plan: IdPlan, pipeline: Pipeline[_Item], progress: _Progress) -> None:
 
 
 class _Work:
-    """What the threads do. Shares nothing with the iterator but ``position``."""
+    """The work of the threads, a method for each stage. It shares only ``position`` with the iterator."""
 
     def __init__(
         self, session: _client.NativeSession, native: _client.Prefetcher, settings: _Settings, trace: Trace
     ) -> None:
         self._native, self._settings, self._trace = native, settings, trace
-        # Number of the batch taken last, and its step; before the first, as if one had been taken already.
+        # The number of the batch that was taken last, and its step. Before the first batch, -1 and the present step.
         self.position = (-1, session.step)
 
     def load(self, source: _Source) -> Iterator[_Item]:
@@ -304,6 +316,6 @@ class _Work:
         return item
 
     def _latest_step(self, number: int) -> int:
-        """The latest step that can use this batch, when no batch is used for more than one."""
+        """Returns the latest step that can use batch ``number``, if each batch is used for at most one step."""
         taken, step = self.position
         return step + number - taken

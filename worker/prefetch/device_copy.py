@@ -1,4 +1,4 @@
-"""Batches copied to the device of the training loop, beside what it computes."""
+"""Copies batches to the device of the training loop while the loop computes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from ..data.batch_tensors import map_tensors
 
 
 class DeviceCopy:
-    """Copies to one device; on CUDA through pinned memory, on a stream of its own."""
+    """Copies batches to one device; to CUDA through pinned memory, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
-        """The batch on the device, and when it is there; None: now."""
+        """Copies a batch to the device.
+
+        Returns:
+            The batch on the device, and an event that completes when the copy is done; None when it is done already.
+        """
         if self._stream is None:
             return map_tensors(batch, lambda tensor: tensor.to(self._device)), None
         with torch.cuda.stream(self._stream):
@@ -32,7 +36,12 @@ class DeviceCopy:
         return pinned.to(self._device, non_blocking=True)
 
     def wait(self, batch: Any, ready: torch.cuda.Event | None) -> None:
-        """The current stream uses the batch after it is there, and its memory is kept until then."""
+        """Makes the current stream wait for the copy, and keeps the batch's memory until that stream has used it.
+
+        Args:
+            batch: the batch on the device.
+            ready: the event from :meth:`copy`; None: the copy is done.
+        """
         if ready is None:
             return
         stream = torch.cuda.current_stream(self._device)

@@ -1,4 +1,4 @@
-"""Which ids of a batch reach which lookup: named by the author, or learnt from a forward."""
+"""Plans which ids of a batch reach which lookup: the user names them, or they are learnt from a forward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext import _client
-from ...proto.errors import InvalidArgument
+from ...proto.errors import not_allowed
 from ..data.batch_tensors import Description, description, id_tensors
 from ..id_trace.forward_trace import TracedForwards, TraceRequests
 from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
@@ -20,40 +20,40 @@ from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
 _log = logging.getLogger(__name__)
 
 IdsOf: TypeAlias = Callable[[Any], Mapping[str, Any]]
-# A plan and the tensors of one batch that it speaks of.
+# A plan, and the tensors of one batch to which it refers.
 Guess: TypeAlias = tuple[_client.MergePlan, list[Description]]
 
 _MAX_TRACES = 8
 
 
 class IdPlan(Protocol):
-    """One per prefetch. ``guess`` is called by the thread that dedups, the rest by the one that trains."""
+    """The plan of one prefetch. The dedup thread calls ``guess``; the training thread calls the other methods."""
 
     def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
-        """The ids of batch ``number`` of this pass, and what must be kept alive until they were read.
+        """Returns the ids of a batch, and an object to keep alive until they were read.
 
         Args:
-            number: from 0.
-            batch: as the training loop will see it.
-            host: the same on the host.
+            number: the number of the batch in this pass, from 0.
+            batch: the batch as the training loop will see it.
+            host: the same batch on the host.
         """
         ...
 
     def begin(self, batch: Any) -> None:
-        """The training loop gets this batch now."""
+        """Is called when the training loop gets this batch."""
         ...
 
     def end(self) -> None:
-        """The pass is done with the batch, or over; a call that waits in ``guess`` goes on."""
+        """Is called when the training loop is done with the batch, or the pass is over. Wakes a waiting ``guess``."""
         ...
 
 
 class NamedIds:
-    """``ids=fn`` of the author.
+    """A plan by the user's function ``ids=fn``.
 
     Args:
-        ids_of: batch -> {table: ids}, ids an integer tensor of any shape, or a sequence of such.
-        namespace: of the tables.
+        ids_of: the function: batch -> {table: ids}; ids are an integer tensor of any shape, or a sequence of them.
+        namespace: the namespace of the tables.
         known: names of the tables that a model of this process uses.
     """
 
@@ -61,10 +61,10 @@ class NamedIds:
         self._ids_of, self._prefix, self._known = ids_of, f"{namespace}/", known
 
     def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
-        """See :class:`IdPlan`.
+        """Implements :meth:`IdPlan.guess`.
 
         Raises:
-            InvalidArgument: a name that is no table of the model, or ids that are no integers.
+            InvalidArgument: the function names a table that the model does not have, or ids that are not integers.
         """
         del number
         names: list[str] = []
@@ -74,19 +74,17 @@ class NamedIds:
         for name, ids in named.items():
             table = name.removeprefix(self._prefix)
             if table not in self._known:
-                raise InvalidArgument(
-                    f"prefetch.ids: table {name!r} is not allowed; allowed: {', '.join(sorted(self._known))}"
-                )
+                raise not_allowed("prefetch.ids", name, sorted(self._known))
             for seen, copy in zip(_tensors(name, ids), _tensors(name, on_host[name]), strict=True):
                 names.append(self._prefix + table)
                 pairs.append((seen, copy))
         return (_client.MergePlan(names), [description(seen, copy) for seen, copy in pairs]), pairs
 
     def begin(self, batch: Any) -> None:
-        """Nothing to learn."""
+        """Does nothing: there is nothing to learn."""
 
     def end(self) -> None:
-        """Nothing to learn."""
+        """Does nothing: there is nothing to learn."""
 
 
 def _tensors(name: str, ids: Any) -> list[Tensor]:
@@ -94,20 +92,20 @@ def _tensors(name: str, ids: Any) -> list[Tensor]:
     tensors = [part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part)) for part in parts]
     for tensor in tensors:
         if tensor.dtype not in (torch.int64, torch.int32):
-            raise InvalidArgument(f"prefetch.ids[{name!r}]: dtype {tensor.dtype} is not allowed; allowed: int64, int32")
+            raise not_allowed(f"prefetch.ids[{name!r}]: dtype", str(tensor.dtype), "int64, int32")
     return [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
 
 
 class LearntIds:
-    """Learns from the first forward: a lookup's tensor is one of the batch's by memory, or an index or range of one.
+    """A plan that is learnt from the first forward.
 
-    What is none of these is sought through the model's forward: views and casts of an argument that is in the batch,
-    or that the loop made of the batch by ``to``. Lookups that find rows missing later make it learn anew, a bounded
-    number of times.
+    A lookup's ids are matched by memory to a tensor of the batch, or to an index or range of one. Other ids are traced
+    through the model's forward. They must be views or casts of an argument that is in the batch, or that the loop made
+    of the batch by ``to``. When later lookups find rows missing, the plan is learnt again, a bounded number of times.
 
     Args:
-        native: of the session.
-        requests: of the session.
+        native: the native half of the session.
+        requests: the session's requests to trace forwards.
     """
 
     def __init__(self, native: _client.NativeSession, requests: TraceRequests) -> None:
@@ -122,7 +120,7 @@ class LearntIds:
         self._missed = 0
 
     def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
-        """See :class:`IdPlan`. The first batch of all has no plan; the second waits until there is one."""
+        """Implements :meth:`IdPlan.guess`. The first batch has no plan; the second one waits until there is a plan."""
         if number > 0:
             self._known.wait()
         sources = self._sources
@@ -132,7 +130,7 @@ class LearntIds:
         return (sources.plan, descriptions(tensors)), tensors
 
     def begin(self, batch: Any) -> None:
-        """Traces the forward of a batch when there is no good plan."""
+        """Traces the forward of this batch when there is no plan, or lookups have missed with the present one."""
         self._missed = self._native.lookups_missed
         if (self._sources is None or self._is_wrong) and self._traces < _MAX_TRACES:
             self._traced = batch
@@ -140,7 +138,7 @@ class LearntIds:
             self._forwards = self._requests.ask()
 
     def end(self) -> None:
-        """Learns from the trace, if there was one; the next batch that is begun is traced after a miss."""
+        """Learns from the trace, if there was one. After a miss, the next batch is traced."""
         trace, self._trace = self._trace, None
         if trace is not None:
             self._traces += 1
@@ -161,6 +159,6 @@ class LearntIds:
         if unmatched and self._traces == 1:
             _log.warning(
                 "prefetch: lookups of %s use ids that are no views or casts of a tensor of the batch; their rows are "
-                "pulled when they are used. ids=fn(batch) can name them",
+                "pulled when they are used; name them with ids=fn(batch)",
                 ", ".join(sorted(set(unmatched))),
             )

@@ -1,4 +1,4 @@
-"""Threads in a row, each doing one thing to every item, in order, with a bound on the items between them."""
+"""A pipeline of threads: each does one stage of the work on every item, in order, with a bound on items under way."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ class _Failure:
 
 
 class _End:
-    """No more items."""
+    """The mark in a queue after which there are no more items."""
 
 
 class Pipeline(Generic[Item]):
-    """``source`` and then ``stages``, a daemon thread each.
+    """Daemon threads in a row: one that reads ``source``, and one for each of ``stages``.
 
-    Invariants: items come out in the order of the source; at most ``depth`` have entered the last stage and were not
-    taken, and at most ``ahead`` more have left the source; after an error or the end nothing more comes out. ``take``
-    and ``close`` belong to one thread.
+    One thread calls ``take`` and ``close``.
+
+    Invariants:
+     1. Items come out in the order of the source.
+     2. At most ``depth`` items have entered the last stage and were not taken.
+     3. At most ``ahead`` more items have left the source.
+     4. After an error or the end nothing more comes out.
 
     Args:
-        source: its ``next`` runs in the first thread.
-        stages: (name, work); what work returns goes on.
-        depth: at least 1.
-        ahead: at least 0.
+        source: yields the items; its ``next`` runs in the first thread.
+        stages: (name, work) of each stage; the next stage gets the item that work returns.
+        depth: see invariant 2; at least 1.
+        ahead: see invariant 3; at least 0.
     """
 
     def __init__(
@@ -63,11 +67,11 @@ class Pipeline(Generic[Item]):
         return threading.Thread(target=run, args=args, name=f"sparserow-{name}", daemon=True)
 
     def take(self) -> Item:
-        """The next item; waits for it.
+        """Waits for the next item and returns it.
 
         Raises:
-            StopIteration: there is none, or the pipeline was closed.
-            BaseException: what the source or a stage raised, with its traceback.
+            StopIteration: there are no more items, or the pipeline was closed.
+            BaseException: the error that the source or a stage raised, with its traceback.
         """
         if self._stopped.is_set():
             raise StopIteration
@@ -84,8 +88,9 @@ class Pipeline(Generic[Item]):
         return taken
 
     def close(self) -> None:
-        """Ends the threads and waits for them, 5 seconds at most; one that is still inside the source or a call ends
-        when that returns, and is named in the log. Idempotent.
+        """Ends the threads and waits for them, at most 5 seconds. Further calls do nothing.
+
+        A thread that is still inside the source or a call ends when that returns; the log names it.
         """
         self._stopped.set()
         self._permits.release()

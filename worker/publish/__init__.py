@@ -1,1 +1,1 @@
-"""Publishes a trained model: rows, dense weights and the exported program."""
+"""Publishes a trained model: its rows, its dense weights and its exported program."""

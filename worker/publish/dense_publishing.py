@@ -1,4 +1,4 @@
-"""``DensePublisher``: a published version's dense weights follow training, as live sync has its rows follow."""
+"""``DensePublisher``: publishes a version's dense weights again while training goes on, as live sync does for rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ...cpp_ext.torch_ops import is_operator
 from ...proto.control import ControlClient
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.published.dense import DenseVersion, write_dense
 from ...proto.published.program import read_program
 from ...proto.published.program_proof import make_proof
@@ -23,21 +23,25 @@ if TYPE_CHECKING:
 
 
 class DensePublisher:
-    """Publishes a model's dense weights again on an interval, for a version that was published before. One worker has
-    one; it belongs to the thread that trains.
+    """Publishes a model's dense weights at intervals, for a version that was published before.
+
+    One worker of the job makes it, and only the thread that trains calls it.
 
     Args:
-        session: that trains; its step is noted with the weights.
-        name: of the model.
-        root: folder of published models, by path or URL.
-        model: whose weights they are, as it was given to :func:`publish`.
-        every_sec: between publications by :meth:`step`.
-        version: whose program they belong to; None: the one that ``live`` names.
+        session: the session that trains; its step is stored with the weights.
+        name: the name of the model.
+        root: the folder of published models, by path or URL.
+        model: the model whose weights are published; the one that :func:`publish` was given.
+        every_sec: the interval of publications by :meth:`step`, in seconds.
+        version: the version to whose program the weights belong; None: the one that the alias ``live`` names.
+
+    Attributes:
+        version: the version to whose program the weights belong.
 
     Raises:
-        NotFound: no such model or version, or one without a program.
-        InvalidArgument: the model's weights are not those of the program (names the first); ``every_sec`` is not above
-            0.
+        NotFound: there is no such model or version, or the version has no program.
+        InvalidArgument: ``every_sec`` is not above 0, or the model's weights do not match those of the program; the
+            text names the first that differs.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class DensePublisher:
         version: int | None = None,
     ) -> None:
         if not every_sec > 0:
-            raise InvalidArgument(f"DensePublisher: every_sec {every_sec} is not allowed; allowed: > 0")
+            raise not_allowed("DensePublisher.every_sec", every_sec, "> 0")
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
         security = session.core.catalog.security if isinstance(session.core.catalog, ControlClient) else None
@@ -71,22 +75,29 @@ class DensePublisher:
         self._published_at = time.monotonic()
 
     def step(self) -> DenseVersion | None:
-        """After each ``session.step``: publishes when ``every_sec`` have passed since it was last done, else None."""
+        """Publishes when ``every_sec`` have passed since the last publication. Call it after each ``session.step``.
+
+        Returns:
+            The published weights; None when nothing was published.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: see :meth:`publish`.
+        """
         if time.monotonic() - self._published_at < self._every_sec:
             return None
         return self.publish()
 
     def publish(self) -> DenseVersion:
-        """Publishes now.
+        """Publishes the present weights.
 
         Raises:
-            FailedPrecondition: a weight is not finite (names it); nothing is published.
-            FailedPrecondition, ResourceExhausted: it cannot be written.
+            FailedPrecondition: a weight is not finite; the text names it. Nothing was published.
+            FailedPrecondition, ResourceExhausted: the weights cannot be written.
         """
         weights = self._weights()
         for key, value in weights.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise FailedPrecondition(f"DensePublisher: weight {key!r} is not finite")
+                raise FailedPrecondition(f"DensePublisher: weight {key!r} is not finite; nothing was published")
         encoded = encode_tree(weights, {})
         security = loaded_security(self._security)
         published = write_dense(

@@ -1,6 +1,7 @@
-"""The dense side of a model as a program to publish: what is in it is the model's own, and none of it is data.
+"""Exports the dense side of a model as a program to publish, and makes sure that no training data is in it.
 
-A tensor that is a view of a larger one would take the whole storage along, which may be a column of training data.
+A tensor that is a view of a larger tensor would be exported with the whole storage, which may be a column of training
+data. So each tensor of a program gets a storage of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """A model to export: the module, example arguments of its forward, and which of their dimensions vary."""
+    """A model to export.
+
+    Attributes:
+        model: the model.
+        example: example arguments of its forward.
+        dynamic_shapes: the dimensions that vary, as ``torch.export.export`` takes them; None: the first dimension of
+            every tensor varies.
+    """
 
     model: torch.nn.Module
     example: tuple[Any, ...]
@@ -35,7 +43,13 @@ class ProgramSource:
 
 @dataclass(frozen=True)
 class ProgramTensor:
-    """A tensor that a program holds: a parameter, a buffer or a constant."""
+    """A parameter, buffer or constant of a program.
+
+    Attributes:
+        name: the name of the tensor.
+        shape: its shape.
+        bytes: its size in bytes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -50,8 +64,8 @@ class Program:
     """An exported program.
 
     Attributes:
-        archive: as ``torch.export.load`` takes it from a file.
-        largest: its three largest tensors.
+        archive: the bytes of the file that ``torch.export.load`` reads.
+        largest: its largest tensors, at most three.
     """
 
     archive: bytes
@@ -59,14 +73,15 @@ class Program:
 
 
 def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
-    """The model's program, with lookups that do not wait for each other in one round trip.
+    """Exports a model; its lookups that do not depend on each other are merged into one round trip.
 
     Args:
-        source: what to export. Its example is copied first, so that no program refers to it.
-        is_signed: whether the program may use operators that are not among the known ones.
+        source: the model to export. Its example is copied first, so that the program does not refer to it.
+        is_signed: whether the program will be signed, and may use operators that are not among the known ones.
 
     Raises:
-        InvalidArgument: it cannot be exported (says why), or a tensor of the model shares its memory with the example.
+        InvalidArgument: the model cannot be exported, for the reason in the text, or a tensor of the model shares
+            memory with the example.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -84,7 +99,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     try:
         with torch.no_grad(), _without_warnings_of_torch():
             program = torch.export.export(source.model, example, dynamic_shapes=shapes)
-            merged = merge_lookups(program)  # not compared: rows may change while others train
+            merged = merge_lookups(program)  # without a check, as rows may change while other workers train
             if count_merged(merged):
                 program = torch.export.export(merged, example, dynamic_shapes=shapes)
     except Exception as error:  # torch.export has errors of many kinds
@@ -106,17 +121,17 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
 
 
 def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
-    """A program that was exported before, checked as one that is exported now.
+    """Reads a program that was exported before, with the same checks as for a new one.
 
     Args:
-        path: of the file, or its URL.
-        tables: that there are, as NAMESPACE/TABLE.
-        is_signed: as of :func:`export_program`.
+        path: the path or URL of the file.
+        tables: the tables that are published, as NAMESPACE/TABLE.
+        is_signed: whether the program will be signed; see :func:`export_program`.
 
     Raises:
         NotFound: there is no such file.
-        DataLoss: it is no program, or says what a program may not.
-        FailedPrecondition: it looks up a table that is not among them (names it).
+        DataLoss: the file is not a program, or has contents that a program must not have.
+        FailedPrecondition: the program looks up a table that is not published; the text names it.
     """
     import torch
 
@@ -125,7 +140,7 @@ def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
     folder, _, name = path.rpartition("/")
     place = Folder(folder or ".")
     if not place.exists(name):
-        raise NotFound(f"program: {path} is not there")
+        raise NotFound(f"program: {path} does not exist")
     archive = confined(bytes(place.read(name)), path, is_signed=is_signed, is_operator=is_operator)
     try:
         with _without_warnings_of_torch():
@@ -135,17 +150,20 @@ def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
     absent = sorted(_lookups(program) - tables)
     if absent:
         known = ", ".join(sorted(tables)) or "none"
-        raise FailedPrecondition(f"{path}: looks up table {absent[0]!r}, which is not published; there are: {known}")
+        raise FailedPrecondition(
+            f"{path}: the program looks up table {absent[0]!r}, which is not published; published tables: {known}"
+        )
     return Program(archive, _largest(program))
 
 
 def _lookups(program: ExportedProgram) -> set[str]:
-    """NAMESPACE/TABLE of each lookup of a program."""
+    """Returns the tables that a program looks up, as NAMESPACE/TABLE."""
     found: set[str] = set()
     for node in program.graph.nodes:
         if getattr(node.target, "namespace", "") == "sparserow":
             texts = [part for value in node.args for part in (value if isinstance(value, list | tuple) else [value])]
-            lines = [line for text in texts if isinstance(text, str) for line in text.split("\n")]  # of merged lookups
+            # Merged lookups name one table a line.
+            lines = [line for text in texts if isinstance(text, str) for line in text.split("\n")]
             found.update(line for line in lines if "/" in line)
     return found
 
@@ -158,6 +176,10 @@ def _has_memory(value: Any) -> bool:
 
 def _own(tensors: dict[str, Any], data: set[int]) -> None:
     """Gives each tensor that is a part of a larger storage a storage of its own.
+
+    Args:
+        tensors: the tensors by name, which is changed.
+        data: addresses of the storages of the example.
 
     Raises:
         InvalidArgument: a tensor lies in the memory of the example.
@@ -191,7 +213,7 @@ def _largest(program: ExportedProgram) -> tuple[ProgramTensor, ...]:
 
 @contextlib.contextmanager
 def _without_warnings_of_torch() -> Iterator[None]:
-    """Leaves out what torch warns of itself; warnings of the model's own code are shown."""
+    """Suppresses warnings of torch about its own code; warnings of the model's code are shown."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"copyreg")

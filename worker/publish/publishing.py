@@ -1,4 +1,4 @@
-"""``publish``: an immutable version of a model, from a running cluster's rows and the trainer's dense side."""
+"""``publish``: writes an immutable version of a model, from a running cluster's rows and the trainer's dense side."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PART_BYTES = 256 << 20
-_CURSOR_IDLE_SEC = 1800  # for so long after a publication live sync finds what changed since, without whole slots
+_CURSOR_IDLE_SEC = 1800  # how long shards keep the changes since a publication, so that live sync needs no whole slots
 _CALL_DEADLINE_SEC = 30.0
 
 
@@ -61,11 +61,13 @@ class Published:
     """A version that was written.
 
     Attributes:
-        model, version: its name.
-        rows, bytes: of all tables; of all files.
-        url: its folder.
-        program_bytes: of the program; 0 without one.
-        largest_tensors: of the program, at most three.
+        model: the name of the model.
+        version: the number of the version.
+        rows: the number of rows in all tables.
+        bytes: the size of all files, in bytes.
+        url: the URL of the version's folder.
+        program_bytes: the size of the program, in bytes; 0 when there is none.
+        largest_tensors: the largest tensors of the program, at most three.
     """
 
     model: str
@@ -79,17 +81,17 @@ class Published:
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published, and how.
+    """The contents and options of a publication.
 
     Args:
-        name: of the model.
-        root: folder of the registry, by path or URL.
-        alias: that names the version once it is there; None: none does.
-        dtype: of the published rows: one for all tables, or by pattern of their names; None, and tables that no pattern
-            matches: as they are stored in training.
-        card: what is worth to know of it: step, data_position, auc, ...
-        program: the dense side, also as it was exported before; None: rows alone.
-        without: names of tables that are not published.
+        name: the name of the model.
+        root: the folder of the registry, by path or URL.
+        alias: the alias that names the version afterwards; None: no alias does.
+        dtype: the dtype of the published rows, for all tables or by pattern of their names. None, or no matching
+            pattern: the dtype in which training stores the rows.
+        card: facts about the version for the manifest, such as step, data_position or auc.
+        program: the dense side, as a model to export or an exported program; None: only rows are published.
+        without: the names of tables that are not published.
     """
 
     name: str
@@ -115,30 +117,34 @@ def publish(
 ) -> Published:
     """Writes the rows of the session's namespace, and the model, as a new version; then moves the alias to it.
 
-    Rows are read while training goes on: each is whole, and live sync brings all of them to one state. Nothing is
-    published when anything fails; the alias then names what it named before. One worker calls it. A dense tower that
-    is on the servers is in the program, and its table is not published beside it.
+    Rows are read while training goes on. Each row is whole, and live sync brings all rows to one state. When anything
+    fails, nothing is published, and the alias stays where it was. One worker of the job calls it. A dense tower that is
+    on the servers is part of the program, and its table is not published besides.
 
     Args:
-        session: of a cluster.
-        name: of the model.
-        root: folder of published models, by path or URL.
-        model: in any mode; exported in eval mode by ``torch.export``. None: rows alone.
-        example: arguments of its forward, needed with ``model``; nothing of them is published.
-        dynamic_shapes: as in ``torch.export.export``; None: the first dimension of every tensor of ``example`` varies.
-        alias: names the version afterwards; None: none does.
-        dtype: of the published rows: "float32", "bfloat16", "float16" or "int8" for all tables, or a mapping from
-            patterns of table names; None: as in training.
-        card: goes into the manifest; ``step`` is added.
+        session: a session of a cluster.
+        name: the name of the model.
+        root: the folder of published models, by path or URL.
+        model: the model, in any mode; ``torch.export`` exports it in eval mode. None: only rows are published.
+        example: example arguments of the model's forward, needed with ``model``; they are not published.
+        dynamic_shapes: the dimensions that vary, as ``torch.export.export`` takes them. None: the first dimension of
+            every tensor of ``example`` varies.
+        alias: the alias that names the version afterwards; None: no alias does.
+        dtype: the dtype of the published rows: "float32", "bfloat16", "float16" or "int8" for all tables, or a mapping
+            from patterns of table names to a dtype. None, or no matching pattern: the dtype in training.
+        card: facts about the version for the manifest, to which ``step`` is added. None: no further facts.
+
+    Returns:
+        The version that was written.
 
     Raises:
-        InvalidArgument: an argument is not allowed, or the model holds memory of ``example``.
-        FailedPrecondition: the session is not of a cluster, or a row is not finite.
-        Unavailable: a shard is down (names it).
+        InvalidArgument: an argument is not allowed, or the model shares memory with ``example``.
+        FailedPrecondition: the session has no cluster, or a row is not finite.
+        Unavailable: a shard is down; the text names it.
         NotFound: the namespace has no tables.
     """
     if not isinstance(session.core.catalog, ControlClient):
-        raise FailedPrecondition("publish: needs a session of a cluster (sr.connect), not of stores in this process")
+        raise FailedPrecondition("publish: it needs a session of a cluster (sr.connect), not of stores in this process")
     if (model is None) != (example is None):
         raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
     program = None if model is None or example is None else ProgramSource(model, example, dynamic_shapes)
@@ -163,13 +169,20 @@ def publish_from(
     publication: Publication,
     progress: Callable[[int], None] | None = None,
 ) -> Published:
-    """As :func:`publish`, of a cluster's coordinator; ``progress`` is told how many rows were written so far."""
+    """Publishes from a cluster through its coordinator; see :func:`publish` for the errors.
+
+    Args:
+        control: the client of the coordinator.
+        namespace: the namespace whose tables are published.
+        publication: the contents and options.
+        progress: called with the number of rows written so far; None: not called.
+    """
     check_name("model", publication.name)
     if publication.alias is not None:
         check_name("alias", publication.alias)
     schemas = tuple(each for each in control.list_tables(namespace) if each.name not in publication.without)
     if not schemas:
-        raise NotFound(f"namespace {namespace!r}: has no tables to publish at {control.address}")
+        raise NotFound(f"namespace {namespace!r} has no tables to publish at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
     is_signed = bool(loaded_security(control.security).signing_key)
@@ -217,7 +230,7 @@ def publish_from(
 
 
 class _RowWriter:
-    """Scans tables shard by shard into parts."""
+    """Writes the rows of tables into part files, shard by shard."""
 
     def __init__(
         self, folder: Folder, client: _client.Client, shards: int, progress: Callable[[int], None] | None
@@ -229,7 +242,13 @@ class _RowWriter:
         self._done = 0
 
     def write(self, schema: TableSchema, dtype: ServedDtype, index: int) -> Iterator[Part]:
-        """The parts of one table, written one after the other."""
+        """Writes the parts of one table one after the other, and yields each.
+
+        Args:
+            schema: the schema of the table.
+            dtype: the dtype of the published rows.
+            index: the number of the table in the version.
+        """
         part_rows = max(1, min(1 << 20, _PART_BYTES // (16 + 4 * schema.dim)))
         for shard in range(self._shards):
             for number, (keys, versions, rows) in enumerate(self._chunks(schema, shard, part_rows)):
@@ -265,7 +284,10 @@ def _joined(pages: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
 def _slot_versions(
     control: ControlClient, view: ClusterView, cursor: str, schemas: tuple[TableSchema, ...]
 ) -> NDArray[np.uint64]:
-    """(slot_count) versions that each slot's owner has now; it keeps later changes for followers."""
+    """Returns the version that each slot has at its owner now, (slot_count) uint64.
+
+    From then on the owner keeps changes for followers under the name ``cursor``.
+    """
     addresses = {entry.shard: entry.control for entry in control.status().shards}
     versions = np.zeros(view.slot_count, np.uint64)
     for shard in view.shards:
@@ -284,7 +306,7 @@ def _slot_versions(
                 raise error_of_status(error, f"shard {shard.index} at {address}") from None
         own = np.frombuffer(reply.versions, "<u8")
         if len(own) != view.slot_count:
-            raise Unavailable(f"shard {shard.index} has {len(own)} slots, the cluster {view.slot_count}")
+            raise Unavailable(f"shard {shard.index} has {len(own)} slots, but the cluster has {view.slot_count}")
         mine = view.slot_owner == shard.index
         versions[mine] = own[mine]
     return versions

@@ -1,4 +1,4 @@
-"""Rows of tables in files that anyone can open: export, import, and initial weights from a model trained elsewhere."""
+"""Exports and imports rows of tables as files in common formats, and imports weights of models trained elsewhere."""
 
 from .export import export_table
 from .keyed_rows import import_table

@@ -1,4 +1,4 @@
-"""A table's rows into one file, as they are read."""
+"""Exports the rows of a table to one file."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ _COPY_BYTES = 4 << 20
 def export_table(
     session: Session, table: str, url: str, *, batch_rows: int = 65536, progress: Progress | None = None
 ) -> int:
-    """Writes the keys and weights of all rows of a table; optimizer state is not written.
+    """Writes the keys and weights of all rows of a table to one file; optimizer state is not written.
 
     A file has two columns (Parquet) or tensors (safetensors): ``key``, uint64 (n), and ``vector``, float32 (n, dim).
-    The table's namespace, name, dim, dtype and optimizer are in its metadata, each name with "sparserow." before it.
-    The order is unspecified. Rows that change meanwhile are written as they are when they are read; rows created or
-    deleted meanwhile may or may not be there.
+    The table's namespace, name, dim, dtype and optimizer are in its metadata, under names that begin with "sparserow.".
+    The order is unspecified. Rows that change meanwhile are written as they are when they are read. Rows that are
+    created or deleted meanwhile may be missing.
 
     Args:
-        table: its name in the session's namespace.
-        url: of fsspec, or a path; ends in ``.parquet`` or ``.safetensors``. An existing file is replaced, at the end.
-        batch_rows: how many rows are read at a time; a batch is a row group of Parquet.
-        progress: called with the number of rows written so far.
+        session: the session.
+        table: the table's name in the session's namespace.
+        url: a path or a URL of fsspec that ends in ``.parquet`` or ``.safetensors``. An existing file is replaced when
+            the new one is complete.
+        batch_rows: the number of rows that are read at a time; a batch is a row group of Parquet.
+        progress: called with the number of rows written so far; None: not called.
 
     Returns:
-        The number of rows.
+        The number of rows written.
 
     Raises:
-        NotFound: no such table, or no such folder.
-        InvalidArgument: another ending, or an unknown kind of URL.
-        FailedPrecondition, ResourceExhausted: the file cannot be written (permission, space). Nothing is left behind.
+        NotFound: there is no such table, or no such folder.
+        InvalidArgument: the name has another ending, the URL's kind is unknown, or ``batch_rows`` is below 1.
+        FailedPrecondition, ResourceExhausted: the file cannot be written, for lack of permission or space. No part of
+            it is left behind.
     """
     rows = session.table(table)
     batches = rows.scan(batch_rows=batch_rows)
@@ -73,7 +76,7 @@ def _write_parquet(
     vector = pa.list_(pa.float32(), schema.dim)
     columns = pa.schema([pa.field("key", pa.uint64()), pa.field("vector", vector)], metadata=_metadata(schema))
     written = 0
-    # Floats of trained rows do not repeat: a dictionary of them is larger than they are.
+    # Floats of trained rows do not repeat, so a dictionary of them would be larger than the floats.
     with pq.ParquetWriter(file, columns, use_dictionary=False) as writer:
         for keys, rows in batches:
             values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=vector)
@@ -90,7 +93,7 @@ def _write_safetensors(
     progress: Progress,
     scratch: str | None,
 ) -> int:
-    """The header comes first and names lengths, which are known last: the tensors wait in temporary files."""
+    """Writes the tensors through temporary files, because the header precedes them and has their lengths."""
     written = 0
     with tempfile.TemporaryFile(dir=scratch) as key_bytes, tempfile.TemporaryFile(dir=scratch) as row_bytes:
         for keys, rows in batches:

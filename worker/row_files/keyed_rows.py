@@ -1,4 +1,4 @@
-"""Rows by key from a file into a table."""
+"""Imports rows by key from a file into a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...proto.errors import DataLoss, InvalidArgument
+from ...proto.errors import DataLoss, InvalidArgument, not_allowed
 from ...proto.row_keys import KeyArray, as_keys
 from ..session.session import Session
 from ..session.table import Rows, first_nonfinite_row
@@ -32,29 +32,32 @@ def import_table(
 ) -> int:
     """Assigns the rows of a Parquet or safetensors file, such as :func:`export_table` writes, to a table.
 
-    The file is read twice: everything in it is checked before the first row is assigned. Weights are set, optimizer
-    state of existing rows stays, rows that the file does not have stay as they are. The last row of a repeated key
-    counts. After a failure on the way to the servers the same call may be made again.
+    The file is read twice, and all of it is checked before the first row is assigned. Weights are set, and the
+    optimizer state of existing rows stays. Rows whose keys are not in the file do not change. The last row of a
+    repeated key counts. When the servers fail meanwhile, the same call may be made again.
 
     Args:
-        table: its name in the session's namespace.
-        url: of fsspec, or a path; ends in ``.parquet`` or ``.safetensors``.
-        key_column: integers in [0, 2**64), or (Parquet) strings, which become keys by :func:`sparserow.hash_key`.
-        vector_column: (n, dim) floats; in Parquet lists, of a fixed size or not.
-        batch_rows: how many rows are assigned at a time.
-        progress: called with the number of rows assigned so far.
+        session: the session.
+        table: the table's name in the session's namespace.
+        url: a path or a URL of fsspec that ends in ``.parquet`` or ``.safetensors``.
+        key_column: the column or tensor of keys: integers in [0, 2**64). In Parquet also strings, which
+            :func:`sparserow.hash_key` turns into keys.
+        vector_column: the column or tensor of weights, (n, dim) floats; in Parquet, lists of fixed or variable size.
+        batch_rows: the number of rows that are assigned at a time.
+        progress: called with the number of rows assigned so far; None: not called.
 
     Returns:
         The number of rows assigned.
 
     Raises:
-        NotFound: no such table or file.
-        InvalidArgument: a column is missing or of another type, a vector has another length than the table's dim,
-            a value is not finite (names the row), a key is null or negative. Nothing was assigned.
+        NotFound: there is no such table or file.
+        InvalidArgument: ``batch_rows`` is below 1; a column is missing or has another type; a vector's length is not
+            the table's dim; a value is not finite, and the text names its row; or a key is null or negative. Nothing
+            was assigned.
         DataLoss: the file is damaged. Nothing was assigned.
     """
     if batch_rows < 1:
-        raise InvalidArgument(f"import_table: batch_rows {batch_rows!r} is not allowed; allowed: >= 1")
+        raise not_allowed("import_table.batch_rows", batch_rows, ">= 1")
     target = session.table(table)
     kind = format_of(url, ("parquet", "safetensors"))
     with local_copy(url) as path:
@@ -112,7 +115,7 @@ def _parquet_keys(column: pa.Array, where: str) -> KeyArray:
         return _checked_keys(column.to_numpy(zero_copy_only=False), where)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return as_keys(column.to_pylist())
-    raise InvalidArgument(f"{where}: type {column.type} is not allowed; allowed: integers, strings")
+    raise not_allowed(f"{where}: type", str(column.type), "integers, strings")
 
 
 def _checked_keys(keys: np.ndarray[Any, Any], where: str) -> KeyArray:
@@ -126,7 +129,7 @@ def _parquet_vectors(column: pa.Array, where: str, dim: int, first_row: int) -> 
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not any(is_float(kind.value_type) for is_float in _FLOATS):
-        raise InvalidArgument(f"{where}: type {kind} is not allowed; allowed: lists of float32, float16 or float64")
+        raise not_allowed(f"{where}: type", str(kind), "lists of float32, float16 or float64")
     values = column.flatten()
     if column.null_count or values.null_count:
         raise InvalidArgument(f"{where}: a vector or a value is null after row {first_row}; nothing was assigned")

@@ -1,4 +1,4 @@
-"""Weights of a model trained elsewhere, as the first rows of tables: row i of a matrix is the row of key i."""
+"""Imports weights of a model that was trained elsewhere into tables: row i of a matrix becomes the row of key i."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, not_allowed
 from ..session.session import Session
 from ..session.table import Rows, first_nonfinite_row
 from .export import Progress
@@ -20,7 +20,7 @@ from .storage import format_of, local_copy
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_INFLATION = 256  # of a compressed entry; trained weights come to less than 2
+_MOST_INFLATION = 256  # largest inflation of a compressed entry; trained weights have less than 2
 # TorchRec's modules hold one weight per table: "...embedding_bags.NAME.weight" in an EmbeddingBagCollection,
 # "...embeddings.NAME.weight" in an EmbeddingCollection (torchrec/modules/embedding_modules.py).
 _TORCHREC = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.(?P<table>[^.]+)$")
@@ -34,31 +34,34 @@ def import_weights(
     batch_rows: int = 65536,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Assigns the embedding matrices of a state dict to tables: what a model learnt elsewhere is where it goes on.
+    """Assigns the embedding matrices of a state dict to tables, so that training goes on from those weights.
 
-    All matrices are checked before the first row is assigned. Weights are set; optimizer state of existing rows stays.
+    All matrices are checked before the first row is assigned. Weights are set; the optimizer state of existing rows
+    stays.
 
     Args:
-        source: a state dict, or a URL of fsspec or a path of one: ``.pt``/``.pth``/``.bin`` (``torch.save``, read with
-            ``weights_only``), ``.safetensors`` or ``.npz``. Other entries of it, such as dense weights, are left alone.
-        tables: entry of the source -> table in the session's namespace. None takes every entry that is called as a
-            table of the namespace is, "NAME" or "NAME.weight", the name after "module." (DDP) or
-            "embedding_bags."/"embeddings." (TorchRec) included.
-        batch_rows: how many rows are assigned at a time.
-        progress: called with the number of rows assigned so far.
+        session: the session.
+        source: a state dict, or the path or fsspec URL of a file with one: ``.pt``, ``.pth`` or ``.bin`` (written by
+            ``torch.save``, read with ``weights_only``), ``.safetensors`` or ``.npz``. Entries that are not chosen, such
+            as dense weights, are ignored.
+        tables: the table in the session's namespace for each entry to import. None imports every entry whose name is
+            "NAME" or "NAME.weight", where NAME is a table of the namespace. "module." (DDP) or
+            "embedding_bags."/"embeddings." (TorchRec) may precede NAME.
+        batch_rows: the number of rows that are assigned at a time.
+        progress: called with the number of rows assigned so far; None: not called.
 
     Returns:
-        Rows assigned, by table.
+        The number of rows assigned, by table.
 
     Raises:
-        NotFound: no such file or table, or an entry of ``tables`` that the source does not have.
-        InvalidArgument: no entry fits a table, two fit one, a matrix is not (n, dim) floats, or a value is not finite
-            (names the row). Nothing was assigned.
+        NotFound: there is no such file or table, or the source lacks an entry of ``tables``.
+        InvalidArgument: ``batch_rows`` is below 1; no entry fits a table; two entries fit the same table; a matrix is
+            not (n, dim) floats; or a value is not finite, and the text names its row. Nothing was assigned.
         FailedPrecondition: an entry is sharded over processes; gather it first.
         DataLoss: the file is damaged.
     """
     if batch_rows < 1:
-        raise InvalidArgument(f"import_weights: batch_rows {batch_rows!r} is not allowed; allowed: >= 1")
+        raise not_allowed("import_weights.batch_rows", batch_rows, ">= 1")
     with ExitStack() as open_files:
         entries = _read(source, open_files) if isinstance(source, str) else source
         chosen = _match(session, entries, tables)
@@ -95,12 +98,12 @@ def _read(url: str, open_files: ExitStack) -> Mapping[str, Any]:
     except Exception as error:  # each library has errors of its own for a damaged file
         raise DataLoss(f"{url}: this is no whole {kind} file ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(loaded, Mapping):
-        raise InvalidArgument(f"{url}: holds a {type(loaded).__name__}; allowed: a state dict (name -> tensor)")
+        raise InvalidArgument(f"{url}: it holds a {type(loaded).__name__}; allowed: a state dict (name -> tensor)")
     return loaded
 
 
 def _check_inflation(path: Path) -> None:
-    """A file of some megabytes must not become gigabytes in memory before anything is known of it."""
+    """Refuses a file of some megabytes that would inflate to gigabytes in memory, before it is read."""
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if entry.file_size > _MOST_INFLATION * max(entry.compress_size, 1 << 16):
@@ -111,7 +114,7 @@ def _check_inflation(path: Path) -> None:
 
 
 def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
-    """Entry of the source -> table."""
+    """Returns the table for each entry of the source to import."""
     known = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
     if tables is not None:
         for entry, table in tables.items():
@@ -125,14 +128,14 @@ def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, st
         chosen = {entry: name for entry, name in fitting if name is not None}
     if not chosen:
         raise InvalidArgument(
-            f"source: no entry is called as a table is; entries: {_some(entries)}; tables: {_some(known)}; "
-            "name pairs by tables={entry: table}"
+            f"source: no entry has the name of a table; entries: {_some(entries)}; tables: {_some(known)}; "
+            "name pairs with tables={entry: table}"
         )
     by_table: dict[str, str] = {}
     for entry, table in chosen.items():
         if table in by_table:
             raise InvalidArgument(
-                f"source: entries {by_table[table]!r} and {entry!r} are both for table {table!r}; choose by tables="
+                f"source: entries {by_table[table]!r} and {entry!r} are both for table {table!r}; choose one by tables="
             )
         by_table[table] = entry
     return chosen
@@ -153,7 +156,7 @@ def _table_of(entry: str, known: set[str]) -> str | None:
 
 
 def _matrix(session: Session, entry: Any, name: str, table: str) -> Any:
-    """The entry as it is, an array or a tensor, when it fits the table."""
+    """Returns the entry, an array or a tensor, after checking that it fits the table."""
     dim = session.table(table).schema.dim
     if hasattr(entry, "local_shards") or hasattr(entry, "placements"):
         raise FailedPrecondition(f"source: {name!r} is sharded over processes; gather it into one tensor first")

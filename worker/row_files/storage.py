@@ -1,4 +1,4 @@
-"""Files by URL through fsspec: a new file is seen under its name when it is whole, or not at all."""
+"""Opens files by URL through fsspec; a new file gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ SUFFIXES: dict[str, FileFormat] = {
 
 
 def format_of(url: str, allowed: tuple[FileFormat, ...]) -> FileFormat:
-    """The format that the end of a URL names.
+    """Returns the file format that the end of a URL names.
 
     Raises:
-        InvalidArgument: it names none, or one that is not allowed here.
+        InvalidArgument: the end names no format, or a format that is not among ``allowed``.
     """
     found = next((name for suffix, name in SUFFIXES.items() if url.endswith(suffix)), None)
     if found is None or found not in allowed:
         endings = ", ".join(suffix for suffix, name in SUFFIXES.items() if name in allowed)
-        raise InvalidArgument(f"{url}: the end of its name says no format that can be used here; allowed: {endings}")
+        raise InvalidArgument(f"{url}: the end of the name is no format that can be used here; allowed: {endings}")
     return found
 
 
 @contextmanager
 def new_file(url: str) -> Iterator[IO[bytes]]:
-    """A file to write from its beginning to its end; takes its name when the block ends without an error.
+    """Opens a new file to write from beginning to end; the file gets its name when the block ends without an error.
 
-    An object store writes over the network as it goes; a local file is flushed to its disk first.
+    An object store is written over the network meanwhile. A local file is flushed to its disk before it is renamed.
 
     Raises:
-        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL; nothing is left behind.
+        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: the file cannot be written; the text has the
+            URL. No part of it is left behind.
     """
     file_system, path = file_system_of(url)
     partial = f"{path}.partial"
@@ -68,22 +69,25 @@ def new_file(url: str) -> Iterator[IO[bytes]]:
 
 
 def scratch_folder(url: str) -> str | None:
-    """Where temporary files of the size of this one belong: beside it; None (the system's place) for a remote one."""
+    """Returns the folder for temporary files as large as the file at ``url``: its own folder.
+
+    Returns None, which means the system's temporary folder, for a remote file.
+    """
     file_system, path = file_system_of(url)
     return str(Path(path).parent) if isinstance(file_system, LocalFileSystem) else None
 
 
 @contextmanager
 def local_copy(url: str) -> Iterator[Path]:
-    """A path at which a file can be mapped: the file itself, or a copy of a remote one, kept for the block.
+    """Yields a local path of a file: the file itself, or a copy of a remote file that is removed after the block.
 
     Raises:
-        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: naming the URL.
+        InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted: the file cannot be read; the text has the URL.
     """
     file_system, path = file_system_of(url)
     with typed(url):
         if isinstance(file_system, LocalFileSystem):
-            with open(path, "rb"):  # a folder, or one without permission, is said here
+            with open(path, "rb"):  # raises here for a folder or a file without permission
                 pass
             yield Path(path)
             return

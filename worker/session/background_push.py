@@ -1,4 +1,4 @@
-"""The last phase of a commit, sent while the next step runs."""
+"""A background thread that sends the last phase of a commit while the next step runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .tracing import Trace
 
 
 class BackgroundPush:
-    """One thread that finishes commits, one at a time. Its owner calls from the thread that trains.
+    """One thread that finishes commits, one at a time. All methods are called by the thread that trains.
 
-    A commit gets here when every shard has prepared it, so it is decided: a failure means that its outcome is unknown,
-    and is raised by the next :meth:`wait`.
+    Every shard has prepared a commit before :meth:`send` gets it, so the commit is decided. A failure therefore means
+    that its outcome is unknown; the next :meth:`wait` raises it.
     """
 
     def __init__(self, native: _client.NativeSession) -> None:
@@ -24,7 +24,7 @@ class BackgroundPush:
         self._sent: Future[None] | None = None
 
     def send(self, trace: Trace) -> None:
-        """Takes the prepared step: it counts as taken, and is sent in the background."""
+        """Counts the prepared step as taken, and sends its commit in the background."""
         step = self._native.step
         self._native.begin_commit()
         try:
@@ -37,19 +37,19 @@ class BackgroundPush:
             self._native.finish_commit()
 
     def wait(self) -> None:
-        """Returns when the last commit is acknowledged everywhere; each failure is raised once.
+        """Waits until every shard has acknowledged the last commit. Each failure is raised once.
 
         Raises:
-            DeadlineExceeded, Unavailable, ...: its outcome is unknown.
+            DeadlineExceeded, Unavailable, ...: the outcome of the last commit is unknown.
         """
         if os.getpid() != self._pid:
-            self._native.check_usable()  # says that a fork's child cannot use the session
+            self._native.check_usable()  # raises, as the child of a fork cannot use the session
         sent, self._sent = self._sent, None
         if sent is not None:
             sent.result()
 
     def close(self) -> None:
-        """As :meth:`wait`; then the thread ends."""
+        """Waits for the last commit as :meth:`wait` does, with the same errors, and ends the thread."""
         try:
             self.wait()
         finally:

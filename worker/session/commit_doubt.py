@@ -1,4 +1,4 @@
-"""What is known of a commit that did not end well."""
+"""Adds to the error of a refused commit that the commit may have been applied all the same."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _DOUBT = "the step that ended so may have been applied: connect anew before rows
 
 @contextmanager
 def fenced_in_doubt() -> Iterator[None]:
-    """Says of a commit whose worker or job is over what is known of it: a copy of it, or another shard that has it,
-    may have come before the refusal, and then the step is applied on all shards.
+    """Extends Fenced and NotFound errors of the body, which sends a commit, by the doubt about its outcome.
+
+    A shard refuses a commit whose worker or job has ended. An earlier copy of the commit may have arrived before the
+    refusal, or another shard may have the commit; then the step is applied on all shards.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""``connect``: a session with a running cluster."""
+"""``connect``: joins a job on a running cluster and returns its session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .session_core import SessionCore
 from .session_parts import Placement
 from .transaction import NonFinitePolicy
 
-_PATIENCE_SEC = 20.0
+_PATIENCE_SEC = 20.0  # how long a coordinator that has answered before may be away
 NamespacePolicy: TypeAlias = Literal["new", "continue"]
 
 
@@ -46,32 +46,39 @@ def connect(
     no_grad_sec: float | None = None,
     security: Security | str | Path | None = None,
 ) -> Session:
-    """Joins a job on a cluster; every rank calls it, and it returns when all have come.
+    """Joins a job on a cluster. Every rank calls it, and it returns when all ranks have joined.
 
     Args:
-        address: ``HOST:PORT`` of the coordinator; of several of which one leads, all of them with commas.
-        namespace: of the tables.
-        job: workers of one job share a clock; None is the namespace's name.
-        staleness: 0: a step sees exactly the steps before it. k: at most k steps fewer. None: no clock.
+        address: ``HOST:PORT`` of the coordinator. When several coordinators elect a leader, all of their addresses,
+            separated by commas.
+        namespace: the namespace that holds the tables.
+        job: the name of the job; the workers of one job share a clock. None takes the namespace's name.
+        staleness: how many of the newest steps a pull may miss. 0: a step sees exactly the steps before it. k: at most
+            k steps fewer. None: there is no clock, and no pull waits for another worker.
         grad_scale: "mean" divides gradients by the number of workers, as DDP does; "sum" does not.
-        wire_dtype: of rows and gradients on the network.
-        deadline_sec: of each call to the servers, waiting for slower workers included.
-        gather_sec: how long to wait for the ranks that have not come yet.
-        rank: of this worker. None takes that of ``torch.distributed`` when it is initialised, else 0.
+        wire_dtype: the dtype of rows and gradients on the network.
+        deadline_sec: the deadline of each call to the servers, in seconds, including the wait for slower workers.
+        gather_sec: how long to wait for the ranks that have not joined yet, in seconds.
+        rank: this worker's rank. None takes that of ``torch.distributed`` when it is initialised, else 0.
         world_size: number of workers. None takes that of ``torch.distributed`` when it is initialised, else 1.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
-        cache: keeps rows here for later steps; None: none.
-        namespace_policy: of tables that the namespace has before the job begins: "new" refuses them, "continue" trains
-            their rows on. None is as "continue", and ``distribute`` on rank 0 says in one line which it found. The
-            coordinator judges once for all ranks of a job that come together; workers that join a running job pass.
-        no_grad_bytes: of rows that a step's lookups under ``torch.no_grad``, in train mode, have read; more are dropped
-            and read again by the same clock. 128 MiB by default.
-        no_grad_sec: such rows that are older are dropped too; None: 10 s, and at any age at staleness 0.
-        security: certificates and token, or the path of their file (docs/security.md); None: the process's own.
+        cache: the settings of a row cache in this process, which keeps rows for later steps; None: no cache.
+        namespace_policy: what happens to tables that the namespace has before the job begins. "new" refuses them;
+            "continue" goes on training their rows. None acts as "continue", and ``distribute`` on rank 0 logs one line
+            about what it found. The coordinator decides once for all ranks that start a job together; workers that
+            join a running job are not checked.
+        no_grad_bytes: how many bytes of rows read under ``torch.no_grad`` in train mode a step keeps. Rows beyond it
+            are dropped and read again at the same clock. 128 MiB by default.
+        no_grad_sec: the age in seconds at which such rows are dropped too. None: 10 s; at staleness 0, no age limit.
+        security: certificates and token, or the path of their file (docs/security.md). None takes the settings of this
+            process.
+
+    Returns:
+        The session, at the step that the job has reached.
 
     Raises:
         Unavailable: the coordinator or a shard cannot be reached, or the cluster is not complete yet.
-        DeadlineExceeded: not every rank has come (says how many have).
+        DeadlineExceeded: some ranks have not joined within ``gather_sec``; the text has the number that have.
         FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale; or the namespace
             has tables that ``namespace_policy="new"`` refuses.
         InvalidArgument: an argument is out of its range.
@@ -101,8 +108,10 @@ def connect(
         raise
     if namespace_policy == "new" and identity.found is None:
         lease.end()
-        raise FailedPrecondition("connect.namespace_policy: this coordinator is of a version that cannot judge 'new'")
-    control.patience_sec = _PATIENCE_SEC  # it has answered: if it is away from now on, it is being started again
+        raise FailedPrecondition(
+            "connect.namespace_policy: this coordinator's version does not support 'new'; allowed: continue, None"
+        )
+    control.patience_sec = _PATIENCE_SEC  # the coordinator has answered: if it goes away now, it is being restarted
     try:
         cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec, no_grad)
         lease.follow(native, client, deadline_sec)
@@ -130,12 +139,12 @@ def connect(
 
 
 def _ranks(control: ControlClient, job_id: int) -> list[int]:
-    """Of the workers that are in the job."""
+    """Returns the ranks of the workers that are in the job now."""
     return [member.rank for job in control.status().jobs if job.job_id == job_id for member in job.members]
 
 
 def _reached(control: ControlClient, job_id: int) -> int:
-    """The highest step that a worker of the job has committed; -1 before the first."""
+    """Returns the highest step that a worker of the job has committed; -1 before the first commit."""
     return max((job.highest_step for job in control.status().jobs if job.job_id == job_id), default=-1)
 
 

@@ -1,7 +1,7 @@
-"""The exit code of a process that fails when everything of its own has run.
+"""Makes a process that is already ending end with an exit code other than 0.
 
-Python ends with code 120 when a standard stream cannot be flushed at the end (``sys.exit``); an error of an exit
-handler changes no code. So the stream fails, and every other exit handler runs as it would.
+An error that an exit handler raises does not change the exit code. Python does end with code 120 when it cannot flush
+a standard stream at the end (``sys.exit``). So this module makes that flush fail; every other exit handler still runs.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from typing import Any
 
 
 class ExitFailedError(Exception):
-    """What the stream raises; the error itself was written before."""
+    """Raised by the last flush of the stream. The error that it stands for was printed before."""
 
 
 class _Failing:
     """A standard stream whose last flush fails.
 
     Args:
-        stream: the stream itself; None: the process has none.
+        stream: the stream that receives what is written; None: the process has no such stream.
     """
 
-    closed = False  # else Python would not flush it
+    closed = False  # Python flushes no stream that is closed
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """To the stream."""
+        """Writes ``text`` to the stream; returns the number of characters written."""
         return len(text) if self._stream is None else int(self._stream.write(text))
 
     def flush(self) -> None:
-        """Of the stream; raises when Python calls it last, so that handlers which flush are left alone.
+        """Flushes the stream, and raises ExitFailedError in the flush that Python itself does last.
 
-        A child of multiprocessing never comes to that point: there each flush counts.
+        Flushes of exit handlers before that point do not raise. A child of multiprocessing never reaches that point;
+        there every flush raises.
         """
         if self._stream is not None:
-            with contextlib.suppress(ValueError):  # it is closed
+            with contextlib.suppress(ValueError):  # the stream is closed
                 self._stream.flush()
         if sys.is_finalizing() or multiprocessing.parent_process() is not None:
             raise ExitFailedError
@@ -48,7 +49,7 @@ class _Failing:
 
 
 def fail_at_exit() -> None:
-    """Has this process, which is at its end, end with a code other than 0."""
+    """Makes this process, which is already ending, end with a code other than 0."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

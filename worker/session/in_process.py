@@ -1,6 +1,6 @@
-"""A session over stores of this process: no coordinator, no server, one worker.
+"""A cluster in this process: stores without a coordinator and without servers, for one worker.
 
-For tests, for ``sparserow bench train``'s reference without RPC, and for training on one machine in one process.
+It serves tests, training in one process, and ``sparserow bench train`` as the reference without RPC.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .transaction import NonFinitePolicy
 
 
 class InProcessCluster:
-    """Shards and catalog of one process.
+    """The shards and the table catalog of a cluster that lives in this process.
 
     Args:
-        shards: stores to spread the slots over.
-        slot_count: power of two.
-        memory_budget_bytes: of each store; 0 is none.
+        shards: the number of stores over which the slots are spread.
+        slot_count: the number of slots; a power of two.
+        memory_budget_bytes: the memory budget of each store, in bytes; 0: no budget.
     """
 
     def __init__(self, *, shards: int = 1, slot_count: int = 16384, memory_budget_bytes: int = 0) -> None:
@@ -50,8 +50,13 @@ class InProcessCluster:
         no_grad_bytes: int = NO_GRAD_BYTES,
         no_grad_sec: float | None = None,
     ) -> Session:
-        """A session over these shards. Its worker is the only one, so no pull waits for another, whatever
-        ``staleness`` is; unless it is 0, commits are finished in the background. Arguments are those of ``connect``.
+        """Returns a session over these shards; the arguments are those of :func:`connect`.
+
+        Its worker is the only one, so no pull waits for another worker, whatever ``staleness`` is. Unless
+        ``staleness`` is 0, commits are finished in the background.
+
+        Raises:
+            InvalidArgument: an argument is out of its range.
         """
         check_cache(cache, staleness)
         native = _client.NativeSession(
@@ -69,10 +74,16 @@ class InProcessCluster:
         return Session(SessionCore(native, self, placement, found_tables=found))
 
     def create_table(self, schema: TableSchema) -> TableSchema:
-        """Creates a table on every store, or finds it.
+        """Creates a table on every store, or finds the table that exists with this schema.
+
+        Args:
+            schema: the table's schema; its ``id`` is not used.
+
+        Returns:
+            The schema with the table's id.
 
         Raises:
-            FailedPrecondition: it exists with another schema.
+            FailedPrecondition: the table exists with another schema.
         """
         known = self._schemas.get(schema.full_name)
         if known is not None:
@@ -97,7 +108,7 @@ class InProcessCluster:
         return made
 
     def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
-        """The tables of a namespace (empty: of all), by name."""
+        """Returns the schemas of a namespace's tables, sorted by name; an empty namespace means all namespaces."""
         found = [schema for schema in self._schemas.values() if namespace in ("", schema.namespace)]
         return tuple(sorted(found, key=lambda schema: schema.full_name))
 
@@ -113,8 +124,8 @@ class InProcessCluster:
         self._native.drop_table(schema.id)
 
     def row_count(self, namespace: str, name: str) -> int:
-        """Rows that exist in a table."""
+        """Returns the number of rows that exist in a table."""
         return self._native.rows(self._schemas[f"{namespace}/{name}"].id)
 
     def close(self) -> None:
-        """Nothing to release before the object itself."""
+        """Does nothing: the stores are released together with this object."""

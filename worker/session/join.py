@@ -1,11 +1,11 @@
-"""A session in torch's ``Join``: what a worker whose data has ended does while others go on.
+"""A session in torch's ``Join``: a worker whose data has ended goes on with empty steps while others train.
 
-    with Join([ddp_model, session]):      # in this order: hooks shadow a step's collectives in the order of the list
+    with Join([ddp_model, session]):      # the order matters: hooks answer a step's collectives in the list's order
         for batch in uneven_loader: ...   # ends with session.step(dense)
 
-For each step of the others the worker ends an empty one: it takes part in the vote and sends an empty commit, so at
-staleness 0 no worker waits for it. Gradients of rows stay divided by the number of workers that the job began with, as
-DDP's are by default (``divide_by_initial_world_size``).
+For each step of the other workers, that worker ends an empty step: it takes part in the vote and sends an empty commit.
+So at staleness 0 no worker waits for it. Gradients of rows stay divided by the number of workers that the job began
+with, as DDP's gradients are by default (``divide_by_initial_world_size``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 
 
 class SessionJoinHook(JoinHook):
-    """Ends empty steps.
+    """The hook that torch's ``Join`` calls on a worker whose data has ended; it ends empty steps.
 
     Args:
-        end_empty_step: one more.
-        micro_batches: forwards of each step of the others.
+        end_empty_step: ends one empty step.
+        micro_batches: the number of forwards in each step of the other workers.
     """
 
     def __init__(self, end_empty_step: Callable[[], None], micro_batches: int) -> None:
@@ -34,22 +34,25 @@ class SessionJoinHook(JoinHook):
         self._shadowed = 0
 
     def main_hook(self) -> None:
-        """For each forward that others still do."""
+        """Is called once for each forward of the other workers; ends an empty step after ``micro_batches`` calls."""
         self._shadowed += 1
         if self._shadowed % self._micro_batches == 0:
             self._end_empty_step()
 
 
 def checked_micro_batches(options: dict[str, Any]) -> int:
-    """The keyword arguments of ``Join`` that concern a session; those of other joinables are theirs.
+    """Checks the keyword arguments of ``Join`` that concern a session, and returns ``micro_batches``.
+
+    Other arguments belong to other joinables and are not looked at.
 
     Raises:
         InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
     """
     if not options.get("divide_by_initial_world_size", True):
-        raise InvalidArgument(
-            "Join.divide_by_initial_world_size: False is not allowed; allowed: True, as the shards divide gradients of "
-            "rows by the number of workers that the job began with"
+        raise not_allowed(
+            "Join.divide_by_initial_world_size",
+            options["divide_by_initial_world_size"],
+            "True, as the shards divide gradients of rows by the number of workers that the job began with",
         )
     count = options.get("micro_batches", 1)
     if not isinstance(count, int) or count < 1:
@@ -58,19 +61,24 @@ def checked_micro_batches(options: dict[str, Any]) -> int:
 
 
 def check_place_in_join(session: Joinable, dense: torch.optim.Optimizer | None) -> None:
-    """Refuses what would wait for ever, or go wrong in silence.
+    """Refuses uses of ``Join`` that would wait for ever, or train wrongly in silence.
+
+    Args:
+        session: the session, as ``Join`` sees it.
+        dense: the optimizer of the dense side; None: this worker reduces no dense gradients.
 
     Raises:
-        InvalidArgument: dense gradients are reduced before the session's step, and it is the first in the list, so
-            that its hooks would answer the model's collectives; or each worker has a part of the optimizer's state
-            (ZeRO): DDP leaves no gradients with a worker whose data has ended, and its part would stand still.
+        InvalidArgument: the session is the first joinable in the list. Its hooks would then answer the collectives of
+            the model, whose gradients are reduced before the session's step. Or each worker has a part of the
+            optimizer's state (ZeRO): DDP leaves no gradients with a worker whose data has ended, so that its part
+            would not be updated.
     """
     config = session._join_config
     if dense is None or not config.enable:
         return
     if isinstance(dense, Joinable):
         raise InvalidArgument(
-            f"Join: {type(dense).__name__} is not allowed, as a worker's part of its state would stand still when the "
+            f"Join: {type(dense).__name__} is not allowed, as a worker's part of its state is not updated after the "
             "worker's data has ended; allowed: an optimizer that each worker has whole"
         )
     if config.is_first_joinable:
@@ -80,14 +88,14 @@ def check_place_in_join(session: Joinable, dense: torch.optim.Optimizer | None) 
 
 
 def collective_device() -> torch.device:
-    """Where a tensor must be for a collective call of the default process group."""
+    """Returns the device on which a tensor must be for a collective call of the default process group."""
     if "cpu" not in dist.get_backend_config() and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def default_group() -> Any:
-    """The process group of a session's collectives.
+    """Returns the process group that a session's collective calls use, which is the default group.
 
     Raises:
         FailedPrecondition: torch.distributed is not initialised.

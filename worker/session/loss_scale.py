@@ -1,8 +1,8 @@
-"""Lets a ``torch.amp.GradScaler`` judge dense and sparse gradients as one.
+"""Lets a ``torch.amp.GradScaler`` judge dense and sparse gradients together.
 
-torch keeps, per optimizer and until ``update()``, whether its gradients were unscaled and had an Inf or NaN. That
-record is read and written here and nowhere else, since it is not public: ``unscale_`` may have been called before
-(for clipping), and a step that the sparse side or another rank refuses must be skipped by the dense side too.
+For each optimizer, torch records until ``update()`` whether the gradients were unscaled and had an Inf or NaN. That
+record is not public, so only this module reads and writes it. It needs the record for two reasons: ``unscale_`` may
+have been called before, for clipping; and the dense side must skip a step that the sparse side or another rank refuses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from torch.amp.grad_scaler import GradScaler, OptState
 
 
 class LossScale:
-    """One step's view of a scaler that is enabled."""
+    """An enabled scaler for one step of the session, which calls the scaler's ``step`` and ``update`` itself.
+
+    Attributes:
+        inverse: the factor that unscales gradients, 1 / scale.
+    """
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
@@ -52,7 +56,13 @@ class LossScale:
         return any(bool(found.item()) for found in self.found_on_device(dense))
 
     def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
-        """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped."""
+        """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped.
+
+        Args:
+            dense: the optimizer of the dense side; None: there is none here.
+            sparse: the optimizer with the tables' learning rates; None: there is no table.
+            skip: whether the step is skipped.
+        """
         found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
         if sparse is not None:
             self._record(sparse)["found_inf_per_device"] = {found.device: found}
@@ -66,18 +76,18 @@ class LossScale:
         self._scaler.update()
 
     def forget(self, dense: torch.optim.Optimizer | None) -> None:
-        """After a step that failed: the gradients are gone, the scale stays."""
+        """Removes the scaler's record of a step that failed: its gradients are gone, the scale stays."""
         if dense is not None:
             self._scaler._per_optimizer_states.pop(id(dense), None)
 
 
 class ScaleOfLoop(LossScale):
-    """The view of a step that the scaler itself makes: its loop calls ``scaler.step(optimizer)`` and ``update()``.
+    """An enabled scaler for one step of a loop that calls ``scaler.step(optimizer)`` and ``scaler.update()`` itself.
 
     Args:
-        scaler: that is stepping.
-        stepped: the optimizer that the loop knows; its record holds what the scaler found.
-        grad_scale: what the dense gradients are scaled by; None when the loop has unscaled them.
+        scaler: the scaler whose ``step`` is running.
+        stepped: the wrapped optimizer that the loop gave to the scaler; the scaler's findings are in its record.
+        grad_scale: the factor by which the dense gradients are scaled; None when the loop has unscaled them.
     """
 
     def __init__(self, scaler: GradScaler, stepped: torch.optim.Optimizer, grad_scale: torch.Tensor | None) -> None:
@@ -94,7 +104,10 @@ class ScaleOfLoop(LossScale):
         return list(self._record(self._stepped)["found_inf_per_device"].values())
 
     def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
-        """Steps ``dense`` unless ``skip``, and tells the scaler, whose loop updates the scale."""
+        """Steps ``dense`` unless ``skip``, and records for the scaler whether the step was skipped.
+
+        The loop updates the scale.
+        """
         found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
         if sparse is not None:
             self._record(sparse)["found_inf_per_device"] = {found.device: found}
@@ -104,6 +117,6 @@ class ScaleOfLoop(LossScale):
             dense.step()
 
     def forget(self, dense: torch.optim.Optimizer | None) -> None:
-        """After a step that failed: the gradients are gone, the scale stays."""
+        """Removes the scaler's records of a step that failed: its gradients are gone, the scale stays."""
         super().forget(dense)
         self._scaler._per_optimizer_states.pop(id(self._stepped), None)

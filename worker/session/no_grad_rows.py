@@ -1,4 +1,4 @@
-"""How much of what a step's lookups without gradient have read is kept, and for how long."""
+"""Limits, in bytes and in seconds, of the rows that a step's lookups without gradient keep."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 from ...proto.errors import InvalidArgument, not_allowed
 
-NO_GRAD_BYTES = 128 << 20
-NO_GRAD_SEC = 10.0
+NO_GRAD_BYTES = 128 << 20  # default of connect's no_grad_bytes
+NO_GRAD_SEC = 10.0  # default of connect's no_grad_sec, unless staleness is 0
 
 
 def no_grad_arguments(no_grad_bytes: int, no_grad_sec: float | None, staleness: int | None) -> dict[str, Any]:
-    """Those of the native session.
+    """Checks the limits and returns them as keyword arguments of the native session.
 
     Args:
-        no_grad_bytes: of all tables; more are dropped before the next such lookup.
-        no_grad_sec: a table's rows that are older are dropped; None is ``NO_GRAD_SEC``, and none at staleness 0, where
-            rows of one clock are the same at any time.
-        staleness: the session's.
+        no_grad_bytes: the limit for the rows of all tables together, in bytes. When there are more, the rows are
+            dropped before the next such lookup.
+        no_grad_sec: the age, in seconds, at which a table's rows are dropped. None is ``NO_GRAD_SEC``. At staleness 0
+            there is no age limit, as the rows of one clock never change.
+        staleness: the staleness of the session.
 
     Raises:
-        InvalidArgument: names the argument that is out of range.
+        InvalidArgument: an argument is out of range; the text names it.
     """
     if not isinstance(no_grad_bytes, int) or not 0 <= no_grad_bytes < 2**63:
         raise not_allowed("connect.no_grad_bytes", no_grad_bytes, "[0, 2**63)")

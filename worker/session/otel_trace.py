@@ -1,4 +1,4 @@
-"""A session's spans for OpenTelemetry, and their ids on the way to the shards."""
+"""Sends a session's spans to OpenTelemetry, and their ids with each request to the shards."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .tracing import ThreadName
 
 
 class OtelTrace:
-    """What ``session.core.record`` takes: each step of training is a span, with those of its parts below it.
+    """A trace for ``session.core.record``: each training step is a span, and its parts are child spans.
 
-    A step's span begins where the step before it ended, and is a child of the span that is current then, if any. Its
-    ids go with every pull to the shards, those of the span "push" with every commit; shards that have an exporter add
-    spans of their own.
+    A step's span begins where the step before it ended. It is a child of the span that is current then, if any.
+    Every pull carries the ids of the step's span to the shards; every commit carries those of the span "push". Shards
+    that have an exporter add spans of their own.
 
     Args:
-        tracer: of OpenTelemetry.
-        take_pulls: gives (begin, end, step, thread) of pulls since the last call, in nanoseconds of
-            ``time.perf_counter_ns``; the session's.
+        tracer: the tracer of OpenTelemetry that creates the spans.
+        take_pulls: returns (begin, end, step, thread) of the session's pulls since the last call. Times are in
+            nanoseconds of ``time.perf_counter_ns``; thread is the operating system's thread id.
     """
 
     is_recording = True
@@ -43,7 +43,7 @@ class OtelTrace:
         _carry(self._step)
 
     def end_step(self, next_step: int) -> None:
-        """Ends the step's span, with the pulls that there were, and begins the next one's."""
+        """Adds the step's pulls as child spans, ends the step's span and begins that of ``next_step``."""
         span, self._step = self._step, None
         if span is not None:
             for begin, end, step, _ in self._take_pulls():
@@ -53,7 +53,7 @@ class OtelTrace:
 
     @contextlib.contextmanager
     def span(self, name: str, *, step: int) -> Iterator[None]:
-        """See :class:`Trace`; requests of the body, on this thread, carry the span's ids."""
+        """Implements :meth:`Trace.span`; requests that the body makes on this thread carry the span's ids."""
         root = self._step
         parent = None if root is None else otel.set_span_in_context(root)
         kind = SpanKind.CLIENT if name == "push" else SpanKind.INTERNAL
@@ -67,7 +67,7 @@ class OtelTrace:
                 _carry(self._step if threading.get_ident() == self._thread else None)
 
     def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
-        """See :class:`Trace`."""
+        """Implements :meth:`Trace.add`; ``thread`` is not recorded."""
         del thread
         self._child(self._step, name, begin_ns, end_ns, step)
 
@@ -85,7 +85,7 @@ class OtelTrace:
 
 
 def _carry(span: Span | None) -> None:
-    """Requests of this thread belong to the span, if it is sampled."""
+    """Has this thread's requests carry the span's ids if the span is sampled, and no ids otherwise."""
     context = None if span is None else span.get_span_context()
     if context is None or not context.is_valid or not context.trace_flags.sampled:
         _client.set_trace()
@@ -94,11 +94,14 @@ def _carry(span: Span | None) -> None:
 
 
 def record_otel(session: Session, tracer: Tracer) -> OtelTrace:
-    """Has a session's steps, pulls and pushes become spans from now on; call it on the thread that trains.
+    """Records a session's steps, pulls and pushes as spans from now on. The thread that trains calls it.
 
     Args:
-        session: whose.
-        tracer: of OpenTelemetry, such as ``opentelemetry.trace.get_tracer("training")``.
+        session: the session to record.
+        tracer: the tracer that creates the spans, such as ``opentelemetry.trace.get_tracer("training")``.
+
+    Returns:
+        The trace, which the session uses from now on.
     """
     trace = OtelTrace(tracer, session.core.native.take_pull_spans)
     session.core.record(trace)

@@ -1,4 +1,4 @@
-"""``RowCache``: how large a session's row cache is, how old its rows may be, and where they are."""
+"""``RowCache``: the size of a session's row cache, the age that its rows may have, and the memory that holds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, not_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -18,16 +18,18 @@ Storage = Literal["auto", "host", "device"]
 
 @dataclass(frozen=True)
 class RowCache:
-    """For :func:`connect`.
+    """The settings of a session's row cache, for :func:`connect`.
 
     Attributes:
-        bytes: of rows with their bookkeeping, over all tables of the session; at most the memory of where they are.
-        staleness: steps for which a row serves lookups before it is validated (asked about by its version, and sent
-            again if it has changed). Part of the session's ``staleness``, so at most that; 0 validates every use, and
-            rows are what they are without a cache, to the bit.
-        own_commits: "exact": a row that this session changed is validated before its next use, so that it always sees
-            its own work. "bounded": it sees its own steps, as others', within ``staleness``.
-        storage: "device": rows are in the memory of the model's device, by Triton kernels, which need CUDA. "host": in
+        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host
+            or device that holds them.
+        staleness: the number of steps for which a row serves lookups before it is validated. To validate a row, the
+            session asks the shards by the row's version, and they send the row again if it has changed. The value is a
+            part of the session's ``staleness``, and at most equal to it. 0 validates every use; rows are then
+            bit-identical to those without a cache.
+        own_commits: "exact": a row that this session changed is validated before its next use, so the session always
+            sees its own steps. "bounded": the session sees its own steps within ``staleness``, like those of others.
+        storage: "device": rows are in the memory of the model's device; this needs CUDA and Triton. "host": rows are in
             the host's memory. "auto": on the device of a model that is on CUDA when it is distributed, else the host.
     """
 
@@ -38,7 +40,16 @@ class RowCache:
 
 
 def check_cache(cache: RowCache | None, staleness: int | None, where: str = "connect.cache") -> None:
-    """Raises InvalidArgument, naming the field, for a cache that a session of this ``staleness`` cannot have."""
+    """Checks the settings of a row cache against the session's staleness.
+
+    Args:
+        cache: the settings; None: there is no cache, and nothing to check.
+        staleness: the session's staleness; None: no clock.
+        where: the name of the settings in error texts.
+
+    Raises:
+        InvalidArgument: a field is out of range; the text names it.
+    """
     if cache is None:
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -51,13 +62,11 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
     if cache.storage not in ("auto", "host", "device"):
         raise not_allowed(f"{where}.storage", cache.storage, "auto, host, device")
     if staleness is not None and cache.staleness > staleness:
-        raise InvalidArgument(
-            f"{where}.staleness: {cache.staleness} is not allowed at staleness {staleness}; allowed: 0 to {staleness}"
-        )
+        raise not_allowed(f"{where}.staleness", cache.staleness, f"0 to {staleness}, the session's staleness")
 
 
 def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
-    """For the native session."""
+    """Returns the settings as keyword arguments of the native session."""
     if cache is None:
         return {}
     is_exact = cache.own_commits == "exact"
@@ -65,7 +74,16 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
 
 
 def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cache") -> Callable[[int, int], Any] | None:
-    """What makes the storage of a session whose model is on ``device``; None: the native one, in the host's memory.
+    """Returns a function that makes the storage of the cache for a model on ``device``.
+
+    Args:
+        cache: the settings of the cache.
+        device: the device of the model.
+        where: the name of the settings in error texts.
+
+    Returns:
+        A function of (capacity_bytes, dim) that makes a storage; None: rows are in the host's memory, in the native
+        session.
 
     Raises:
         InvalidArgument: ``storage="device"`` where no kernels run, or more bytes than the device has.
@@ -81,13 +99,8 @@ def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cach
             f"{where}.storage: rows on {device} need Triton ({error}); install it, or take storage='host'"
         ) from None
     if not runs_on(device):
-        raise InvalidArgument(
-            f"{where}.storage: 'device' is not allowed for a model on {device}; allowed: auto, host (kernels need CUDA)"
-        )
+        raise not_allowed(f"{where}.storage", "device", f"auto, host for a model on {device}, as kernels need CUDA")
     memory = device_rows.memory_of(device)
     if cache.bytes > memory:
-        raise InvalidArgument(
-            f"{where}.bytes: {cache.bytes} is not allowed for a model on {device}; allowed: 1 to {memory}, the memory "
-            "of the device"
-        )
+        raise not_allowed(f"{where}.bytes", cache.bytes, f"1 to {memory} for a model on {device}, the device's memory")
     return lambda capacity_bytes, dim: DeviceStorage(capacity_bytes, dim, device)

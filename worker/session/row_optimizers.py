@@ -1,4 +1,4 @@
-"""Row optimizers that are given as ``torch.optim`` names them."""
+"""Converts optimizers of ``torch.optim`` into the row optimizers that the servers run."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
 
 OptimizerLike: TypeAlias = RowOptimizer | torch.optim.Optimizer | type | functools.partial[Any]
 
 _OURS = (SGD, Adagrad, RowWiseAdagrad, Adam)
-# Options of torch's that say how it computes, and not what.
+# Options of torch's optimizers that choose an implementation and do not change the result.
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 
 
 def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
-    """The optimizer that the servers run for what a user names.
+    """Returns the row optimizer that the servers run for the optimizer that a user gives.
 
     Args:
-        given: one of ours or its class (then with its defaults); ``torch.optim.SGD``, ``Adagrad`` or ``Adam``, as a
-            class, a ``functools.partial`` of one, or an instance that has not stepped, whose options are taken.
-        where: names the argument in errors.
+        given: a row optimizer of this package, or its class, which is then made with its defaults. Or
+            ``torch.optim.SGD``, ``Adagrad`` or ``Adam``, as a class, as a ``functools.partial`` of the class, or as
+            an instance that has not stepped. The options of a partial or an instance are taken over.
+        where: the argument's name in error texts.
 
     Raises:
-        InvalidArgument: it has no counterpart, or an option of it has none (names both).
-        FailedPrecondition: an instance has stepped: its state would be left behind.
+        InvalidArgument: the optimizer or one of its options has no counterpart on the servers; the text names both.
+        FailedPrecondition: the instance has stepped, and its state would be lost.
     """
     if isinstance(given, _OURS):
         return given
@@ -40,11 +41,11 @@ def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
         raise InvalidArgument(f"{where}: {_name(given)} has no counterpart on the servers; allowed: {_allowed()}")
     if len({repr(_options(group)) for group in made.param_groups}) != 1:
         raise InvalidArgument(
-            f"{where}: {_name(given)} has {len(made.param_groups)} groups with different options; a table has one "
-            "optimizer: give each table its own by tables={pattern: sr.Table(optimizer=...)}"
+            f"{where}: {_name(given)} has {len(made.param_groups)} groups with different options, but a table has one "
+            "optimizer; give each table its own with tables={pattern: sr.Table(optimizer=...)}"
         )
     if any(float(state.get("step", 1)) > 0 for state in made.state.values()):
-        raise FailedPrecondition(f"{where}: {_name(given)} has stepped, and its state would be left behind; give a new")
+        raise FailedPrecondition(f"{where}: {_name(given)} has stepped, and its state would be lost; give a new one")
     options = _options(made.param_groups[0])
     try:
         return _COUNTERPARTS[type(made)](options)
@@ -55,7 +56,7 @@ def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
 
 
 class _Unsupported(Exception):  # noqa: N818 - it never leaves this module
-    """An option that no row optimizer has."""
+    """Raised for an option that the matching row optimizer does not have."""
 
 
 def _made(given: Any, where: str) -> torch.optim.Optimizer:
@@ -63,7 +64,7 @@ def _made(given: Any, where: str) -> torch.optim.Optimizer:
         return given
     kind = given.func if isinstance(given, functools.partial) else given
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-        raise InvalidArgument(f"{where}: {given!r} is no optimizer; allowed: {_allowed()}")
+        raise not_allowed(where, given, _allowed())
     if kind not in _COUNTERPARTS:
         raise InvalidArgument(f"{where}: {_name(given)} has no counterpart on the servers; allowed: {_allowed()}")
     try:
@@ -78,7 +79,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take(options: dict[str, Any], *names: str) -> list[float]:
-    """The values of these options as floats; the others must be off."""
+    """Removes the named options and returns their values as floats; raises unless all other options are off."""
     taken = [float(options.pop(name)) for name in names]
     for name, value in options.items():
         if name != "initial_lr" and value not in (0, False, None):

@@ -23,14 +23,15 @@ from .wrapped_optimizer import WrappedOptimizer, checked_dense, unwrapped
 
 
 class Session(Closing, Joinable):
-    """Made by :func:`connect`. Explicit, and closed by ``close()`` or a ``with`` statement.
+    """One worker's connection to a job: its tables, its clock, and the end of each step. :func:`connect` makes it.
 
-    ``step`` belongs to the thread that trains; lookups may come from any thread. After ``fork`` the child's copy raises
-    :class:`FailedPrecondition` on use, and closing it leaves the parent's alone. For workers with unequal numbers of
-    batches it goes into torch's ``Join`` (worker/session/join.py).
+    A session is closed by ``close()`` or a ``with`` statement. Only the thread that trains calls ``step``; any thread
+    may look up rows. After ``fork`` the child's copy raises :class:`FailedPrecondition` on use, and closing the copy
+    does not affect the parent's session. Workers with unequal numbers of batches put the session into torch's ``Join``
+    (worker/session/join.py).
 
     Attributes:
-        core: what the library's own modules use; it may change with any version.
+        core: the part that the library's own modules use; it may change with any version.
     """
 
     def __init__(self, core: SessionCore) -> None:
@@ -44,25 +45,25 @@ class Session(Closing, Joinable):
 
     @property
     def rank(self) -> int:
-        """This worker's place in the order of reduction."""
+        """This worker's rank, which is also its place in the order of reduction."""
         return self.core.placement.rank
 
     @property
     def world_size(self) -> int:
-        """Workers of the job when it began."""
+        """The number of workers that the job began with."""
         return self.core.placement.world_size
 
     @property
     def current_step(self) -> int:
-        """The step that the next commit ends."""
+        """The number of the step that the next commit ends."""
         return self.core.native.step
 
     @property
     def optimizer(self) -> SparseOptimizer:
-        """Learning rates by table, for ``torch.optim.lr_scheduler``.
+        """The optimizer that holds the learning rate of each table, for ``torch.optim.lr_scheduler``.
 
         Raises:
-            FailedPrecondition: before ``distribute``, as there is no table yet.
+            FailedPrecondition: ``distribute`` was not called, so there is no table yet.
         """
         return self.core.optimizer
 
@@ -77,19 +78,24 @@ class Session(Closing, Joinable):
         seed: int = 0,
         policy: RowPolicy | None = None,
     ) -> TableRows:
-        """Creates a table for use by key, or finds it.
+        """Creates a table whose rows are read and written by key, or finds the table that exists with this schema.
 
         Args:
-            name: within the session's namespace.
-            dim: columns.
-            optimizer: runs on the shards; its ``lr`` is the default of ``push``. As that of :func:`distribute`.
-            dtype: of stored weights.
-            init: initial rows of keys without a push; None is zeros.
-            seed: of initial rows.
-            policy: which keys get a row and which rows go again; None: every key, and none.
+            name: the table's name within the session's namespace.
+            dim: the number of columns of a row.
+            optimizer: the optimizer that the shards run, in any form that :func:`distribute` takes. Its ``lr`` is the
+                default of ``push``.
+            dtype: the dtype of stored weights.
+            init: the initial rows of keys without a push; None: zeros.
+            seed: the seed of the initial rows.
+            policy: which keys get a row, and which rows are removed again. None: every key gets a row, and no row is
+                removed.
+
+        Returns:
+            The rows of the table, by key.
 
         Raises:
-            FailedPrecondition: it exists with another schema (names the field).
+            FailedPrecondition: the table exists with another schema; the text names the field that differs.
             InvalidArgument: an argument is out of its range, or the optimizer has no counterpart on the servers.
         """
         self.core.native.check_usable()
@@ -106,10 +112,10 @@ class Session(Closing, Joinable):
         return self.core.create_table(schema)
 
     def table(self, name: str) -> TableRows:
-        """Rows of a table by key.
+        """Returns the rows of a table, which are read and written by key.
 
         Raises:
-            NotFound: the namespace has no such table (lists those it has).
+            NotFound: the namespace has no such table; the text lists its tables.
         """
         return self.core.table(name)
 
@@ -132,33 +138,35 @@ class Session(Closing, Joinable):
     ) -> bool:
         """Ends the step: the dense update and the sparse commit both happen, or neither.
 
-        Gradients staged by backward since the last step (of all micro-batches) are unscaled, checked and
-        committed; then ``dense`` steps, through ``scaler`` when one is given, which is also updated. Afterwards
-        the gradients of both sides are gone, whatever the outcome: ``dense.zero_grad()`` is called here.
+        The gradients that backward has staged since the last step, over all micro-batches, are unscaled, checked and
+        committed. Then ``dense`` steps. A scaler, when given, makes that step and is updated. Afterwards the gradients
+        of both sides are gone, whatever the outcome: this method calls ``dense.zero_grad()``.
 
         Args:
             dense: the optimizer of the model's local parameters; None after :func:`dense_on_servers`.
-            scaler: the ``torch.amp.GradScaler`` that scaled the loss. A step that it skips is silent, as torch's.
-            allow_empty: commit although no backward reached a distributed table.
-            clip_row_norm: a row's gradient, summed over this worker's step and unscaled, is shortened to this L2 norm
-                where it is longer; before it is averaged with the other workers'. Dense ones are clipped by torch's
-                ``clip_grad_norm_`` before this call.
+            scaler: the ``torch.amp.GradScaler`` that scaled the loss; None: the loss is not scaled. A step that the
+                scaler skips raises nothing, as in torch.
+            allow_empty: whether to commit although no backward reached a distributed table.
+            clip_row_norm: the largest L2 norm of a row's gradient; longer gradients are shortened to it. It applies to
+                the unscaled sum over this worker's step, before the average over workers. None: no limit. Clip dense
+                gradients with torch's ``clip_grad_norm_`` before this call.
 
         Returns:
-            Whether the step was taken; False when it was skipped (by the scaler, or ``on_nonfinite="skip"``).
+            Whether the step was taken; False when the scaler or ``on_nonfinite="skip"`` skipped it.
 
         Raises:
-            NonFiniteGradient: a gradient, sparse or dense, of this rank or another, has NaN or Inf; the model and
-                the tables are as before and the session can go on. Not with a scaler or ``on_nonfinite="skip"``.
-            FailedPrecondition: no backward reached a table (and not ``allow_empty``).
-            InvalidArgument: ``clip_row_norm`` is not above 0; ``dense`` or ``clip_row_norm`` although the dense
-                tensors are on the servers; within ``Join`` the session stands before the DDP model, or ``dense`` is
-                a ``ZeroRedundancyOptimizer``.
-            ResourceExhausted, Unavailable, ...: a shard refused; nothing was applied anywhere.
-            Fenced: this worker has lost its place in the job; its text says where the step may have been applied.
-            DeadlineExceeded: the outcome is unknown; the session can only be closed. Unless ``staleness`` is 0 the
-                last phase of a commit is sent in the background, and its error raised by the next ``step``,
-                ``flush`` or ``close``.
+            NonFiniteGradient: a sparse or dense gradient, of this rank or another, has NaN or Inf. The model and the
+                tables are unchanged, and the session can go on. With a scaler or ``on_nonfinite="skip"`` it is not
+                raised.
+            FailedPrecondition: no backward reached a table, and ``allow_empty`` is False.
+            InvalidArgument: ``clip_row_norm`` is not above 0. Or ``dense`` or ``clip_row_norm`` is given although the
+                dense tensors are on the servers. Or, within ``Join``, the session stands before the DDP model or
+                ``dense`` is a ``ZeroRedundancyOptimizer``.
+            ResourceExhausted, Unavailable, ...: a shard refused the step; nothing was applied anywhere.
+            Fenced: this worker has lost its place in the job; the text says when the step may have been applied.
+            DeadlineExceeded: the outcome is unknown, and the session can only be closed. Unless ``staleness`` is 0,
+                the last phase of a commit is sent in the background; the next ``step``, ``flush`` or ``close``
+                raises its error.
         """
         scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
         return self.core.step(
@@ -168,15 +176,16 @@ class Session(Closing, Joinable):
     def wrap(
         self, dense: torch.optim.Optimizer, *, scaler: GradScaler | None = None, clip_row_norm: float | None = None
     ) -> WrappedOptimizer:
-        """An optimizer whose ``step()`` is this session's, for loops that are not yours: ``fit()``, Lightning.
+        """Returns an optimizer whose ``step()`` ends this session's step, for training loops of other libraries.
 
-        Its parameter groups and its ``state_dict`` are those of ``dense``; the rates of the tables stay in
-        ``session.optimizer``. ``zero_grad()`` drops the gradients of the rows too.
+        Examples of such loops are ``fit()`` methods and Lightning. The parameter groups and the ``state_dict`` are
+        those of ``dense``; the learning rates of the tables stay in ``session.optimizer``. ``zero_grad()`` drops the
+        gradients of the rows too.
 
         Args:
             dense: the optimizer of the model's local parameters.
-            scaler: the ``torch.amp.GradScaler`` whose ``step`` the loop calls, and that it updates; None: none.
-            clip_row_norm: as that of :meth:`step`.
+            scaler: the ``torch.amp.GradScaler`` whose ``step`` and ``update`` the loop calls; None: there is no scaler.
+            clip_row_norm: the limit of a row's gradient norm; see :meth:`step`.
 
         Raises:
             InvalidArgument: ``dense`` is no optimizer, is wrapped already, or needs a closure, as LBFGS does.
@@ -184,7 +193,7 @@ class Session(Closing, Joinable):
         return WrappedOptimizer(self, checked_dense(self, dense), scaler=scaler, clip_row_norm=clip_row_norm)
 
     def flush(self) -> None:
-        """Waits until the shards have applied every step taken; at staleness 0 they have when ``step`` returns.
+        """Waits until the shards have applied every step taken. At staleness 0 this is so when ``step`` returns.
 
         Raises:
             DeadlineExceeded, Unavailable: the outcome of the last step is unknown; the session can only be closed.
@@ -192,17 +201,17 @@ class Session(Closing, Joinable):
         self.core.flush()
 
     def discard(self) -> None:
-        """Ends the step without a commit: rows and staged gradients are forgotten, the clock stays."""
+        """Ends the step without a commit: the step's rows and staged gradients are dropped, the clock stays."""
         self.core.discard()
 
     def stats(self) -> SessionStats:
-        """Counters since the session was made."""
+        """Returns the counters since the session was made."""
         return self.core.stats()
 
     def close(self) -> None:
-        """Ends what prefetches, leaves the job and forgets the tables. Idempotent.
+        """Ends running prefetches, leaves the job and unbinds the tables. Further calls do nothing.
 
-        Gradients of a step in progress are dropped with a warning. In a forked child the copy forgets its tables; the
+        Gradients of a step in progress are dropped with a warning. A forked child unbinds its copy's tables, and the
         parent stays in the job. A session that is open when its process ends is closed then (close_at_exit.py).
 
         Raises:
@@ -215,18 +224,19 @@ class Session(Closing, Joinable):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it; an error that ends the ``with`` block is told to the coordinator, for ``sparserow status``."""
+        """Closes the session. An error that ends the ``with`` block is reported for ``sparserow status``."""
         self.core.report_fault(error)
         if error is None:
             self.close()
         else:
-            self.core.end()  # the error that ends the block counts
+            self.core.end()  # raises nothing about unsent gradients: the block's own error is the one to see
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What torch's ``Join`` calls.
+        """Returns the hook that torch's ``Join`` calls on a worker whose data has ended.
 
         Args:
-            kwargs: of ``Join``. ``micro_batches``: forwards of each step (default 1), where the others accumulate.
+            kwargs: the keyword arguments of ``Join``. ``micro_batches`` is the number of forwards in each step of the
+                other workers, for loops that accumulate gradients; 1 by default.
 
         Raises:
             InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
@@ -235,12 +245,12 @@ class Session(Closing, Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Of the collective calls."""
+        """The device of the tensors that the session's collective calls use."""
         return collective_device()
 
     @property
     def join_process_group(self) -> Any:
-        """The default group.
+        """The process group of the session's collective calls, which is the default group.
 
         Raises:
             FailedPrecondition: torch.distributed is not initialised.

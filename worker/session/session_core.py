@@ -1,4 +1,4 @@
-"""What a session does for the library's own modules; :class:`Session` has what users call."""
+"""The part of a session that the library's own modules use; :class:`Session` is the part that users call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ...cpp_ext import _client
 from ...proto.control import WorkerIdentity
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
@@ -34,16 +34,26 @@ class SessionCore(SessionTables):
     """The state of one session, as layers, prefetch, checkpoints and publishing use it.
 
     Args:
-        native: the native half; any thread may use it.
-        catalog: where tables are registered.
-        placement: this worker among those of its job.
-        on_close: leaves the job, within so many seconds (None: its own deadline).
-        on_fault: reports an error that ends the session.
-        reached: the highest step that a worker of the job has committed; None: this worker was there from the start.
-        ranks: ranks of the workers that are in the job; None: this worker alone.
-        identity: of this worker; None: the shards are in this process.
-        cluster_id: of the cluster; None: the shards are in this process.
-        found_tables: rows of the tables that ``distribute`` is to speak of when it finds them; None: it says nothing.
+        native: the native half of the session; any thread may use it.
+        catalog: the coordinator, or its stand-in, where tables are registered.
+        placement: this worker's rank in its job, and the rules of the job.
+        on_close: leaves the job within the given number of seconds (None: the deadline of the connection).
+        on_fault: reports an error that ends the session to the coordinator; None: there is no coordinator.
+        reached: returns the highest step that a worker of the job has committed. None: this worker was in the job
+            from the start.
+        ranks: returns the ranks of the workers that are in the job; None: this worker is the only one.
+        identity: this worker's ids in the cluster; None: the shards are in this process.
+        cluster_id: the id of the cluster; None: the shards are in this process.
+        found_tables: the number of rows of each table that the namespace had before the job, None where it is not
+            known. ``distribute`` logs a line about these tables. None: it logs nothing.
+
+    Attributes:
+        identity: this worker's ids in the cluster; None: the shards are in this process.
+        origins: ids of the clusters whose rows the tables hold, as 16 hexadecimal digits: this session's cluster, and
+            those of restored checkpoints. Layers share the list.
+        found_tables: the argument of that name.
+        trace_requests: modules that want the forwards of the session's models traced, such as a prefetch that learns
+            which ids its batches hold.
     """
 
     def __init__(
@@ -63,7 +73,6 @@ class SessionCore(SessionTables):
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
         self.identity = identity
-        # Ids of the clusters whose rows the tables hold: its own, and those of restored checkpoints. Layers share it.
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
         self.found_tables = found_tables
         self._trace: Trace = NoTrace()
@@ -75,22 +84,21 @@ class SessionCore(SessionTables):
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
         self._watch = StepWatch(native)
-        # What wants the forwards of the session's models traced: a prefetch that learns which ids its batches hold.
         self.trace_requests = TraceRequests()
         close_at_exit(self, is_connected=on_close is not None)
 
     @property
     def trace(self) -> Trace:
-        """Where the spans of steps go; by default nowhere."""
+        """The trace that receives the spans of steps; by default one that keeps nothing."""
         return self._trace
 
     def record(self, trace: Trace) -> None:
-        """Has the spans of steps kept in ``trace`` from now on, those of pulls until :meth:`end_record`."""
+        """Sends the spans of steps to ``trace`` from now on; :meth:`end_record` adds those of pulls."""
         self._trace = trace
         self.native.record_pulls()
 
     def end_record(self) -> None:
-        """Adds the spans of pulls, which the native half times, to the trace."""
+        """Adds the spans of pulls, which the native half has timed, to the trace."""
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
         for begin, end, step, thread in self.native.take_pull_spans():
             self._trace.add("pull", begin, end, step=step, thread=(thread, names.get(thread, "ended")))
@@ -104,13 +112,19 @@ class SessionCore(SessionTables):
         allow_empty: bool = False,
         clip_row_norm: float | None = None,
     ) -> bool:
-        """As :meth:`Session.step`, which has its arguments and errors; ``joinable`` is the session in torch's Join."""
+        """Ends a step; see :meth:`Session.step` for the other arguments and errors.
+
+        Args:
+            joinable: the session, as torch's Join knows it.
+            dense: the optimizer of the dense side; None: there is none here.
+            scale: the enabled scaler of the loss; None: the loss is not scaled.
+            allow_empty: see :meth:`Session.step`.
+            clip_row_norm: see :meth:`Session.step`.
+        """
         self.flush()
         self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
-            raise InvalidArgument(
-                f"session.step: clip_row_norm {clip_row_norm!r} is not allowed; allowed: > 0, or None"
-            )
+            raise not_allowed("session.step.clip_row_norm", clip_row_norm, "> 0, or None")
         check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
         Join.notify_join_context(joinable)
         self.send_learning_rates()
@@ -141,11 +155,15 @@ class SessionCore(SessionTables):
             self.trace.end_step(self.native.step)
 
     def watch_model(self, model: torch.nn.Module) -> None:
-        """Counts optimizers of this model's parameters as this session's business; ``distribute`` calls it."""
+        """Watches optimizers of this model's parameters for steps that bypass the session; ``distribute`` calls it."""
         self._watch.add_model(model)
 
     def end_empty_step(self) -> None:
-        """This worker's part of a step to which it has nothing to add; refused gradients are the others' to report."""
+        """Ends a step to which this worker adds nothing. Non-finite gradients of other ranks raise nothing here.
+
+        Raises:
+            FailedPrecondition: gradients of this worker wait for a step.
+        """
         self.flush()
         if self.native.staged_calls > 0:
             raise FailedPrecondition("Join: the data ended within a step; call session.step after the last backward")
@@ -163,20 +181,21 @@ class SessionCore(SessionTables):
         )
 
     def flush(self) -> None:
-        """As :meth:`Session.flush`."""
+        """Waits until the shards have applied every step taken; see :meth:`Session.flush`."""
         if self._pushes is not None:
             self._pushes.wait()
 
     def discard(self) -> None:
-        """As :meth:`Session.discard`."""
+        """Ends the step without a commit; see :meth:`Session.discard`."""
         self.native.check_usable()
         self.on_device.forget()
         self.native.abort()
         self._end_dense_step()
 
     def catch_up(self) -> None:
-        """Takes a worker that joined a running job to the step that the others have reached by now; once, before its
-        first lookup in train mode. ``dense_on_servers`` calls it.
+        """Moves a worker that joined a running job to the step that the other workers have reached by now.
+
+        It has an effect once, before the worker's first lookup in train mode. ``dense_on_servers`` calls it.
 
         Raises:
             Unavailable: the coordinator cannot be reached.
@@ -186,7 +205,7 @@ class SessionCore(SessionTables):
             self.native.skip_to(max(self.native.step, reached() + 1))
 
     def is_lowest_rank(self) -> bool:
-        """Whether no worker of a lower rank is in the job now.
+        """Returns whether no worker of a lower rank is in the job now.
 
         Raises:
             Unavailable: the coordinator cannot be reached.
@@ -201,41 +220,50 @@ class SessionCore(SessionTables):
             raise FailedPrecondition("dense_on_servers: this session has the dense tensors of a model; connect anew")
 
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
-        """Sends these tensors' gradients with every commit; what ``dense_on_servers`` calls."""
+        """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
 
     def read_dense_rows(self) -> str | None:
-        """Gives the model the newest dense tensors where they are on the servers; their table's name, or None."""
+        """Copies the newest dense tensors into the model when the servers hold them.
+
+        Returns:
+            The name of their table; None when the dense tensors are in this process.
+        """
         if self._dense_rows is None:
             return None
         self._dense_rows.pull(train=False)
         return self._dense_rows.table_name
 
     def stats(self) -> SessionStats:
-        """As :meth:`Session.stats`."""
+        """Returns the counters since the session was made."""
         return SessionStats(**self.native.stats())
 
     def close(self) -> None:
-        """As :meth:`Session.close`."""
+        """Closes the session; see :meth:`Session.close`."""
         refusal = self.end()
         if refusal:
-            raise FailedPrecondition(f"{refusal}; the session was closed without them")
+            raise FailedPrecondition(f"{refusal}; the session was closed and the gradients are lost")
 
     def report_fault(self, error: BaseException | None) -> None:
-        """Tells the coordinator of an error that ends the session's ``with`` block, for ``sparserow status``."""
+        """Reports an error that ends the session's ``with`` block to the coordinator, for ``sparserow status``."""
         if self._on_fault is not None and isinstance(error, Exception) and os.getpid() == self._process:
             self._on_fault(error)
 
     def end_at_exit(self, error: BaseException | None, deadline_sec: float) -> None:
-        """What the end of this process calls: reports ``error``, where it is one, and closes.
+        """Closes the session because this process ends, and reports ``error`` to the coordinator.
+
+        Args:
+            error: the error that ends the process; None: it ends well.
+            deadline_sec: how long leaving the job may take, in seconds.
 
         Raises:
-            FailedPrecondition: as :meth:`Session.close`, unless ``error`` ends the process.
+            FailedPrecondition: an optimizer stepped in place of ``session.step``, so rows were not trained. It is
+                not raised when ``error`` ends the process.
         """
         if os.getpid() != self._process or self.native.is_closed:
             return
         refusal = self.native.lookup_refusal
-        unsent = FailedPrecondition(f"{refusal}; the process ended without them") if refusal else None
+        unsent = FailedPrecondition(f"{refusal}; the process ended and the gradients are lost") if refusal else None
         fault = unsent if error is None else error
         if self._on_fault is not None and isinstance(fault, Exception):
             self._on_fault(fault)
@@ -244,7 +272,14 @@ class SessionCore(SessionTables):
             raise unsent
 
     def end(self, deadline_sec: float | None = None) -> str:
-        """Closes; returns why lookups were refused, "" where they were not. ``deadline_sec``: to leave the job."""
+        """Closes the session.
+
+        Args:
+            deadline_sec: how long leaving the job may take, in seconds; None: the deadline of the connection.
+
+        Returns:
+            The reason why lookups were refused while gradients waited; "" when they were not refused.
+        """
         is_ours = os.getpid() == self._process
         forget_at_exit(self)
         self._watch.close()
@@ -265,7 +300,7 @@ class SessionCore(SessionTables):
         return refusal
 
     def follow(self, follower: Closeable) -> None:
-        """Has ``follower`` closed before the session is; held weakly."""
+        """Closes ``follower`` before the session is closed. The session holds it weakly."""
         self._followers.add(follower)
 
     def _end_dense_step(self) -> None:

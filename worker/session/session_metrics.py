@@ -1,4 +1,4 @@
-"""A session's counters for Prometheus, in a process that has a registry of its own."""
+"""Exports a session's counters to Prometheus, in a process that has a registry of its own."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from .session_stats import SessionStats
 
 
 class SessionMetrics(Collector):
-    """``prometheus_client.REGISTRY.register(sr.SessionMetrics(session))``; read when it is asked for.
+    """A Prometheus collector of a session's counters, which are read at each scrape.
+
+    Register it with ``prometheus_client.REGISTRY.register(sr.SessionMetrics(session))``.
 
     Args:
-        session: its namespace and rank are labels.
+        session: the session to read; its namespace and rank are the labels of each metric.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment."""
+        """Yields all metrics with their values at this moment."""
         stats, labels = self._session.stats(), [self._session.namespace, str(self._session.rank)]
         for name, text in SessionStats.describe().items():
             family = CounterMetricFamily(f"sparserow_session_{name}", text, labels=["namespace", "rank"])

@@ -1,4 +1,4 @@
-"""What a session is given: its place among the workers, and what it asks of those that it works with."""
+"""The parts that a session is made of: its placement in the job, and the protocols of the objects that it calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from .transaction import NonFinitePolicy
 
 @dataclass(frozen=True)
 class Placement:
-    """A worker among the workers of its job, and the job's rules."""
+    """A worker's rank in its job, and the rules of the job; :func:`connect` describes the values.
+
+    Attributes:
+        namespace: the namespace of the tables.
+        rank: the rank of this worker.
+        world_size: the number of workers that the job began with.
+        staleness: how many of the newest steps a pull may miss; None: no clock.
+        grad_scale: whether gradients are divided by the number of workers ("mean") or not ("sum").
+        on_nonfinite: what ``session.step`` does with NaN or Inf.
+        cache: the settings of the row cache; None: no cache.
+    """
 
     namespace: str
     rank: int = 0
@@ -24,7 +34,7 @@ class Placement:
 
 
 class DenseSide(Protocol):
-    """Dense tensors whose gradients go with the session's commits: ``worker/layers/dense_rows.py``."""
+    """Dense tensors whose gradients go with the session's commits; ``worker/layers/dense_rows.py`` implements it."""
 
     @property
     def table_name(self) -> str: ...
@@ -34,7 +44,7 @@ class DenseSide(Protocol):
 
 
 class Catalog(Protocol):
-    """Where tables are registered: the coordinator, or an in-process stand-in."""
+    """The registry of tables: the coordinator, or a stand-in in this process."""
 
     def create_table(self, schema: TableSchema) -> TableSchema: ...
     def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]: ...
@@ -43,6 +53,6 @@ class Catalog(Protocol):
 
 
 class Closeable(Protocol):
-    """What uses a session in the background."""
+    """An object that uses a session in the background, and that the session closes before itself."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a session counts. Each counter is one line here; metrics and documents have its sentence from here."""
+"""The counters of a session. Each is one line here, whose sentence the metrics and the documents repeat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _counter(text: str) -> int:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session did since it was made. :meth:`describe` has a sentence for each counter."""
+    """The counters of a session since it was made. :meth:`describe` has a sentence for each."""
 
     steps_committed: int = _counter("Steps committed (count).")
     steps_aborted: int = _counter("Steps that no worker took (count).")
@@ -32,14 +32,14 @@ class SessionStats:
     cache_hits: int = _counter("Unique rows that steps took from the row cache without asking (count).")
     cache_misses: int = _counter("Unique rows that steps sought in the row cache in vain (count).")
     cache_revalidated: int = _counter("Unique rows of the row cache that were asked about by version (count).")
-    cache_refreshed: int = _counter("Of the rows asked about, those that had changed and were sent again (count).")
+    cache_refreshed: int = _counter("Rows asked about by version that had changed and were sent again (count).")
     cache_bytes_saved: int = _counter("Float32 weights of hits and of rows asked about that had not changed (bytes).")
 
     @classmethod
     def describe(cls) -> dict[str, str]:
-        """A sentence for each counter, with its unit, by name."""
+        """Returns a sentence with its unit for each counter, by the counter's name."""
         return {each.name: each.metadata["text"] for each in fields(cls)}
 
     def cache(self) -> dict[str, int]:
-        """The row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
+        """Returns the row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
         return {name[6:]: value for name, value in asdict(self).items() if name.startswith("cache_")}

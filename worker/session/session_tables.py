@@ -1,4 +1,4 @@
-"""The tables of a session: made, found and bound by name, with their learning rates."""
+"""The tables of a session: creates, finds and binds them by name, and sends their learning rates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SessionTables:
     """The tables of a :class:`SessionCore`.
 
     Args:
-        native: the native half.
-        catalog: where tables are registered.
-        placement: says the namespace and the row cache.
+        native: the native half of the session.
+        catalog: the coordinator, or its stand-in, where tables are registered.
+        placement: names the namespace and the row cache's settings.
     """
 
     def __init__(self, native: _client.NativeSession, catalog: Catalog, placement: Placement) -> None:
@@ -38,31 +38,31 @@ class SessionTables:
 
     @property
     def namespace(self) -> str:
-        """Of every table this session names."""
+        """The namespace of every table that this session names."""
         return self.placement.namespace
 
     @property
     def optimizer(self) -> SparseOptimizer:
-        """As :attr:`Session.optimizer`."""
+        """The learning rates by table; see :attr:`Session.optimizer`."""
         if self._optimizer is None:
             raise FailedPrecondition("session.optimizer: there is no table yet; call distribute(model, session) first")
         return self._optimizer
 
     def is_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the one of the session's tables."""
+        """Returns whether ``optimizer`` is the one that holds the learning rates of the session's tables."""
         return optimizer is self._optimizer
 
     def learning_rates(self) -> dict[str, float]:
-        """Of each table of the models, by name; {} before there is one."""
+        """Returns the learning rate of each table that a model uses, by name; {} before there is a table."""
         return {} if self._optimizer is None else self._optimizer.learning_rates()
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
-        """Sets those of the tables that are named; tables that no model uses are passed over."""
+        """Sets the learning rates of the named tables; names of tables that no model uses are ignored."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
             group["lr"] = rates.get(group["name"], group["lr"])
 
     def send_learning_rates(self) -> None:
-        """Tells the native half those that have changed since the last step."""
+        """Passes the learning rates that have changed since the last step to the native half."""
         if self._optimizer is None:
             return
         for name, rate in self._optimizer.learning_rates().items():
@@ -71,11 +71,11 @@ class SessionTables:
                 self._sent_rates[name] = rate
 
     def create_table(self, schema: TableSchema) -> TableRows:
-        """As :meth:`Session.create_table`, of a whole schema."""
+        """Creates or finds the table with this schema; see :meth:`Session.create_table`."""
         return self._rows_of(self.catalog.create_table(schema))
 
     def table(self, name: str) -> TableRows:
-        """As :meth:`Session.table`."""
+        """Returns the rows of a table by key; see :meth:`Session.table`."""
         self.native.check_usable()
         if name not in self._schemas:
             for schema in self.catalog.list_tables(self.namespace):
@@ -86,7 +86,7 @@ class SessionTables:
         return self._rows_of(self._schemas[name])
 
     def drop_table(self, name: str) -> None:
-        """As :meth:`Session.drop_table`."""
+        """Removes a table and all of its rows; see :meth:`Session.drop_table`."""
         self.native.check_usable()
         if name in self.bound_tables():
             raise FailedPrecondition(
@@ -96,23 +96,26 @@ class SessionTables:
         self._schemas.pop(name, None)
 
     def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
-        """Makes a registered table known to the ops of this process; what ``distribute`` calls.
+        """Makes a registered table known to the ops of this process; ``distribute`` calls it.
 
         Args:
-            schema: as the catalog returned it.
-            num_rows: ids must be below.
-            anchor: of the distributed layer; its parameter group carries the learning rate.
-            cached: whether the session's row cache, where it has one, keeps its rows.
+            schema: the schema that the catalog returned, with the table's id.
+            num_rows: the number of rows of the layer; ids must be in [0, num_rows).
+            anchor: the anchor parameter of the distributed layer; its parameter group holds the learning rate.
+            cached: whether the session's row cache, if there is one, keeps this table's rows.
 
         Returns:
             The binding's name, ``namespace/table``.
 
         Raises:
             FailedPrecondition: the table is bound in this process already.
-            InvalidArgument: ``cache.bytes`` is too small for one more table (says the least).
+            InvalidArgument: the schema is of another namespace, or ``cache.bytes`` is too small for one more table;
+                the text has the smallest value that is enough.
         """
         if schema.namespace != self.namespace:
-            raise InvalidArgument(f"table {schema.full_name!r}: the session's namespace is {self.namespace!r}")
+            raise InvalidArgument(
+                f"table {schema.full_name!r} is in another namespace; the session's namespace is {self.namespace!r}"
+            )
         rate = schema.optimizer.lr
         self.native.bind(
             schema.full_name,
@@ -133,12 +136,13 @@ class SessionTables:
         return schema.full_name
 
     def bound_tables(self) -> Sequence[str]:
-        """Names of the tables that models of this process use."""
+        """Returns the names of the tables that models of this process use."""
         return tuple(self._sent_rates)
 
     def place_cache(self, model: torch.nn.Module) -> None:
-        """Has the row cache's rows where its ``storage`` says for this model; what ``distribute`` and
-        ``lift_embeddings`` call. Nothing without a cache.
+        """Puts the row cache where its ``storage`` says for this model; does nothing without a cache.
+
+        ``distribute`` and ``lift_embeddings`` call it.
 
         Raises:
             InvalidArgument: the model's device cannot hold the cache.

@@ -1,4 +1,4 @@
-"""Learning rates of the distributed tables, as an optimizer that torch's schedulers take."""
+"""An optimizer that holds the learning rates of the distributed tables, so that torch's schedulers can set them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ class SparseOptimizer(torch.optim.Optimizer):
     """One parameter group per table: ``{"name": table, "lr": float, "params": [anchor]}``.
 
     The updates run on the servers; ``lr`` of each group travels with every commit. ``session.step`` calls
-    :meth:`step`, so a scheduler sees the order it expects; no other code may.
+    :meth:`step`, so a scheduler sees the order that it expects; no other code may call it.
+
+    Args:
+        name: the name of the first table.
+        anchor: the anchor parameter of the first table's layer.
+        lr: the learning rate of the first table.
     """
 
     def __init__(self, name: str, anchor: Tensor, *, lr: float) -> None:
@@ -23,25 +28,31 @@ class SparseOptimizer(torch.optim.Optimizer):
         super().__init__([{"params": [anchor], "name": name, "lr": lr}], {"lr": lr})
 
     def add_table(self, name: str, anchor: Tensor, *, lr: float) -> None:
-        """Adds the group of one more table."""
+        """Adds the parameter group of one more table.
+
+        Args:
+            name: the name of the table.
+            anchor: the anchor parameter of the table's layer.
+            lr: the learning rate of the table.
+        """
         self.add_param_group({"params": [anchor], "name": name, "lr": lr})
 
     def learning_rates(self) -> dict[str, float]:
-        """The learning rate of each table now."""
+        """Returns the current learning rate of each table, by the table's name."""
         return {group["name"]: float(group["lr"]) for group in self.param_groups}
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Marks the end of a step for schedulers.
 
         Raises:
-            FailedPrecondition: called by anyone but ``session.step``.
+            FailedPrecondition: the caller is not ``session.step``.
         """
         del closure
         if not self._in_session_step:
             raise FailedPrecondition("session.optimizer.step: call session.step(dense), which commits the sparse rows")
 
     def step_from_session(self) -> None:
-        """What ``session.step`` calls."""
+        """Steps on behalf of ``session.step``, which is the only caller."""
         self._in_session_step = True
         try:
             self.step()

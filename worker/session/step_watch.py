@@ -1,9 +1,9 @@
-"""Notices an optimizer that moves a distributed model's dense side while the gradients of its rows wait.
+"""Detects an optimizer that steps a distributed model's dense side while the gradients of its rows wait.
 
     loss.backward() ── rows' gradients are staged ── dense.step() ── the hook: lookups with gradient are refused
                                                  └── session.step(dense), discard() ── all is in order
 
-torch calls one hook of this process after every optimizer's step. It costs a look at one number unless gradients wait.
+torch calls one hook of this process after every optimizer's step. Unless gradients wait, the hook reads one number.
 
 Invariants:
  1. A step that the session itself makes is never noted.
@@ -28,10 +28,10 @@ _watches: weakref.WeakSet[StepWatch] = weakref.WeakSet()
 
 
 class StepWatch:
-    """What one session knows of the optimizers around it.
+    """Watches the optimizers of this process on behalf of one session.
 
     Args:
-        native: whose lookups are refused.
+        native: the native half of the session, whose lookups are refused after a step that bypassed the session.
     """
 
     def __init__(self, native: _client.NativeSession) -> None:
@@ -43,12 +43,16 @@ class StepWatch:
         _watches.add(self)
 
     def add_model(self, model: nn.Module) -> None:
-        """Counts optimizers of this model's parameters as the session's business; the model is not kept alive."""
+        """Watches optimizers that hold parameters of this model; the model is not kept alive."""
         self._models.add(model)
 
     @contextmanager
     def stepping(self, dense: torch.optim.Optimizer | None) -> Iterator[None]:
-        """Steps of optimizers within are the session's own; ``dense`` counts as one of its models' from now on."""
+        """Marks optimizer steps in the body as the session's own.
+
+        Args:
+            dense: the optimizer that the session steps; its parameters are watched from now on. None: none.
+        """
         if dense is not None:
             self._optimizers.add(dense)
         self._is_stepping = True
@@ -62,7 +66,7 @@ class StepWatch:
         _watches.discard(self)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has lookups refused when this optimizer's step was made in place of the session's."""
+        """Refuses lookups from now on if this optimizer has just stepped in place of the session."""
         if self._is_stepping or os.getpid() != self._process:
             return
         staged = self._native.staged_calls
@@ -71,13 +75,13 @@ class StepWatch:
         self._native.refuse_lookups(
             f"{type(optimizer).__name__}.step() moved the dense parameters of a distributed model, but the gradients "
             f"of its rows ({staged} calls of backward) were not sent: call session.step(optimizer) in its place; a "
-            "loop that calls optimizer.step() by itself takes session.wrap(optimizer); session.discard() drops them"
+            "loop that calls optimizer.step() itself needs session.wrap(optimizer); session.discard() drops them"
         )
 
     def _is_concerned(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it holds a parameter of one of the models, or of an optimizer that the session has stepped.
+        """Returns whether ``optimizer`` holds a watched parameter: of a model, or of an optimizer the session stepped.
 
-        Where neither has any, as when embeddings alone were distributed, each optimizer with a gradient counts.
+        When there are none, because only embeddings were distributed, every optimizer with a gradient counts.
         """
         known = {id(parameter) for model in tuple(self._models) for parameter in model.parameters()}
         known.update(id(parameter) for given in tuple(self._optimizers) for parameter in _parameters(given))

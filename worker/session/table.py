@@ -1,4 +1,4 @@
-"""Rows of a table by key, outside of steps: ``session.table(name)``."""
+"""Reads and writes rows of a table by key, outside of steps: ``session.table(name)``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 from ...proto.row_keys import KeyArray, Keys, as_keys
 from ...proto.schema import TableSchema
 
@@ -16,18 +16,18 @@ Rows = NDArray[np.float32]
 
 
 def first_nonfinite_row(values: Rows) -> int | None:
-    """The first row of (n, dim) with NaN or Inf in it; None when there is none."""
+    """Returns the index of the first row of ``values``, (n, dim) float32, with NaN or Inf; None when there is none."""
     bad = ~np.isfinite(values).all(axis=1)
     return int(bad.argmax()) if bool(bad.any()) else None
 
 
 class TableRows:
-    """One table's rows. Keys are integers in [0, 2**64) or strings, may repeat and come in any order.
+    """The rows of one table, by key. Keys are integers in [0, 2**64) or strings; they may repeat and have any order.
 
-    Calls here have no clock: they see and change the rows as they are now.
+    Calls do not belong to a step: they see and change the rows as they are now.
 
     Attributes:
-        schema: of the table; ``schema.optimizer.lr`` is the default rate of :meth:`push`.
+        schema: the table's schema; ``schema.optimizer.lr`` is the default learning rate of :meth:`push`.
     """
 
     def __init__(self, native: _client.NativeSession, schema: TableSchema) -> None:
@@ -36,19 +36,23 @@ class TableRows:
         self._rows = _client.TableAccess(native, table_id=schema.id, schema_version=schema.version, dim=schema.dim)
 
     def pull(self, keys: Keys) -> Rows:
-        """(n, dim) float32, in the order of keys. A key without a push gives its initial row, and no row is created."""
+        """Returns rows of shape (n, dim), float32, in the order of ``keys``, (n).
+
+        A key without a push gives its initial row, and no row is created.
+        """
         return self._rows.pull(as_keys(keys))
 
     def push(self, keys: Keys, grads: Rows, lr: float | None = None) -> None:
-        """Applies gradients at once through the table's optimizer; those of a repeated key are summed first.
+        """Applies gradients at once through the table's optimizer; gradients of a repeated key are summed first.
 
         Args:
-            keys: (n).
-            grads: (n, dim), cast to float32.
-            lr: None is the table's current rate.
+            keys: the keys of the rows, (n).
+            grads: the gradients, (n, dim), cast to float32.
+            lr: the learning rate; None: the table's current rate.
 
         Raises:
-            InvalidArgument: a shape does not fit, or a gradient is not finite (names the key); nothing was applied.
+            InvalidArgument: a shape does not fit, or a gradient is not finite; the text names its key. Nothing was
+                applied.
         """
         array = as_keys(keys)
         values = np.ascontiguousarray(grads, dtype=np.float32)
@@ -57,8 +61,11 @@ class TableRows:
         self._rows.push(array, values, self.schema.optimizer.lr if lr is None else lr)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
-        """Sets weights (n, dim), creating rows; optimizer state of existing rows stays. The last of a repeated key
-        counts.
+        """Sets the weights of rows and creates rows that do not exist. The optimizer state of existing rows stays.
+
+        Args:
+            keys: the keys of the rows, (n). For a repeated key, the last row counts.
+            rows: the weights, (n, dim), cast to float32.
 
         Raises:
             InvalidArgument: a shape does not fit, or a value is not finite.
@@ -70,16 +77,23 @@ class TableRows:
         self._rows.assign(array, values)
 
     def delete(self, keys: Keys) -> int:
-        """Removes rows; a later pull gives the initial row. Returns how many existed."""
+        """Removes rows; a later pull gives the initial row. Returns the number of rows that existed."""
         return self._rows.erase(as_keys(keys))
 
     def scan(self, *, batch_rows: int = 65536) -> Iterator[tuple[KeyArray, Rows]]:
-        """All rows that exist, in batches of at most ``batch_rows``: ((n) uint64 keys, (n, dim) float32 rows).
+        """Yields all rows that exist, in batches: keys of shape (n), uint64, and rows of shape (n, dim), float32.
 
-        Order is unspecified; rows created or deleted meanwhile may or may not be seen, others exactly once.
+        The order is unspecified. Rows that are created or deleted meanwhile may be missing; all others are seen
+        exactly once.
+
+        Args:
+            batch_rows: the largest number of rows in a batch.
+
+        Raises:
+            InvalidArgument: ``batch_rows`` is below 1.
         """
         if batch_rows < 1:
-            raise InvalidArgument(f"scan: batch_rows {batch_rows!r} is not allowed; allowed: >= 1")
+            raise not_allowed("scan.batch_rows", batch_rows, ">= 1")
         for shard in range(self._native.shard_count):
             cursor = 0
             while True:

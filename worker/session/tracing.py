@@ -1,7 +1,7 @@
-"""What ran when, on which thread, in the format that Perfetto and chrome://tracing open.
+"""Records which part of a step ran when, and on which thread, for Perfetto and chrome://tracing.
 
-One span is one complete event ("ph": "X") of the Trace Event Format, times in microseconds of the wall clock; a job's
-worker is a process, its threads are the rows. Spans of one thread nest.
+One span is one complete event ("ph": "X") of the Trace Event Format, with times in microseconds of the wall clock. A
+worker of the job is shown as a process, and each of its threads as a row. Spans of one thread nest.
 """
 
 from __future__ import annotations
@@ -20,28 +20,36 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 Item = TypeVar("Item")
-ThreadName: TypeAlias = tuple[int, str]  # the operating system's id, and what it is called
-_NO_THREAD = 1 << 32  # above every thread's id: rows of what overlaps itself
+ThreadName: TypeAlias = tuple[int, str]  # the operating system's id of a thread, and the thread's name
+_NO_THREAD = 1 << 32  # above every thread's id: ids of rows for spans that overlap spans of their own thread
 
 
 class Trace(Protocol):
-    """Where spans go."""
+    """A receiver of spans."""
 
     @property
     def is_recording(self) -> bool:
-        """Whether anything is kept."""
+        """Whether spans are recorded."""
         ...
 
     def span(self, name: str, *, step: int) -> contextlib.AbstractContextManager[None]:
-        """The body's time, as ``name`` of ``step``, on the calling thread."""
+        """Records the time that the body takes as a span ``name`` of ``step``, on the calling thread."""
         ...
 
     def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
-        """A span timed with ``time.perf_counter_ns``, on the calling thread or another."""
+        """Records a span whose times were taken with ``time.perf_counter_ns``.
+
+        Args:
+            name: the name of the span.
+            begin_ns: the time at which the span began, in nanoseconds.
+            end_ns: the time at which the span ended, in nanoseconds.
+            step: the step that the span belongs to.
+            thread: the thread that the span ran on; None: the calling thread.
+        """
         ...
 
     def end_step(self, next_step: int) -> None:
-        """A step of the session is over; on the thread that trains."""
+        """Is called by the thread that trains when a step of the session has ended."""
         ...
 
 
@@ -52,28 +60,28 @@ class _Silence:
 
 
 class NoTrace:
-    """Keeps nothing."""
+    """A trace that records nothing."""
 
     is_recording = False
     _SILENCE = _Silence()
 
     def span(self, name: str, *, step: int) -> contextlib.AbstractContextManager[None]:
-        """Nothing but the body."""
+        """Runs the body and records nothing."""
         del name, step
         return self._SILENCE
 
     def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def end_step(self, next_step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class RecordedTrace:
-    """Keeps every span in memory, about 300 bytes each. Thread-safe.
+    """A trace that keeps every span in memory, about 300 bytes each. Thread-safe.
 
     Args:
-        rank: of the worker.
+        rank: the rank of this worker, shown as the id of its process.
     """
 
     is_recording = True
@@ -86,7 +94,7 @@ class RecordedTrace:
 
     @contextlib.contextmanager
     def span(self, name: str, *, step: int) -> Iterator[None]:
-        """See :class:`Trace`."""
+        """Implements :meth:`Trace.span`."""
         begin = time.perf_counter_ns()
         try:
             yield
@@ -94,7 +102,7 @@ class RecordedTrace:
             self.add(name, begin, time.perf_counter_ns(), step=step)
 
     def add(self, name: str, begin_ns: int, end_ns: int, *, step: int, thread: ThreadName | None = None) -> None:
-        """See :class:`Trace`."""
+        """Implements :meth:`Trace.add`."""
         row, title = thread or (threading.get_native_id(), threading.current_thread().name)
         self._rows.setdefault(row, title)
         event = {
@@ -109,10 +117,10 @@ class RecordedTrace:
         self._events.append(event)  # atomic under the GIL
 
     def end_step(self, next_step: int) -> None:
-        """See :class:`Trace`: all is kept until it is asked for."""
+        """Does nothing: the spans stay until :meth:`events` is called."""
 
     def events(self) -> list[dict[str, Any]]:
-        """All spans so far, after the names of worker and threads."""
+        """Returns all spans so far as Trace Events, after the events that name the worker and its threads."""
         names = [("process_name", 0, f"worker {self._rank}")]
         names += [("thread_name", row, title) for row, title in list(self._rows.items())]
         metadata = [
@@ -123,12 +131,23 @@ class RecordedTrace:
 
 
 def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """Writes the events of all workers as one file."""
+    """Writes the events of all workers to one JSON file.
+
+    Args:
+        path: the path of the file.
+        events: Trace Events, such as :meth:`RecordedTrace.events` returns.
+    """
     path.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
 
 
 def loaded(batches: Iterable[Item], trace: Trace, step_of: Callable[[], int]) -> Iterator[Item]:
-    """``batches``, with a span ``load`` around each wait for one."""
+    """Yields the items of ``batches``, and records a span ``load`` for each wait for an item.
+
+    Args:
+        batches: the batches to load.
+        trace: the trace that receives the spans.
+        step_of: returns the current step.
+    """
     source = iter(batches)
     while True:
         with trace.span("load", step=step_of()):
@@ -140,7 +159,13 @@ def loaded(batches: Iterable[Item], trace: Trace, step_of: Callable[[], int]) ->
 
 
 def trace_allreduce(model: DistributedDataParallel, trace: Trace, step_of: Callable[[], int]) -> None:
-    """A span for each bucket that DDP reduces, from its start to its end; the reduction stays DDP's own."""
+    """Records a span for each bucket that DDP reduces, from start to end; DDP's own reduction stays.
+
+    Args:
+        model: the model, which gets a communication hook.
+        trace: the trace that receives the spans.
+        step_of: returns the current step.
+    """
 
     def reduce(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         step, begin = step_of(), time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""The end of a step: a vote over dense and sparse gradients and over ranks, then both sides move or neither."""
+"""Ends a step: all ranks vote over dense and sparse gradients, and then both sides are updated or neither is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tracing import Trace
 
 NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
 
-# Votes; the highest of all ranks decides.
+# Votes; the highest vote of all ranks decides.
 _COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
 
 
@@ -43,11 +43,24 @@ def end_step(
     trace: Trace,
     on_device: StepOnDevice | None = None,
 ) -> bool:
-    """What :meth:`Session.step` does, with its arguments, returns and errors; ``scale``: of an enabled scaler.
+    """Does the work of :meth:`Session.step`, which has the other arguments, the result and the errors.
 
-    Invariants: every rank that gets as far as the vote takes part in it; the dense optimizer moves only after the
-    commit is decided (with ``pushes``: prepared on every shard, its last phase sent in the background) or done; on
-    every way out the step's gradients are gone and the session is open.
+    Args:
+        native: the native half of the session.
+        sparse: the optimizer with the tables' learning rates; None: there is no table, or the step is empty.
+        dense: the optimizer of the dense side; None: there is none here.
+        scale: the enabled scaler of the loss; None: the loss is not scaled.
+        allow_empty: see :meth:`Session.step`.
+        is_distributed: whether the job has several workers.
+        on_nonfinite: what happens with NaN or Inf when ``scale`` is None.
+        clip_row_norm: see :meth:`Session.step`.
+        pushes: the thread that sends the last phase of the commit; None: this call sends it.
+        trace: the trace that receives the spans.
+
+    Invariants:
+     1. Every rank that reaches the vote takes part in it.
+     2. The dense optimizer steps only after the commit is done, or, with ``pushes``, prepared on every shard.
+     3. However the call ends, the step's gradients are gone and the session is open.
     """
     if sparse is not None and not allow_empty and native.staged_calls == 0:
         raise FailedPrecondition(
@@ -130,20 +143,20 @@ def _judge_dense(dense: torch.optim.Optimizer | None, scale: LossScale | None, o
 
 
 def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a gradient of its parameters has NaN or Inf."""
+    """Returns whether a gradient of the optimizer's parameters has NaN or Inf."""
     flag = nonfinite_flag(optimizer)
     return flag is not None and bool(flag.item())
 
 
 def nonfinite_flag(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """() bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient."""
+    """Returns () bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
     values = [value for value in values if value.numel() > 0]
     if not values:
         return None
     norm: Tensor = torch.nn.utils.get_total_norm(values, norm_type=float("inf"))
-    full = getattr(norm, "full_tensor", None)  # a DTensor's, under FSDP2
+    full = getattr(norm, "full_tensor", None)  # under FSDP2 the norm is a DTensor
     return ~torch.isfinite(norm if full is None else full())
 
 
@@ -158,4 +171,4 @@ def _nonfinite_text(rows: int, table: str, key: int, dense_is_bad: bool) -> str:
         who = f"table {table!r}: the gradient of key {key} is not finite ({rows} such rows)"
     else:
         who = "a dense gradient is not finite" if dense_is_bad else "a gradient of another rank is not finite"
-    return f"{who}; the step was refused and nothing was applied (lower the learning rate, or on_nonfinite='skip')"
+    return f"{who}; the step was refused and nothing was applied (lower the learning rate, or set on_nonfinite='skip')"

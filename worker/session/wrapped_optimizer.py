@@ -1,7 +1,7 @@
-"""``session.wrap``: a torch optimizer whose step is the session's, for loops that call ``optimizer.step()`` themselves.
+"""``session.wrap``: a torch optimizer whose ``step()`` ends the session's step.
 
-It shares parameter groups, state and defaults with the optimizer that it wraps, so schedulers, checkpoints and
-``state_dict`` see that one.
+It serves training loops that call ``optimizer.step()`` themselves. It shares parameter groups, state and defaults with
+the optimizer that it wraps, so schedulers, checkpoints and ``state_dict`` see the wrapped optimizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.errors import FailedPrecondition, InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from .loss_scale import LossScale, ScaleOfLoop
 
 if TYPE_CHECKING:
@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """Made by :meth:`Session.wrap`."""
+    """The optimizer of the dense tower, wrapped so that its ``step()`` commits rows as well.
 
-    # Has a GradScaler call step() also when a gradient is not finite, so that the rows are dropped with the dense side.
+    :meth:`Session.wrap` makes it.
+
+    Args:
+        session: the session whose step it ends.
+        dense: the optimizer to wrap.
+        scaler: the scaler whose ``step`` the loop calls; None: there is no scaler.
+        clip_row_norm: the largest norm of a row's gradient; None: no limit.
+    """
+
+    # Makes a GradScaler call step() also when a gradient is not finite: then both sides drop their gradients.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -34,42 +43,42 @@ class WrappedOptimizer(torch.optim.Optimizer):
         scaler: GradScaler | None,
         clip_row_norm: float | None,
     ) -> None:
-        # torch's constructor would make groups and state of its own; this sets up its hooks alone.
+        # torch's constructor would make groups and state of its own; __setstate__ sets up only the hooks.
         self._session, self._dense, self._scaler, self._clip_row_norm = session, dense, scaler, clip_row_norm
         super().__setstate__({})
 
     @property
     def dense(self) -> torch.optim.Optimizer:
-        """The optimizer of the dense side."""
+        """The wrapped optimizer, which updates the dense parameters."""
         return self._dense
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the dense optimizer."""
+        """The parameter groups of the dense optimizer; the list is shared with it."""
         return self._dense.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the dense optimizer."""
+        """The state of the dense optimizer, shared with it."""
         return self._dense.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the dense optimizer."""
+        """The default options of the dense optimizer."""
         return self._dense.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Ends the session's step, as :meth:`Session.step` does.
 
         Args:
-            closure: is called once before, with gradients enabled.
+            closure: called once before the step, with gradients enabled; None: nothing is called.
 
         Returns:
-            What ``closure`` returned; None without one.
+            The value that ``closure`` returned; None without a closure.
 
         Raises:
-            InvalidArgument: a GradScaler steps it that ``wrap`` was not given.
-            SparserowError: as :meth:`Session.step`.
+            InvalidArgument: the GradScaler that steps this optimizer is not the one that ``wrap`` was given.
+            SparserowError: the step failed; :meth:`Session.step` lists the errors.
         """
         result = None
         if closure is not None:
@@ -79,22 +88,26 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of both sides; rows that a forward has read stay for its backward."""
+        """Drops the dense gradients and the staged gradients of rows; rows that a forward has read stay.
+
+        Args:
+            set_to_none: whether dense gradients are set to None; False sets them to zeros.
+        """
         self._dense.zero_grad(set_to_none)
         if self._session.core.native.staged_calls > 0:
             self._session.core.on_device.drop_gradients()
             self._session.core.native.drop_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the dense optimizer."""
+        """Adds a parameter group to the dense optimizer."""
         self._dense.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the dense optimizer; the rows' state is on the servers."""
+        """Returns the state of the dense optimizer. The optimizer state of rows is on the servers."""
         return self._dense.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the dense optimizer."""
+        """Loads a state into the dense optimizer."""
         self._dense.load_state_dict(state_dict)
 
     def __repr__(self) -> str:
@@ -110,7 +123,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         scaler = self._scaler
         if not is_scaled:
             if scaler is not None and scaler.is_enabled():
-                raise InvalidArgument("session.wrap: step it by the scaler that it was given: scaler.step(optimizer)")
+                raise InvalidArgument(
+                    "session.wrap: the optimizer was wrapped with a scaler, but step() was called directly; call "
+                    "scaler.step(optimizer)"
+                )
             return None
         if scaler is None:
             raise InvalidArgument(
@@ -121,22 +137,22 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
 
 def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer to wrap.
+    """Returns ``dense`` if a session can wrap it.
 
     Raises:
-        InvalidArgument: it is no optimizer, is wrapped already, or calls its closure several times a step.
+        InvalidArgument: ``dense`` is not an optimizer, is wrapped already, or calls its closure several times a step.
     """
     if not isinstance(dense, torch.optim.Optimizer):
-        raise InvalidArgument(
-            f"session.wrap: dense of type {type(dense).__name__} is not allowed; allowed: torch.optim.Optimizer"
-        )
+        raise not_allowed("session.wrap.dense: type", type(dense).__name__, "torch.optim.Optimizer")
     if isinstance(dense, WrappedOptimizer) or session.core.is_optimizer(dense):
-        raise InvalidArgument("session.wrap: dense is the session's already; allowed: the dense side's optimizer")
+        raise InvalidArgument(
+            "session.wrap: dense is wrapped already, or is session.optimizer; allowed: the optimizer of the dense side"
+        )
     closure = inspect.signature(type(dense).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InvalidArgument(
-            f"session.wrap: {type(dense).__name__} calls its closure several times a step, and rows move once a step; "
-            "allowed: optimizers whose step() needs no closure"
+            f"session.wrap: {type(dense).__name__} calls its closure several times a step, but rows are updated once a "
+            "step; allowed: optimizers whose step() needs no closure"
         )
     return dense
 
@@ -144,15 +160,17 @@ def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim
 def unwrapped(
     session: Session, dense: torch.optim.Optimizer | None, scaler: GradScaler | None
 ) -> torch.optim.Optimizer | None:
-    """What ``session.step`` is to step: of a wrapped optimizer the one that it wraps.
+    """Returns the optimizer that ``session.step`` steps: ``dense`` itself, or the optimizer that ``dense`` wraps.
 
     Raises:
-        InvalidArgument: it is wrapped by another session, or comes with a scaler that knows the wrapped one.
+        InvalidArgument: another session wrapped ``dense``, or a scaler is given besides a wrapped optimizer.
     """
     if not isinstance(dense, WrappedOptimizer):
         return dense
     if dense._session is not session:
         raise InvalidArgument("session.step: dense is wrapped by another session")
     if scaler is not None:
-        raise InvalidArgument("session.step: dense is wrapped; call scaler.step(optimizer) and scaler.update()")
+        raise InvalidArgument(
+            "session.step: dense is wrapped, so scaler must be None; call scaler.step(optimizer) and scaler.update()"
+        )
     return dense.dense

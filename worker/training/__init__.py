@@ -1,1 +1,1 @@
-"""The trainer of a job file: backends, steps, checkpoints, reports."""
+"""The trainer of a job file: its backends, steps, checkpoints and reports."""

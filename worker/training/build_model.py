@@ -1,4 +1,4 @@
-"""The model of a job."""
+"""Builds the model of a job, and checks that its data has the columns that the model needs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..models import DLRM, DeepFM
 
 
 def check_data(data: DataConfig, model: ModelConfig) -> None:
-    """Whether the files are there and have the columns that the model wants, before anything is started for a job.
+    """Checks, before anything is started for a job, that the files exist and have the columns that the model needs.
 
     Raises:
-        NotFound, InvalidArgument, DataLoss: as :func:`~sparserow.worker.data.find_files` and :func:`table_rows`.
+        NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.find_files` and :func:`table_rows`.
     """
     find_files(data, "test")
     table_rows(model, feature_spec(data))
 
 
 def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
-    """Rows of each column's table, in the order of ``Batch.sparse``.
+    """Returns the number of rows of each column's table, in the order of ``Batch.sparse``.
 
     Raises:
-        InvalidArgument: ``model.table_rows`` names a column that is not there.
+        InvalidArgument: ``model.table_rows`` names a column that does not exist.
     """
     names = features.sparse_names
     for name in config.table_rows:
@@ -34,15 +34,15 @@ def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
 
 
 def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> nn.Module:
-    """A DLRM or DeepFM in plain torch, with the initial weights of torch's generator.
+    """Builds a DLRM or DeepFM in plain torch, with initial weights from torch's generator.
 
     Args:
-        config: kind and widths.
-        features: the inputs it reads.
-        sparse: whether its tables make sparse gradients.
+        config: the kind and the widths of the model.
+        features: the inputs that the model reads.
+        sparse: whether the tables produce sparse gradients.
 
     Raises:
-        InvalidArgument: as :func:`table_rows`; no sparse column at all.
+        InvalidArgument: there is no sparse column, or ``model.table_rows`` names a column that does not exist.
     """
     rows = table_rows(config, features)
     if not rows:

@@ -1,4 +1,4 @@
-"""Leases of data by a session: which part of an epoch this worker trains on next."""
+"""Leases chunks of an epoch from the coordinator: they are the parts that this worker trains on next."""
 
 from __future__ import annotations
 
@@ -10,30 +10,42 @@ from ..session.session import Session
 
 
 class SessionLeases:
-    """Chunks of an epoch from the coordinator of a session.
+    """Leases of an epoch's chunks from the coordinator of a session.
 
     Args:
-        session: of a worker of the job.
-        run: names the run; workers of one run give the same.
-        epochs: that it has.
-        again: a scheduler started this worker again, so a run that is over stays over.
+        session: the session of this worker.
+        run: the name of the run; all workers of a run give the same name.
+        epochs: the number of epochs of the run.
+        again: whether a scheduler restarted this worker; then a run that has ended does not begin again.
+
+    Raises:
+        FailedPrecondition: the session has no coordinator.
     """
 
     def __init__(self, session: Session, run: str, epochs: int, *, again: bool = False) -> None:
         if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
-            raise FailedPrecondition("leases of data need a session with a coordinator")
+            raise FailedPrecondition("train.elastic: leases of data need a session with a coordinator")
         self._session, self._run, self._epochs, self._again = session, run, epochs, again
         self._identity, self._control = session.core.identity, session.core.catalog
 
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
-        """Says what is done, and asks for more.
+        """Reports finished chunks to the coordinator, and asks for another one.
+
+        Args:
+            epoch: the epoch, from 1.
+            chunks: the number of chunks of the epoch.
+            done: the chunks that this worker has finished since its last call.
+            trained: this worker's sums over the epoch so far; None: there is nothing to report.
+
+        Returns:
+            The next chunk, or the end of the epoch with its sums over all workers.
 
         Raises:
             Fenced: this worker has left its job.
-            FailedPrecondition: other workers count other chunks.
+            FailedPrecondition: other workers gave another number of chunks.
             Unavailable: the coordinator cannot be reached.
         """
-        self._session.core.catch_up()  # from its first commit on the steps of a worker that joined are in a row
+        self._session.core.catch_up()  # first: the steps of a worker that joined must follow its first commit in a row
         reply = self._ask(epoch, chunks, done, trained=None if trained is None else pb.EpochSums(**vars(trained)))
         sums, tested = reply.trained, reply.tested
         return Leased(
@@ -46,7 +58,18 @@ class SessionLeases:
         )
 
     def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
-        """Says how good the model was after an epoch that is over; raises as :meth:`lease`."""
+        """Reports the evaluation of an epoch that has ended to the coordinator.
+
+        Args:
+            epoch: the epoch, from 1.
+            chunks: the number of chunks of the epoch.
+            tested: the result of the evaluation.
+
+        Raises:
+            Fenced: this worker has left its job.
+            FailedPrecondition: other workers gave another number of chunks.
+            Unavailable: the coordinator cannot be reached.
+        """
         self._ask(epoch, chunks, [], tested=pb.EpochTest(**vars(tested)))
 
     def _ask(

@@ -1,4 +1,4 @@
-"""Exact metrics of a model on a whole test set, over all workers."""
+"""Computes exact metrics of a model on a whole test set, over all workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .process_group import WorkerGroup
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of one pass over the test files.
+    """The metrics of one pass over the test files.
 
     Attributes:
-        auc: exact, ties count half; NaN when a class is absent.
-        log_loss: mean, in nats.
-        samples: how many.
+        auc: the exact area under the ROC curve, in which ties count half; NaN when a class is absent.
+        log_loss: the mean log loss, in nats.
+        samples: the number of samples.
     """
 
     auc: float
@@ -29,9 +29,14 @@ class Evaluation:
 
 
 def evaluate(model: nn.Module, reader: ClickReader, group: WorkerGroup) -> Evaluation:
-    """Scores every sample once and gathers logits on rank 0 (8 bytes a sample); all ranks get the same result.
+    """Scores every sample once and gathers the logits on rank 0, 8 bytes a sample; all ranks get the same result.
 
-    The model is in eval mode meanwhile, so distributed tables are read without a clock, and its mode is restored.
+    The model is in eval mode meanwhile, so distributed tables are read without a clock. Its mode is restored.
+
+    Args:
+        model: the model.
+        reader: the reader of this worker's share of the test files.
+        group: this worker and its peers; every rank calls this function.
     """
     was_training = model.training
     model.eval()

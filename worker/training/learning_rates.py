@@ -1,4 +1,4 @@
-"""Learning rates over time: torch's schedulers on the dense optimizer and on the tables' alike."""
+"""Schedules learning rates: applies torch's schedulers to the dense optimizer and to that of the tables alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 from ...proto.config.schedule import CosineSchedule, LinearSchedule, ScheduleConfig, StepSchedule
 from ...proto.errors import InvalidArgument
 
-# A scheduler, and after how many steps it rests (None: never). All of torch's that are used here multiply what
-# another one left, so they and ``scale`` can be combined.
+# A scheduler, and the number of steps after which it stops (None: never). All of torch's schedulers that are used here
+# multiply the present rate, so they and ``scale`` can be combined.
 _Part = tuple[LRScheduler, int | None]
 
 
@@ -20,8 +20,8 @@ class LearningRates:
     """Sets ``lr`` of every parameter group, step by step.
 
     Args:
-        schedule: what the rates follow; a warmup multiplies it.
-        optimizers: all alike.
+        schedule: the schedule of the rates; a warmup multiplies it.
+        optimizers: the optimizers; all of them follow the same schedule.
     """
 
     def __init__(self, schedule: ScheduleConfig, optimizers: Sequence[Optimizer]) -> None:
@@ -35,30 +35,30 @@ class LearningRates:
         self._parts = [make(optimizer) for make in makers for optimizer in self._optimizers]
 
     def step(self) -> None:
-        """After each step that was taken."""
+        """Moves the schedules on by one step. It is called after each step that was taken."""
         for scheduler, rests_after in self._parts:
             if rests_after is None or self._done < rests_after:
                 scheduler.step()
         self._done += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the schedules are; the rates themselves are the optimizers' to keep."""
+        """Returns the position of the schedules. The rates themselves are in the state of the optimizers."""
         return {"done": self._done, "schedulers": [scheduler.state_dict() for scheduler, _ in self._parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where ``state`` was taken.
+        """Continues from a position that :meth:`state_dict` returned.
 
         Raises:
-            InvalidArgument: it is of another schedule.
+            InvalidArgument: the state is of another schedule.
         """
         if len(state["schedulers"]) != len(self._parts):
-            raise InvalidArgument("train.schedule: is another one than in the checkpoint")
+            raise InvalidArgument("train.schedule: the schedule differs from the one in the checkpoint")
         self._done = state["done"]
         for (scheduler, _), saved in zip(self._parts, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
 
     def scale(self, factor: float) -> None:
-        """Multiplies all rates from now on."""
+        """Multiplies all learning rates by ``factor`` from now on."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] *= factor

@@ -1,4 +1,4 @@
-"""Results of epochs whose data was leased: of all workers of a run, those that were killed or came later included."""
+"""Results of epochs whose data was leased; they cover all workers of a run, also killed ones and late ones."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from .training_report import EpochResult
 
 
 def trained(progress: Progress) -> Trained:
-    """What this worker did in the epoch so far."""
+    """Returns this worker's sums over the epoch so far."""
     return Trained(progress.samples, progress.samples, progress.loss_sum, progress.seconds)
 
 
 def is_known(reader: LeasedReader) -> bool:
-    """Whether the coordinator has the figures of the epoch that ended last; one of the version before has none."""
+    """Returns whether the coordinator has reported the sums of the epoch that ended last; an older version does not."""
     return reader.end is not None and reader.end.trained is not None
 
 
 def was_tested(reader: LeasedReader) -> bool:
-    """Whether a worker has evaluated the epoch that ended last."""
+    """Returns whether a worker has evaluated the epoch that ended last."""
     return reader.end is not None and reader.end.tested is not None
 
 
 def is_past(reader: LeasedReader, *, is_last: bool) -> bool:
-    """Whether nothing is left to do for the epoch that ended last: it was tested, or a later one is under way."""
+    """Returns whether the epoch that ended last needs no more work: it was tested, or a later one is under way."""
     return was_tested(reader) or (reader.came_late and not is_last)
 
 
 def known_result(reader: LeasedReader, epoch: int, world: int) -> EpochResult | None:
-    """The epoch that ended last, as the coordinator knows it.
+    """Returns the result of the epoch that ended last, as the coordinator reports it.
 
     Args:
-        reader: whose epoch it was.
-        epoch: its number.
-        world: workers of now, whose mean speed gives ``samples_per_sec`` where the epoch was not told before.
+        reader: the reader of that epoch.
+        epoch: the number of the epoch.
+        world: the present number of workers. ``samples_per_sec`` is their mean rate times this number, unless the
+            epoch was tested and so has a rate.
 
     Returns:
-        None where the coordinator does not know; ``test_auc`` is NaN where the epoch was not tested.
+        The result, with NaN as ``test_auc`` when the epoch was not tested; None when the coordinator has no sums.
     """
     end = reader.end
     if end is None or end.trained is None:
@@ -53,5 +54,5 @@ def known_result(reader: LeasedReader, epoch: int, world: int) -> EpochResult | 
 
 
 def tell_all_done(epochs: int) -> None:
-    """Says that the run was over when this worker came."""
+    """Prints to stderr that the run had ended before this worker joined."""
     print(f"sparserow: all {epochs} epochs of this run were done before; nothing is left to train", file=sys.stderr)

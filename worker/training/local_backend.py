@@ -1,4 +1,4 @@
-"""The model in plain torch: what a distributed run is compared with."""
+"""The backend that trains in plain torch, without servers; distributed runs are compared with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from .training_backend import clip_dense, dense_optimizer
 
 
 class LocalBackend:
-    """Tables are local ``nn.Embedding`` layers with sparse gradients and torch's own optimizers."""
+    """A backend whose tables are local ``nn.Embedding`` layers with sparse gradients and optimizers of torch.
+
+    Args:
+        train: the options of the job's steps and optimizers.
+        trace: the trace that receives the spans of steps; None: no spans are kept.
+    """
 
     shards = 0
     session = None
@@ -35,7 +40,7 @@ class LocalBackend:
         self._rows: torch.optim.Optimizer | None = None
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
-        """The model as it is, with sparse gradients, which :meth:`step` averages over ranks."""
+        """Returns the model unchanged, with sparse gradients, which :meth:`step` averages over ranks."""
         model = make(True)
         holders = (module for module in model.modules() if isinstance(module, HashedEmbeddings))
         self._tables = [table for h in holders for table in h.tables.values() if isinstance(table, nn.Embedding)]
@@ -43,7 +48,7 @@ class LocalBackend:
         return model
 
     def start(self, model: nn.Module) -> None:
-        """An optimizer of the tables and one of all else."""
+        """Makes an optimizer for the tables and another for all other parameters."""
         weights = self._weights()
         in_tables = {id(weight) for weight in weights}
         others = [p for p in model.parameters() if id(p) not in in_tables]
@@ -51,11 +56,11 @@ class LocalBackend:
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:
-        """Of all but the tables."""
+        """The optimizer of all parameters but the tables."""
         return self._dense
 
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
-        """As they are."""
+        """Returns the reader itself."""
         return reader
 
     def _weights(self) -> list[nn.Parameter]:
@@ -72,15 +77,18 @@ class LocalBackend:
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """The dense one, and the tables'."""
+        """The optimizer of the dense side, and that of the tables."""
         if self._dense is None or self._rows is None:
             raise FailedPrecondition("LocalBackend: call start first")
         return self._dense, self._rows
 
     def step(self, scaler: GradScaler | None) -> bool:
-        """Both optimizers or neither, then clears the gradients; DDP has made the dense ones alike on all ranks."""
+        """Steps both optimizers or neither, and then clears the gradients.
+
+        DDP has averaged the dense gradients over the ranks before.
+        """
         dense, rows = self.optimizers
-        with torch.sparse.check_sparse_tensor_invariants(False):  # torch's own gradients; it warns when not told
+        with torch.sparse.check_sparse_tensor_invariants(False):  # torch warns unless this is set explicitly
             if dist.is_initialized():
                 average_gradients(self._weights())
             if self._train.clip_norm is not None:
@@ -101,32 +109,32 @@ class LocalBackend:
         return True
 
     def settle(self, *, is_end: bool) -> None:
-        """Nothing: there are no servers, and workers meet each step."""
+        """Does nothing: there are no servers, and the workers synchronise in each step."""
 
     def shard_losses(self) -> tuple[int, int]:
-        """There is none."""
+        """Returns (0, 0), as there are no shards."""
         return 0, 0
 
     def staleness(self) -> dict[str, dict[str, int]]:
-        """Nothing is pulled."""
+        """Returns {}, as there are no pulls."""
         return {}
 
     def cache(self) -> dict[str, int]:
-        """There is none."""
+        """Returns {}, as there is no row cache."""
         return {}
 
     def tiers(self) -> dict[str, float]:
-        """There are no servers."""
+        """Returns {}, as there are no servers."""
         return {}
 
     def rows(self) -> int:
-        """Rows of the tables; torch allocates them all."""
+        """Returns the number of rows of all tables; torch allocates every row."""
         return sum(table.num_embeddings for table in self._tables)
 
 
 def _step_scaled(dense: torch.optim.Optimizer, rows: torch.optim.Optimizer, scaler: GradScaler) -> bool:
     scale = LossScale(scaler)
-    is_bad = any([scale.unscale(dense), scale.unscale(rows)])  # both are unscaled
+    is_bad = any([scale.unscale(dense), scale.unscale(rows)])  # a list, so that both are unscaled
     if not is_bad:
         rows.step()
     scale.finish(dense, rows, skip=is_bad)

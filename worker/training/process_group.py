@@ -1,4 +1,4 @@
-"""The workers of one job as a group: rank, size, and the few collectives that a trainer needs."""
+"""The workers of a job as a group: rank, size, and the collective calls that a trainer needs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 
-_COLLECTIVE_DEADLINE = datetime.timedelta(minutes=30)  # others wait that long while rank 0 takes statistics of the data
+_COLLECTIVE_DEADLINE = datetime.timedelta(minutes=30)  # long, as all wait while rank 0 takes statistics of the data
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """This worker among its peers.
+    """A worker and its peers.
 
     Attributes:
-        rank, world: this worker, and how many there are.
-        meets: False where workers never meet (``train.dense`` ps): then, as with ``world`` 1, no collective is called
-            and no process group is needed, and every method answers for this worker alone.
+        rank: the rank of this worker.
+        world: the number of workers.
+        meets: whether the workers have a process group. With ``train.dense`` ps they have none. Then, as with one
+            worker, no collective is called, and every method answers for this worker alone.
     """
 
     rank: int = 0
@@ -33,7 +34,7 @@ class WorkerGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the group has no other process to ask."""
+        """Whether this worker calls no collectives, as it is the only one or there is no process group."""
         return self.world == 1 or not self.meets
 
     @property
@@ -42,7 +43,7 @@ class WorkerGroup:
         return self.rank == 0 or not self.meets
 
     def share(self, value: Value) -> Value:
-        """Rank 0's value, on every rank. What the others pass does not matter."""
+        """Returns the value that rank 0 passed, on every rank; the values of other ranks are ignored."""
         if self.is_alone:
             return value
         box: list[Any] = [value if self.rank == 0 else None]
@@ -51,7 +52,7 @@ class WorkerGroup:
         return shared
 
     def gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """All ranks' arrays joined along axis 0 in rank order, on rank 0; None elsewhere."""
+        """Returns all ranks' arrays, joined along axis 0 in rank order, on rank 0; None on other ranks."""
         if self.is_alone:
             return values
         parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
@@ -59,7 +60,7 @@ class WorkerGroup:
         return None if parts is None else np.concatenate(parts)
 
     def collect(self, value: Value) -> list[Value]:
-        """Every rank's value, in rank order, on every rank."""
+        """Returns every rank's value, in rank order, on every rank."""
         if self.is_alone:
             return [value]
         parts: list[Any] = [None] * self.world
@@ -67,22 +68,24 @@ class WorkerGroup:
         return parts
 
     def total(self, value: int) -> int:
-        """Sum over ranks, on every rank."""
+        """Returns the sum of the values over ranks, on every rank."""
         return sum(self.collect(value))
 
     def wait(self) -> None:
-        """Returns when every rank has called it."""
+        """Waits until every rank has called it."""
         if not self.is_alone:
             dist.barrier()
 
 
 @contextlib.contextmanager
 def joined_group(rank: int, world: int, init_method: str | None) -> Iterator[WorkerGroup]:
-    """Joins a gloo process group for the duration of the block; of a single worker nothing is joined.
+    """Joins a gloo process group for the duration of the block; a single worker joins none.
 
     Args:
-        rank, world: this worker, and how many there are.
-        init_method: how they meet: ``file://PATH``, or ``env://`` under torchrun; None: never.
+        rank: the rank of this worker.
+        world: the number of workers.
+        init_method: how the workers find each other: ``file://PATH``, or ``env://`` under torchrun. None: there is no
+            process group.
     """
     if world == 1 or init_method is None:
         yield WorkerGroup(rank, world, meets=init_method is not None)

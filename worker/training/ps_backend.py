@@ -1,4 +1,4 @@
-"""The model with its tables on parameter servers: the public face, as any author would use it."""
+"""The backend whose tables are on parameter servers; it uses only what a user of the package could call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..session.session import Session
 from ..session.tracing import Trace
 from .training_backend import clip_dense, dense_optimizer
 
-_END_DEADLINE_SEC = 1800.0  # of the workers that are behind, at the end of a job
+_END_DEADLINE_SEC = 1800.0  # how long rank 0 waits at the end of a job for workers that are behind
 _POLL_SEC = 0.1
 _PATIENCE_SEC = 20.0
 
@@ -48,18 +48,23 @@ _TIER_COUNTS = (
 
 
 def _tiers_of(shards: Iterable[pb.ShardStatus]) -> dict[str, float]:
-    """Sums over the shards that have an SSD; {} when none has."""
+    """Returns the sums of the counts over the shards that have an SSD; {} when no shard has one."""
     tiers = [shard.tier for shard in shards if shard.HasField("tier")]
     return {name: sum(getattr(tier, name) for tier in tiers) for name in _TIER_COUNTS} if tiers else {}
 
 
 class PsBackend:
-    """Tables of at least ``model.min_rows`` rows live on the cluster; they are never allocated here.
+    """A backend that keeps tables of at least ``model.min_rows`` rows on the cluster.
+
+    Such tables are never allocated in this process.
 
     Args:
-        job: model, optimizers, seed.
-        session: of the job's namespace; the caller closes it.
-        coordinator: ``HOST:PORT``, asked for figures at the end.
+        job: the job, with the model, the optimizers and the seed.
+        session: the session in the job's namespace; the caller closes it.
+        coordinator: ``HOST:PORT`` of the coordinator, which is asked for the counts of the result.
+
+    Raises:
+        InvalidArgument: ``train.prefetch_hints`` is given, but no shard has an SSD.
     """
 
     def __init__(self, job: JobConfig, session: Session, coordinator: str) -> None:
@@ -71,20 +76,20 @@ class PsBackend:
             shards = client.status().shards
         if job.train.prefetch_hints and not any(shard.HasField("tier") for shard in shards):
             raise InvalidArgument(
-                f"train.prefetch_hints: has no effect, as no shard of {coordinator} has an SSD; allowed: 0"
+                f"train.prefetch_hints: it has no effect, as no shard of {coordinator} has an SSD; allowed: 0"
             )
         self.shards = len(shards)
         self._tiers_before = _tiers_of(shards)
 
     def _control(self) -> ControlClient:
-        """Waits for a coordinator that is started again: training needs it only now and then."""
+        """Returns a client that waits for a coordinator that is being restarted; training rarely needs it."""
         return ControlClient(self._coordinator, patience_sec=_PATIENCE_SEC)
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
-        """Builds with deferred tables and swaps them for distributed ones.
+        """Builds the model with deferred tables, and swaps them for distributed layers.
 
         Raises:
-            FailedPrecondition: the cluster holds a table of that name with another schema.
+            FailedPrecondition: the cluster has a table of the same name with another schema.
         """
         model, train = self._job.model, self._job.train
         with deferred(min_rows=model.min_rows):
@@ -106,7 +111,7 @@ class PsBackend:
         )
 
     def start(self, model: nn.Module) -> None:
-        """An optimizer of what is not on the servers, or puts that there as well."""
+        """Makes the optimizer of the dense tower; with ``train.dense`` ps, moves the tower to the servers instead."""
         train = self._job.train
         if train.dense == "ps":
             optimizer = train.dense_optimizer.row_optimizer()
@@ -115,7 +120,7 @@ class PsBackend:
             self._dense = dense_optimizer(train, list(model.parameters()))
 
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
-        """Prefetched, where the job says so."""
+        """Returns the reader's batches, prefetched when the job asks for it."""
         train = self._job.train
         if train.prefetch == 0:
             return reader
@@ -129,14 +134,14 @@ class PsBackend:
         )
 
     def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
-        """The ids of every forward of a step, by table."""
+        """Returns the ids of every forward of a step, by table."""
         size, tables = self._job.train.batch_size, frozenset(self._session.core.bound_tables())
         ids: dict[str, list[torch.Tensor]] = {}
         for begin in range(0, len(batch), size):
             for path, holder in self._holders.items():
                 for name, part in holder.ids(batch.sparse[begin : begin + size]).items():
                     table = f"{path}.tables.{name}"
-                    if table in tables:  # a small one is not distributed
+                    if table in tables:  # small tables are not distributed
                         ids.setdefault(table, []).append(part)
         if self._dense_rows is not None:
             ids[self._dense_rows.table.schema.name] = [self._dense_rows.ids]
@@ -144,26 +149,29 @@ class PsBackend:
 
     @property
     def session(self) -> Session:
-        """The job's."""
+        """The session of the job."""
         return self._session
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:
-        """Of the dense tower; None where that is on the servers."""
+        """The optimizer of the dense tower; None when the tower is on the servers."""
         return self._dense
 
     @property
     def trace(self) -> Trace:
-        """The session's."""
+        """The trace of the session."""
         return self._session.core.trace
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """The dense one where it is here, and the session's with the rates of the tables."""
+        """The optimizer of the dense tower, when it is in this process, and the session's with the tables' rates."""
         return (self._session.optimizer,) if self._dense is None else (self._dense, self._session.optimizer)
 
     def step(self, scaler: GradScaler | None) -> bool:
-        """One commit: dense update and sparse rows, or neither. An empty batch commits nothing but takes part."""
+        """Ends a step: the dense update and the commit of rows both happen, or neither.
+
+        A worker with an empty batch commits no gradients but takes part in the step.
+        """
         dense, train = self._dense, self._job.train
         if dense is None and self._dense_rows is None:
             raise FailedPrecondition("PsBackend: call start first")
@@ -172,17 +180,17 @@ class PsBackend:
         return self._session.step(dense, scaler, allow_empty=True, clip_row_norm=train.clip_row_norm)
 
     def settle(self, *, is_end: bool) -> None:
-        """With dense tensors on the servers: pulls under the clock; at the end, waits until the others have gone."""
+        """With dense tensors on the servers, pulls them under the clock; at the end, rank 0 waits for the others."""
         if self._dense_rows is None:
             return
         self._session.flush()
         self._dense_rows.pull()
-        self._session.discard()  # what was pulled would be old by the next step
+        self._session.discard()  # the pulled tensors would be too old for the next step
         if is_end and self._session.rank == 0 and self._session.world_size > 1:
             self._wait_for_the_others()
 
     def _wait_for_the_others(self) -> None:
-        """Until each has left the job or is past this worker's last step (it then waits for this one)."""
+        """Waits until every other worker has left the job or has passed this worker's last step."""
         mine, deadline = self._session.current_step, time.monotonic() + _END_DEADLINE_SEC
         with self._control() as client:
             while True:
@@ -196,11 +204,11 @@ class PsBackend:
                 time.sleep(_POLL_SEC)
 
     def cache(self) -> dict[str, int]:
-        """The session's figures."""
+        """Returns the counts of the session's row cache."""
         return {} if self._job.train.cache is None else self._session.stats().cache()
 
     def tiers(self) -> dict[str, float]:
-        """Of all shards; what other jobs of the cluster did meanwhile is in it."""
+        """Returns the counts of all shards with an SSD; the work of other jobs on the cluster is included."""
         with self._control() as client:
             now = _tiers_of(client.status().shards)
         return {
@@ -209,19 +217,19 @@ class PsBackend:
         }
 
     def rows(self) -> int:
-        """Rows that the servers hold for this job's namespace."""
+        """Returns the number of rows that the servers hold in this job's namespace."""
         with self._control() as client:
             shards, own = client.status().shards, f"{self._session.namespace}/"
             return sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
 
     def shard_losses(self) -> tuple[int, int]:
-        """How often shards of the cluster came back from a checkpoint alone, and commits lost by it."""
+        """Returns how often a shard was restored while others went on, and how many commits were lost by it."""
         with self._control() as client:
             shards = client.status().shards
         return sum(shard.restores for shard in shards), sum(shard.commits_lost for shard in shards)
 
     def staleness(self) -> dict[str, dict[str, int]]:
-        """How stale the pulls of each table of this job's namespace were, over all shards and workers."""
+        """Returns the staleness of the pulls of each table in this job's namespace, over all shards and workers."""
         found: dict[str, dict[str, int]] = {}
         with self._control() as client:
             usages = [usage for shard in client.status().shards for usage in shard.tables]

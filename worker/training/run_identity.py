@@ -1,4 +1,4 @@
-"""Which run a checkpoint is of: one that another run made is not removed without a word."""
+"""Identifies the run that made a checkpoint, so that no run removes another run's checkpoints unasked."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import DataLoss, FailedPrecondition
 
 _KEY = "run_id"
-_UNNAMED = "none"  # what torchrun calls a run that was given no name
-ROWS_FOLDER = "rows"  # of the saves that a shard comes back from, in the folder of the checkpoints
+_UNNAMED = "none"  # torchrun's name for a run that was given no name
+ROWS_FOLDER = "rows"  # the folder, within that of the checkpoints, of the saves from which a shard is restored
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """One run of a job: all of its workers, also those that come later or are started again.
+    """The identity of one run of a job. All workers of the run share it, also those that join or restart later.
 
     Attributes:
-        name: that its checkpoints carry.
-        goes_on: it begins from the checkpoints that are there, or has written them before it was started again.
-        overwrites: checkpoints of other runs are removed when it begins.
-        is_again: a scheduler started this process again.
+        name: the name of the run, which its checkpoints carry.
+        goes_on: whether the run begins from existing checkpoints, or wrote them before it was restarted.
+        overwrites: whether checkpoints of other runs are removed when the run begins.
+        is_again: whether a scheduler restarted this process.
     """
 
     name: str
@@ -37,26 +37,37 @@ class RunIdentity:
 
     @staticmethod
     def new(*, resume: str = "never", overwrites: bool = False) -> RunIdentity:
-        """A run that no run was before; ``resume`` as of ``sparserow train``."""
+        """Returns the identity of a new run with a random name.
+
+        Args:
+            resume: the value of ``sparserow train --resume``.
+            overwrites: whether checkpoints of other runs are removed.
+        """
         return RunIdentity(secrets.token_hex(8), resume != "never", overwrites)
 
     @staticmethod
     def of_torchrun(run: str, *, resume: str = "never", overwrites: bool = False) -> RunIdentity:
-        """The run that torchrun calls ``run``; its agents start workers again under the same name."""
+        """Returns the identity of a run under torchrun, whose agents restart workers with the same run name.
+
+        Args:
+            run: torchrun's name of the run.
+            resume: the value of ``sparserow train --resume``.
+            overwrites: whether checkpoints of other runs are removed.
+        """
         is_again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         name = secrets.token_hex(8) if run == _UNNAMED else f"torchrun {run}"
         goes_on = resume != "never" or (run == _UNNAMED and is_again)
         return RunIdentity(name, goes_on, overwrites, is_again)
 
     def config(self, job: JobConfig) -> dict[str, Any]:
-        """What a checkpoint says of its job and run."""
+        """Returns the description of the job and the run that a checkpoint's manifest holds."""
         return {**job.model_dump(mode="json", exclude_unset=True), _KEY: self.name}
 
     def check_folders(self, job: JobConfig) -> None:
-        """Refuses to begin where the job's folders have checkpoints of another run, or removes these.
+        """Checks that the job's folders have no checkpoints of another run; with ``overwrites``, removes them.
 
         Raises:
-            FailedPrecondition: they have (names the newest, and what may be done).
+            FailedPrecondition: a folder has such checkpoints; the text names the newest and the remedies.
         """
         if self.goes_on:
             return
@@ -69,7 +80,7 @@ class RunIdentity:
                     f"{setting}: {url} has {count} of another run, the newest {others[-1]}; go on from there "
                     "(--resume auto), name another url, or have them removed (--overwrite-checkpoints)"
                 )
-            for name in reversed(others):  # those that others add to go last
+            for name in reversed(others):  # newest first: later checkpoints may build on earlier ones
                 (folder / name).remove()
 
     def _made(self, folder: Folder, name: str) -> bool:

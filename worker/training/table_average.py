@@ -1,9 +1,9 @@
-"""The mean over ranks of local tables' sparse gradients, in three collectives a step.
+"""Averages the sparse gradients of local tables over the ranks, in three collective calls a step.
 
-``DistributedDataParallel`` would do it, a table at a time; but the allreduce of sparse tensors of torch 2.13 over gloo
-corrupts the process's memory now and then: two processes of plain torch with 26 ``nn.Embedding(sparse=True)`` end with
-"malloc(): unaligned tcache chunk detected" within minutes. So tables are left out of it (:func:`leave_to_average`), and
-only dense tensors are sent here.
+``DistributedDataParallel`` could do it, one table at a time. But in torch 2.13, the allreduce of sparse tensors over
+gloo sometimes corrupts the process's memory. Two processes of plain torch with 26 ``nn.Embedding(sparse=True)`` end
+with "malloc(): unaligned tcache chunk detected" within minutes. So DDP leaves the tables out
+(:func:`leave_to_average`), and this module sends only dense tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def leave_to_average(model: nn.Module, tables: Sequence[nn.Embedding]) -> None:
-    """Before ``DistributedDataParallel(model)``: it neither reduces these tables' gradients nor sends their weights.
+    """Makes DDP neither reduce these tables' gradients nor send their weights; call it before DDP wraps the model.
 
     Args:
-        model: with the same weights on every rank.
-        tables: of the model.
+        model: the model, with the same weights on every rank.
+        tables: the tables of the model to leave out.
     """
     weights = {id(table.weight) for table in tables}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in weights]
@@ -29,10 +29,13 @@ def leave_to_average(model: nn.Module, tables: Sequence[nn.Embedding]) -> None:
 
 
 def average_gradients(weights: Sequence[nn.Parameter]) -> None:
-    """Each weight's gradient becomes the mean over ranks, coalesced; on every rank the same.
+    """Replaces each weight's gradient by the mean over ranks, coalesced and equal on every rank.
 
-    A collective: every rank of the default group calls it with the same weights, each (rows, dim) of one dtype. A rank
-    without a gradient, or whose gradient has no row, counts with zeros.
+    Every rank of the default group must call it with the same weights. A rank without a gradient, or whose gradient
+    has no row, counts with zeros.
+
+    Args:
+        weights: the weights of the tables, each (rows, dim), all of one dtype.
     """
     world = dist.get_world_size()
     mine = [_coalesced(weight) for weight in weights]
@@ -58,14 +61,14 @@ def _coalesced(weight: nn.Parameter) -> torch.Tensor:
 
 
 def _gathered(mine: torch.Tensor, world: int) -> torch.Tensor:
-    """(n) of each rank -> (world, n)."""
+    """Gathers a tensor of shape (n) from each rank into one of shape (world, n)."""
     out = mine.new_empty(world, len(mine))
     dist.all_gather(list(out), mine)
     return out
 
 
 def _gathered_ragged(mine: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Every rank's pieces one after the other, ``lengths[rank]`` long; shorter ones are padded on the way."""
+    """Gathers every rank's pieces, joined to a tensor of length ``lengths[rank]``; padding is sent and removed."""
     padded = mine[0].new_zeros(max(*lengths, 1))
     torch.cat(list(mine), out=padded[: sum(len(piece) for piece in mine)])
     return [part[:length] for part, length in zip(_gathered(padded, len(lengths)), lengths, strict=True)]

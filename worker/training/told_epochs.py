@@ -1,4 +1,4 @@
-"""Epochs that a run has told, kept beside its checkpoints: a restart tells none of them again."""
+"""Keeps the epochs that a run has reported beside its checkpoints, so that a restart reports none of them again."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from .training_report import EpochResult
 log = logging.getLogger(__name__)
 
 _FILE = "epochs.json"
-_MOST_BYTES = 8 << 20  # of 10,000 epochs, which is the most that a job has
+_MOST_BYTES = 8 << 20  # enough for 10,000 epochs, which is the most that a job has
 
 
 class ToldEpochs:
-    """The results of a run's epochs, in the folder of its checkpoints. A file that cannot be used is told and left.
+    """The file with the results of a run's epochs, in the folder of its checkpoints.
+
+    A file that cannot be read or written is logged and otherwise ignored.
 
     Args:
-        url: of the folder.
-        identity: of the run; another run's epochs are not its own.
+        url: the URL of the folder.
+        identity: the identity of the run; the epochs of another run are ignored.
     """
 
     def __init__(self, url: str, identity: RunIdentity) -> None:
         self._folder, self._identity = Folder(url), identity
 
     def read(self) -> dict[int, EpochResult]:
-        """By number; {} where the file is of another run."""
+        """Returns the results by the epoch's number; {} when there is no file or it is of another run."""
         try:
             saved = json.loads(self._folder.read_small(_FILE, _MOST_BYTES))
             if saved["run"] != self._identity.name and not self._identity.is_again:
@@ -39,13 +41,13 @@ class ToldEpochs:
         except NotFound:
             return {}
         except (SparserowError, ValueError, TypeError, KeyError) as error:
-            log.warning("%s: cannot be read, so epochs may be told again: %s", _FILE, error)
+            log.warning("%s cannot be read, so epochs may be reported again: %s", _FILE, error)
             return {}
 
     def write(self, results: Iterable[EpochResult]) -> None:
-        """In place of those that were there."""
+        """Replaces the results in the file."""
         text = json.dumps({"run": self._identity.name, "epochs": [asdict(result) for result in results]})
         try:
             self._folder.write(_FILE, [text.encode()])
         except SparserowError as error:
-            log.warning("%s: was not written, so a restart may tell epochs again: %s", _FILE, error)
+            log.warning("%s was not written, so a restart may report epochs again: %s", _FILE, error)

@@ -1,4 +1,4 @@
-"""Trains the model of a job on its click log, on this worker of a group."""
+"""Trains the model of a job on its click log, as one worker of a group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TEST_BATCH = 8192
 
 
 class _Recent:
-    """Loss and AUC over about the last 20,000 samples of this rank."""
+    """The loss and the AUC over about the last 20,000 samples of this rank."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]] = deque()
@@ -54,7 +54,7 @@ class _Recent:
             self._samples -= len(self._parts.popleft()[1])
 
     def figures(self) -> tuple[float, float]:
-        """(loss, AUC); NaN before the first sample."""
+        """Returns (loss, AUC); both are NaN before the first sample."""
         if not self._parts:
             return float("nan"), float("nan")
         logits, labels, losses = zip(*self._parts, strict=True)
@@ -63,18 +63,18 @@ class _Recent:
 
 
 class Trainer:
-    """One run of a job on one worker; all ranks run alike. Built, run once, dropped.
+    """One run of a job on one worker; every rank makes one. A trainer runs once.
 
     Args:
-        job: what to train; the group's size counts, not ``job.train.workers``.
+        job: the job to train. The size of ``group`` is used in place of ``job.train.workers``.
         group: this worker and its peers.
-        backend: where the tables live.
-        observer: told of progress.
-        run: names the run, for the leases of ``train.elastic``; workers of one run give the same.
-        identity: of the run, for its checkpoints; None: one of this worker's own.
+        backend: the backend that holds the tables.
+        observer: is informed of the progress.
+        run: the name of the run, for the leases of ``train.elastic``; all workers of a run give the same name.
+        identity: the identity of the run, for its checkpoints; None: a new one.
 
     Raises:
-        SparserowError: a file or a setting is at fault.
+        SparserowError: a file cannot be read, or a setting is not allowed.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Trainer:
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
-        self._told: dict[int, EpochResult] = {}  # by former lives of this run as well
+        self._told: dict[int, EpochResult] = {}  # before a restart of this run as well
         checkpoint = job.train.checkpoint
         self._told_epochs = None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity)
 
@@ -140,23 +140,23 @@ class Trainer:
         return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, run=self._run_config)
 
     def resume(self, name: str | None = None) -> bool:
-        """Goes back to a checkpoint, before :meth:`run`; every rank does.
+        """Restores a checkpoint. Every rank calls it, before :meth:`run`.
 
         Args:
-            name: of the checkpoint; None: the newest.
+            name: the name of the checkpoint; None: the newest.
 
         Returns:
-            False where ``name`` is None and there is none: the run begins at its beginning.
+            False when ``name`` is None and there is no checkpoint; the run then begins at its beginning.
 
         Raises:
             FailedPrecondition: the job has no section train.checkpoint.
-            SparserowError: it cannot be restored.
+            SparserowError: the checkpoint cannot be restored.
         """
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
             return resume_rows(session, elastic.url, name)
         if self._checkpoints is None:
-            raise FailedPrecondition("--resume: needs train.checkpoint and model.backend ps")
+            raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
         self._progress = progress or self._progress
         if progress is not None and self._told_epochs is not None:
@@ -179,12 +179,12 @@ class Trainer:
         return open_reader(job.data, "train" if training else "test", features, options)
 
     def run(self) -> TrainResult:
-        """All epochs, each with its evaluation.
+        """Trains all epochs, and evaluates the model after each.
 
         Raises:
-            BadLine: a malformed line, unless they are skipped.
-            InvalidArgument, NonFiniteGradient: a loss or gradient is not finite, unless such steps are skipped.
-            SparserowError: a server or a peer is at fault.
+            BadLine: a line is malformed, and such lines are not skipped.
+            InvalidArgument, NonFiniteGradient: a loss or gradient is not finite, and such steps are not skipped.
+            SparserowError: a server or a peer has failed.
         """
         train, progress = self._job.train, self._progress
         history = [EpochResult(**result) for result in progress.history]
@@ -238,9 +238,13 @@ class Trainer:
         )
 
     def _is_past(self, epoch: int, *, rows_are_its: bool) -> bool:
-        """Whether a worker of the run has told the epoch before, or cannot tell it any more.
+        """Returns whether an epoch is not to be evaluated, as a worker has reported it or it can no longer be reported.
 
-        The last epoch, whose figures are the run's, must have been told of the very rows that there are.
+        The last epoch gives the result of the run, so its report must be about the rows that there are now.
+
+        Args:
+            epoch: the number of the epoch.
+            rows_are_its: whether the rows are those after the last epoch.
         """
         train, leased = self._job.train, self._leased
         is_last = epoch == train.epochs
@@ -249,48 +253,57 @@ class Trainer:
         return self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
 
     def _told_before(self, epoch: int) -> list[EpochResult]:
-        """What is known of an epoch that is past; with leases on worker 0, since the others tell nothing."""
+        """Returns the known result of an epoch that was reported before.
+
+        With leased data only worker 0 returns it, since the other workers report nothing.
+        """
         is_last, leased = epoch == self._job.train.epochs, self._leased
         if is_last:
-            self._backend.settle(is_end=True)  # the model is that of the run's end
+            self._backend.settle(is_end=True)  # then the model is that at the end of the run
         if leased is None:
             return [self._told[epoch]]
         known = leased_epochs.known_result(leased, epoch, self._group.world) if self._group.rank == 0 else None
         if known is None:
             return []
         if not leased_epochs.was_tested(leased):
-            self._observer.epoch(known)  # worker 0 was started again before it could test this one
+            self._observer.epoch(known)  # worker 0 was restarted before it could test this epoch
         if is_last:
             leased_epochs.tell_all_done(epoch)
         return [known]
 
     def _keep_told(self, results: list[EpochResult]) -> None:
-        """For a worker 0 that is started again."""
+        """Writes the results to the folder of checkpoints, so that a restarted worker 0 has them."""
         if self._told_epochs is not None and self._group.rank == 0:
             self._told.update({result.epoch: result for result in results})
             self._told_epochs.write(self._told.values())
 
     def _told_now(self, epoch: int) -> list[EpochResult]:
-        """The epoch's end by this worker, and its result where it counts for all."""
+        """Ends and reports an epoch; returns its result when this worker's result counts for all workers."""
         result, counts = self._end_epoch(epoch), True
         if self._leased is not None and leased_epochs.is_known(self._leased):
-            counts = self._group.rank == 0  # worker 0 has the samples of all
+            counts = self._group.rank == 0  # the result of worker 0 covers the samples of all workers
             if counts:
                 self._leased.tell_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
         self._keep_told([result])
-        self._observer.epoch(result)  # after it was kept: a worker that is killed here is told once at most
+        self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
 
     @property
     def model(self) -> nn.Module:
-        """The model, without DDP."""
+        """The model itself, without DDP."""
         return self._bare
 
     def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-        """Arguments of the model: the first test samples, dense (n, numeric columns) and sparse (n, key columns).
+        """Returns example arguments of the model, from the first test samples.
+
+        Args:
+            samples: the number of samples, n.
+
+        Returns:
+            The dense values, (n, numeric columns), and the sparse ones, (n, key columns).
 
         Raises:
-            InvalidArgument: there are none.
+            InvalidArgument: the test files have too few good lines.
         """
         for batch in self._test_reader:
             if len(batch) >= samples:
@@ -298,7 +311,7 @@ class Trainer:
         raise InvalidArgument("publish: the test files have too few good lines for an example")
 
     def _train(self, epoch: int) -> None:
-        """The batches of an epoch, or what is left of them."""
+        """Trains on the batches of an epoch that are left."""
         self._model.train()
         if self._leased is not None:
             self._leased.begin_at(epoch, lambda: leased_epochs.trained(self._progress))
@@ -309,7 +322,7 @@ class Trainer:
         for batch in batches:
             result = self._step.run(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
-                self._backend.session.core.end_empty_step()  # each batch is a commit: they say how far a lease is
+                self._backend.session.core.end_empty_step()  # commits count the batches of a lease that are done
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
@@ -324,16 +337,16 @@ class Trainer:
                 reader = self._leased or self._train_reader
                 done, all_samples = reader.done, progress.samples * self._group.world
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
-        self._group.wait()  # all ranks' last step is applied
+        self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
 
     def _end_epoch(self, epoch: int) -> EpochResult:
-        """Its evaluation, and its figures."""
+        """Evaluates the model after an epoch and returns the epoch's result."""
         self._backend.settle(is_end=epoch == self._job.train.epochs)
         progress = self._progress
         samples, loss_sum, seconds = progress.samples, progress.loss_sum, progress.seconds
         total = self._group.total(samples)
-        if total == 0 and self._leased is None:  # with leases others had all of it
+        if total == 0 and self._leased is None:  # with leases, other workers may have had all of the data
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")

@@ -1,4 +1,4 @@
-"""Where a trainer's tables live: one interface, one file a variant, one factory (``trainer.open_backend``)."""
+"""The interface of a trainer to its tables and optimizers. ``deploy/train/training_run.py`` chooses the variant."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ _DENSE_OPTIMIZERS: dict[str, Any] = {
 
 
 def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own optimizer of the dense tower, its state spread over the workers where ``train.zero`` says so.
+    """Makes torch's optimizer of the dense tower. With ``train.zero``, its state is spread over the workers.
+
+    Args:
+        train: the options of the job's optimizers.
+        parameters: the parameters of the dense tower.
 
     Raises:
-        InvalidArgument: ``train.zero`` with one worker.
+        InvalidArgument: ``train.zero`` is true with one worker.
     """
     config = train.dense_optimizer
     kind = _DENSE_OPTIMIZERS[config.kind]
@@ -45,7 +49,13 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
 
 
 def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
-    """Clips the gradients' total L2 norm, unscaled where there is a scaler; call it after the allreduce."""
+    """Clips the total L2 norm of the dense gradients; call it after the allreduce.
+
+    Args:
+        dense: the optimizer of the parameters.
+        norm: the largest norm.
+        scaler: unscales the gradients first; None: they are not scaled.
+    """
     if scaler is not None:
         scaler.unscale_(dense)
     nn.utils.clip_grad_norm_([p for group in dense.param_groups for p in group["params"]], norm)
@@ -54,11 +64,16 @@ def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | N
 class TrainingBackend(Protocol):
     """A model's tables and both optimizers. Calls come in this order: ``build``, ``start``, then steps.
 
-    To add a variant: a file with this interface, a value of ``model.backend``, a case in the factory.
+    A new variant needs a file with this interface, a value of ``model.backend``, and a case in
+    ``deploy/train/training_run.py``.
     """
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
-        """The model on this backend; ``make(sparse)`` builds it in plain torch."""
+        """Returns the model on this backend.
+
+        Args:
+            make: builds the model in plain torch; its argument says whether tables produce sparse gradients.
+        """
         ...
 
     def start(self, model: nn.Module) -> None:
@@ -67,64 +82,78 @@ class TrainingBackend(Protocol):
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Those whose ``lr`` schedules move; of the dense tower and of the tables."""
+        """The optimizers whose ``lr`` follows the schedule: those of the dense tower and of the tables."""
         ...
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the dense tower; None where that is on the servers."""
+        """The optimizer of the dense tower; None when the tower is on the servers."""
         ...
 
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
-        """The training reader's batches, one a step; each ``iter()`` is an epoch. After ``build``."""
+        """Returns the batches of the training reader, one for each step; each ``iter()`` is an epoch.
+
+        It is called after ``build``.
+        """
         ...
 
     @property
     def session(self) -> Session | None:
-        """Of the cluster; None without one."""
+        """The session with the cluster; None without a cluster."""
         ...
 
     @property
     def trace(self) -> Trace:
-        """Where the spans of steps go."""
+        """The trace that receives the spans of steps."""
         ...
 
     def step(self, scaler: GradScaler | None) -> bool:
-        """Ends a step: applies the gradients since the last one, clipped as the job says, or none, and clears them.
+        """Ends a step: applies all gradients since the last step or none, clipped as the job says, and clears them.
+
+        Args:
+            scaler: the scaler of the loss; None: the loss is not scaled.
 
         Returns:
-            Whether it was taken; on every rank the same.
+            Whether the step was taken; every rank gets the same value.
 
         Raises:
-            NonFiniteGradient: a gradient has NaN or Inf; not with a scaler or ``on_nonfinite`` skip.
+            NonFiniteGradient: a gradient has NaN or Inf. With a scaler or ``on_nonfinite`` "skip" it is not raised.
         """
         ...
 
     def settle(self, *, is_end: bool) -> None:
-        """Before an evaluation: waits for peers that never meet, as far as the clock says, or at the job's end."""
+        """Is called before an evaluation: waits for the steps of other workers that have no process group.
+
+        Args:
+            is_end: whether the job is at its end, so that rank 0 waits for all steps. Otherwise the wait is that of a
+                pull under the job's clock.
+        """
         ...
 
     def staleness(self) -> dict[str, dict[str, int]]:
-        """How stale the pulls of each table were, as ``TrainResult`` says."""
+        """Returns the staleness of each table's pulls; see ``TrainResult.staleness``."""
         ...
 
     def shard_losses(self) -> tuple[int, int]:
-        """How often shards came back from a checkpoint alone, and commits lost by it (``TrainResult``)."""
+        """Returns ``TrainResult.shard_restores`` and ``TrainResult.commits_lost``."""
         ...
 
     def cache(self) -> dict[str, int]:
-        """What this worker's row cache did (``TrainResult.cache``); {} without one."""
+        """Returns the counts of this worker's row cache (``TrainResult.cache``); {} without a cache."""
         ...
 
     def tiers(self) -> dict[str, float]:
-        """What shards with an SSD did since this backend was made (``TrainResult.tiers``); {} without one."""
+        """Returns the counts of shards with an SSD since this backend was made (``TrainResult.tiers``).
+
+        The result is {} when no shard has an SSD.
+        """
         ...
 
     def rows(self) -> int:
-        """Rows of all tables that were ever updated; on every rank the same."""
+        """Returns the number of rows that exist in all tables of the job."""
         ...
 
     @property
     def shards(self) -> int:
-        """Parameter servers that hold them; 0 for none."""
+        """The number of shards that hold the rows; 0 when there are no servers."""
         ...

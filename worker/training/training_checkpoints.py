@@ -1,4 +1,4 @@
-"""When a trainer saves, and how it comes back."""
+"""Saves the checkpoints of a trainer when they are due, and resumes the trainer from one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The position of a run in its epochs.
 
     Attributes:
-        epoch: from 1, the present one; beyond the job's epochs when it is done.
-        is_trained: all batches of the present epoch are done; its evaluation is not.
-        samples, loss_sum, seconds: of this worker in the present epoch.
-        history: results of the epochs before, as dicts.
+        epoch: the present epoch, from 1; larger than the number of epochs when the run is done.
+        is_trained: whether all batches of the present epoch are done, so that only its evaluation is left.
+        samples: the number of samples that this worker has trained on in the present epoch.
+        loss_sum: the sum of their losses.
+        seconds: the seconds that this worker has spent on them.
+        history: the results of the epochs before, as dicts.
     """
 
     epoch: int = 1
@@ -44,14 +46,23 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def begin_epoch(self, epoch: int) -> None:
-        """The next one, from its first batch."""
+        """Moves to the first batch of ``epoch``."""
         self.epoch, self.is_trained = epoch, False
         self.samples, self.loss_sum, self.seconds = 0, 0.0, 0.0
 
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """What a checkpoint of a trainer holds beside the rows."""
+    """The parts of a trainer that a checkpoint holds besides the rows.
+
+    Attributes:
+        model: the model, without DDP.
+        optimizer: the optimizer of the dense tower; None: the tower is on the servers.
+        scaler: the scaler of the loss; None: the loss is not scaled.
+        schedule: the schedules of the learning rates.
+        reader: the reader of the training files.
+        steps: the counts of steps and samples.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -62,19 +73,20 @@ class TrainedParts:
 
 
 def resume_rows(session: Session, url: str, name: str | None) -> bool:
-    """Goes back to a save of the rows, and of how far the epoch was, which the coordinator leases data by; every worker
-    of the job does.
+    """Restores a save of the rows, and the position in the epoch from which the coordinator leases data.
+
+    Every worker of the job calls it.
 
     Args:
-        session: of a worker.
-        url: of the folder.
-        name: of the save; None: the newest.
+        session: the session of this worker.
+        url: the URL of the folder of the saves.
+        name: the name of the save; None: the newest.
 
     Returns:
-        False where ``name`` is None and there is none.
+        False when ``name`` is None and there is no save.
 
     Raises:
-        SparserowError: it cannot be restored.
+        SparserowError: the save cannot be restored.
     """
     names = list_names(Folder(absolute(url)))
     if name is None and not names:
@@ -85,20 +97,20 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
 
 
 def _tell(session: Session, words: str) -> None:
-    """Says once in a job where it begins."""
+    """Prints to stderr, once in a job, where the run begins."""
     if session.rank == 0:
         print(f"sparserow: {words}", file=sys.stderr, flush=True)
 
 
 class TrainingCheckpoints:
-    """Saves by steps or time; a save that fails is told, and the job goes on.
+    """Saves checkpoints by steps or time. When a save fails, the failure is logged and the job goes on.
 
     Args:
-        config: when and where.
-        session: of the job.
+        config: the section train.checkpoint of the job, with the times and the place of saves.
+        session: the session of this worker.
         group: this worker and its peers.
-        parts: what is saved.
-        run: what the checkpoints say of the job and its run, for ``sparserow checkpoint inspect``.
+        parts: the parts to save besides the rows.
+        run: the description of the job and its run in the manifests, for ``sparserow checkpoint inspect``.
     """
 
     def __init__(
@@ -116,25 +128,37 @@ class TrainingCheckpoints:
         self._writing: SavedCheckpoint | None = None
 
     def begin(self) -> None:
-        """Before the first step: has rows saved between checkpoints, where a shard can come back from them alone."""
+        """Is called before the first step: starts saves of rows between checkpoints.
+
+        There are such saves only when the job asks for them and a shard can be restored from them while others go on.
+        """
         every = self._config.delta_every
         if every is not None and self._session.core.placement.staleness != 0:
             keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every, config=self._run)
 
     def after_step(self, number: int, progress: Progress) -> None:
-        """Saves when it is time; ``number`` counts the steps of the whole run."""
+        """Saves a checkpoint when one is due.
+
+        Args:
+            number: the number of steps of the whole run so far.
+            progress: the position of the run.
+        """
         if self._is_due(number):
             self._save(progress, wait=False)
 
     def at_end(self, progress: Progress) -> None:
-        """The last one, which holds what was learnt."""
+        """Saves the last checkpoint, which holds the trained model, and waits until it is written."""
         self._save(progress, wait=True)
 
     def _check_workers(self, name: str) -> None:
-        """Raises FailedPrecondition for one of other workers than those of this run, before a row is touched."""
+        """Checks, before a row is changed, that a checkpoint has the state of exactly the ranks of this run.
+
+        Raises:
+            FailedPrecondition: the checkpoint has the state of other ranks.
+        """
         folder = Folder(self._url)
         if name not in list_names(folder):
-            return  # the restore says which there are
+            return  # the restore raises an error that lists the checkpoints
         saved, world = {worker.rank for worker in read_manifest(folder, name).workers}, self._group.world
         if saved and saved != set(range(world)):
             ranks = ", ".join(map(str, sorted(saved)))
@@ -175,14 +199,16 @@ class TrainingCheckpoints:
                 wait=wait,
             )
         except Fenced:
-            raise  # this worker has lost its place: there is nothing to go on with
+            raise  # this worker has lost its place in the job and cannot go on
         except SparserowError as error:
             log.warning("no checkpoint was made: %s", error)
         self._saved_at = time.monotonic()
 
     def newest(self) -> str | None:
-        """The newest checkpoint from which all workers of this run can go on, not of rows alone, say; where there is
-        none such the newest of all, whose restore says what it lacks. None: there is none at all.
+        """Returns the newest checkpoint that has the state of all workers of this run.
+
+        When no checkpoint has it, returns the newest of all, whose restore then raises an error with the reason.
+        Returns None when there is no checkpoint.
         """
         folder = Folder(self._url)
         names, ranks = list_names(folder), set(range(self._group.world))
@@ -192,10 +218,16 @@ class TrainingCheckpoints:
         return names[-1] if names else None
 
     def resume(self, name: str | None) -> Progress | None:
-        """Goes back to a checkpoint; None as a name: to the newest, and where there is none nothing happens.
+        """Restores a checkpoint.
+
+        Args:
+            name: the name of the checkpoint; None: the newest, if there is one.
+
+        Returns:
+            The position of the run; None when ``name`` is None and there is no checkpoint.
 
         Raises:
-            SparserowError: it cannot be restored.
+            SparserowError: the checkpoint cannot be restored.
         """
         parts = self._parts
         if name is None:

@@ -1,4 +1,4 @@
-"""What a trainer tells while it runs, and the result it ends with."""
+"""The reports of a trainer: those that an observer gets while it runs, and the result of the run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One epoch.
+    """The result of one epoch.
 
     Attributes:
-        epoch: from 1.
-        train_loss: mean over the samples of rank 0; of all workers with ``train.elastic``.
-        samples: trained on by all workers.
-        samples_per_sec: of all workers, without the evaluation.
-        test_auc, test_log_loss: after the epoch.
+        epoch: the number of the epoch, from 1.
+        train_loss: the mean loss over the samples of rank 0; with ``train.elastic`` over those of all workers.
+        samples: the number of samples that all workers trained on.
+        samples_per_sec: the rate of all workers together, without the evaluation.
+        test_auc: the AUC on the test files after the epoch; NaN when it was not tested.
+        test_log_loss: the log loss on the test files after the epoch, in nats; NaN when it was not tested.
     """
 
     epoch: int
@@ -29,33 +30,36 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What ``--json`` writes.
+    """The result of a run, which ``--json`` writes.
 
     Attributes:
-        test_auc, test_log_loss: after the last epoch.
-        samples_per_sec: over all epochs and workers, without evaluations.
-        epochs: how many.
-        rows: of all tables that the servers hold at the end (all rows, with backend local).
-        shards, workers: processes of each kind that were there to the end; no shards with backend local.
-        seed: the job's.
-        bad_lines: skipped in one pass over the training and the test files.
-        first_bad_line: the place and fault of one of them, if any.
-        backend: ps or local.
-        staleness: of pulls in train mode, by table: how many were at most so many steps stale, and staler than the
-            bucket before ("inf" is the last); {} with backend local.
-        cache: of all workers' row caches: unique rows that were hits, misses, revalidated (asked about by version) and
-            refreshed (of those: sent again), and bytes_saved, of float32 weights; {} without a cache.
-        tiers: of shards with an SSD, from the run's start to its end: keys of pulls and commits that were hits (in
-            memory) and misses (looked for on the SSD), keys brought_ahead by hints, rows_evicted from memory, and what
-            was read and written there (reads, rows_read, bytes_read, read_sec; writes, rows_written, bytes_written,
-            write_sec), and file_bytes at the end; {} without one.
-        refused_steps: steps that no worker took because a loss or gradient of one had NaN or Inf.
-        history: the epochs.
-        shard_restores: how often a shard of the cluster ended and came back from a checkpoint while others went on.
-        commits_lost: commits that such shards had taken and no worker could send again; each is a worker's step on one
-            shard.
-        kept: where the trained model is, a line for each place; () where its rows and its tower are gone.
-        commands: of the shell, that publish and serve what was kept, by ``publish`` and ``serve``.
+        test_auc: the AUC on the test files after the last epoch.
+        test_log_loss: the log loss on the test files after the last epoch, in nats.
+        samples_per_sec: the rate over all epochs and workers, without evaluations.
+        epochs: the number of epochs.
+        rows: the rows of all tables that the servers hold at the end; with backend local all rows.
+        shards: the number of shards at the end; 0 with backend local.
+        workers: the number of workers at the end.
+        seed: the seed of the job.
+        bad_lines: the number of lines that were skipped in one pass over the training and the test files.
+        first_bad_line: the place and the fault of one of them; None when there was none.
+        backend: "ps" or "local".
+        refused_steps: the number of steps that no worker took, because a loss or gradient had NaN or Inf.
+        staleness: for each table, the number of pulls in train mode by bucket. A bucket's name is the largest number of
+            steps that its pulls were stale, and "inf" is the last bucket. {} with backend local.
+        cache: counts of all workers' row caches. Unique rows were hits, misses, revalidated (asked about by version) or
+            refreshed (revalidated, and sent again); bytes_saved counts float32 weights. {} without a cache.
+        tiers: counts of the shards with an SSD, from the run's start to its end; {} when no shard has an SSD. Keys of
+            pulls and commits were hits in memory or misses, which are looked for on the SSD. brought_ahead counts keys
+            that hints brought to memory, and rows_evicted those that left it. reads, rows_read, bytes_read, read_sec,
+            writes, rows_written, bytes_written and write_sec describe the traffic of the SSD. file_bytes is the size of
+            the files at the end.
+        history: the results of the epochs.
+        shard_restores: how often a shard of the cluster ended and was restored from a checkpoint while others went on.
+        commits_lost: the number of commits that such shards had applied and no worker could send again. A commit is one
+            worker's step on one shard.
+        kept: the places that hold the trained model, one line each; () when its rows and its tower are gone.
+        commands: shell commands that publish and serve the kept model, under the keys ``publish`` and ``serve``.
     """
 
     test_auc: float
@@ -80,14 +84,15 @@ class TrainResult:
     commands: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns the result as plain values, for JSON."""
         return asdict(self)
 
 
 def merged(results: Sequence[TrainResult]) -> TrainResult:
-    """One result of workers that never met: sums of what each did, and the evaluation of the first, which tested.
+    """Merges the results of workers without a process group into one result.
 
-    A worker that came later has no results of the epochs before. With leased data those of worker 0 count for all.
+    Counts and rates are summed. The evaluation is that of the first worker, which is the only one that tests. A worker
+    that joined late has no results of earlier epochs. With leased data, the history of worker 0 counts for all.
     """
     first = results[0]
     by_epoch: dict[int, list[EpochResult]] = {}
@@ -114,29 +119,37 @@ def merged(results: Sequence[TrainResult]) -> TrainResult:
 
 
 class Observer(Protocol):
-    """Watches a trainer on rank 0."""
+    """An object that a trainer informs of its progress. Only that of rank 0 shows anything."""
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
-        """After some batches: share of the epoch done (None: not known), samples so far, loss and AUC of late."""
+        """Is called after some batches.
+
+        Args:
+            epoch: the present epoch, from 1.
+            done: the share of the epoch that is done, in [0, 1]; None: not known.
+            samples: the number of samples in this epoch so far, over all workers.
+            loss: the mean loss of recent samples.
+            auc: the AUC of recent samples.
+        """
         ...
 
     def evaluating(self, epoch: int) -> None:
-        """An evaluation begins."""
+        """Is called when the evaluation of an epoch begins."""
         ...
 
     def epoch(self, result: EpochResult) -> None:
-        """An epoch has ended."""
+        """Is called when an epoch has ended."""
         ...
 
 
 class Silence:
-    """An observer that shows nothing: of all ranks but the first."""
+    """An observer that shows nothing. All ranks but the first use it."""
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def evaluating(self, epoch: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def epoch(self, result: EpochResult) -> None:
-        """Nothing."""
+        """Does nothing."""

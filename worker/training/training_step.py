@@ -1,10 +1,10 @@
-"""One step of a job: forward and backward of its micro-batches, then the backend's update, or none.
+"""Runs a step of a job: forward and backward of its micro-batches, then the backend's update, or none.
 
     parts of batch ── forward, loss, backward (DDP silent) ──> ... last one (DDP reduces) ──> backend.step ──> schedule
 
 Invariants:
- 1. All ranks make the same collective calls, whatever their losses, so that none waits for one that gave up.
- 2. The gradients are those of one mean over the step's samples, however it is cut into parts.
+ 1. All ranks make the same collective calls, whatever their losses, so that no rank waits for ever.
+ 2. The gradients are those of one mean over the step's samples, however the step is cut into parts.
  3. A loss with NaN or Inf refuses the step on every rank.
 """
 
@@ -34,12 +34,12 @@ _AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did.
+    """The result of a step.
 
     Attributes:
-        logits: (B) float32, without gradient.
-        loss: mean over this rank's samples; may be NaN or Inf when the step was refused.
-        is_taken: False when it was refused; on every rank the same.
+        logits: the logits of this rank's samples, (B) float32, without gradient.
+        loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
+        is_taken: whether the step was taken, and not refused; every rank has the same value.
     """
 
     logits: torch.Tensor
@@ -52,14 +52,15 @@ class TrainingStep:
 
     Args:
         train: the options of the steps.
-        model: in train mode; wrapped in DDP where workers reduce dense gradients by it.
-        backend: started.
+        model: the model in train mode; wrapped in DDP when workers reduce dense gradients by DDP.
+        backend: the backend, whose ``start`` was called.
         group: this worker and its peers.
 
     Attributes:
-        rates: schedules.
-        scaler: of the loss, with amp float16; else None.
-        refused: steps so far that were not taken; ``number`` counts all.
+        rates: the schedules of the learning rates.
+        scaler: the scaler of the loss with amp float16; else None.
+        refused: the number of steps so far that were not taken.
+        number: the number of steps so far, refused ones included.
     """
 
     def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
@@ -72,20 +73,22 @@ class TrainingStep:
         self._samples = 0
 
     def state_dict(self) -> dict[str, int]:
-        """The counts."""
+        """Returns the counts of steps and samples."""
         return {"number": self.number, "refused": self.refused, "samples": self._samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Counts on from there."""
+        """Continues the counts from a result of :meth:`state_dict`."""
         self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
 
     def run(self, batch: Batch) -> StepResult:
-        """One step over a batch of up to ``batch_size * accumulate`` samples; an empty batch takes part as well.
+        """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
+
+        An empty batch takes part in the step as well.
 
         Raises:
-            InvalidArgument: the loss is not finite, and ``on_nonfinite`` is raise. Nothing was applied.
-            NonFiniteGradient: a gradient is not, of this rank or another. Nothing was applied.
-            SparserowError: a server or a peer is at fault.
+            InvalidArgument: the loss is not finite, and ``on_nonfinite`` is "raise". Nothing was applied.
+            NonFiniteGradient: a gradient of this rank or another is not finite. Nothing was applied.
+            SparserowError: a server or a peer has failed.
         """
         parts = list(_parts(batch, self._train.batch_size))
         logits, loss = [], 0.0
@@ -111,7 +114,7 @@ class TrainingStep:
         loss = share * binary_cross_entropy_with_logits(logits, part.labels) if len(part) else logits.sum()
         value = float(loss.detach())
         if not math.isfinite(value):
-            loss = loss * math.nan  # an infinite loss may have finite gradients; these reach every rank
+            loss = loss * math.nan  # an infinite loss may have finite gradients, but NaN reaches every rank
         with trace.span("backward", step=self.number):
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return logits.detach(), value
@@ -129,7 +132,7 @@ class TrainingStep:
             self.rates.step()
             return True
         self.refused += 1
-        # Only a scaler or on_nonfinite=skip comes here, on all ranks alike; a scaler cannot mend a loss.
+        # Reached only with a scaler or on_nonfinite=skip, on all ranks alike; a scaler cannot repair a loss.
         if self._train.on_nonfinite == "raise" and self._group.total(int(not is_finite)):
             raise self._diverged(loss)
         return False
@@ -151,7 +154,7 @@ class TrainingStep:
 
 
 def _parts(batch: Batch, size: int) -> Iterator[Batch]:
-    """Runs of ``size`` samples; a single empty one of an empty batch."""
+    """Yields the parts of a batch, of ``size`` samples each; an empty batch has one empty part."""
     for begin in range(0, max(len(batch), 1), size):
         part = slice(begin, begin + size)
         yield Batch(batch.dense[part], batch.sparse[part], batch.labels[part])
