@@ -378,7 +378,7 @@ def check_file(folder: Folder, facts: FileFacts) -> memoryview:
     try:
         data = folder.read(facts.file)
     except NotFound:
-        raise DataLoss(f"{where}: is missing; the checkpoint is damaged") from None
+        raise DataLoss(f"{where}: the file is missing; the checkpoint is damaged") from None
     check_bytes(data, facts, where, "is damaged: its checksum does not match")
     return data
 

@@ -26,7 +26,18 @@ Rows = NDArray[np.float32]
 def write_rows(
     folder: Folder, file: str, dtype: ServedDtype, keys: Keys, versions: NDArray[np.uint64], rows: Rows
 ) -> Part:
-    """Writes a part of rows (n, dim) float32 in ``dtype``, rounded to the nearest value."""
+    """Writes rows (n, dim) float32 as a part, converted to ``dtype`` with rounding to the nearest value.
+
+    Args:
+        folder: the folder of the version.
+        file: the name of the file.
+        dtype: the dtype of the published rows.
+        keys, versions: (n) uint64 each.
+        rows: (n, dim) float32.
+
+    Returns:
+        The entry of the file for a manifest.
+    """
     tensors = {"key": Tensor("U64", keys), "version": Tensor("U64", versions), **_packed(dtype, rows)}
     facts = write_tensors(folder, file, tensors, {"dtype": dtype})
     return Part(facts.file, facts.bytes, facts.xxh3, len(keys))

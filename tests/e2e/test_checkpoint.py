@@ -327,7 +327,7 @@ def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_p
     part.unlink()
     with (
         sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session,
-        pytest.raises(DataLoss, match=f"save-000002/{part.name}: is missing"),
+        pytest.raises(DataLoss, match=f"save-000002/{part.name}: the file is missing"),
     ):
         sr.restore(session, url, name="save-000004")
 
@@ -393,7 +393,7 @@ def test_bad_input(cluster, tmp_path):
             sr.save(session, url, keep=0)
         with (
             sr.connect(cluster.address, "bad", job="other", staleness=None, rank=0, world_size=1),
-            pytest.raises(FailedPrecondition, match="jobs bad/other are working on this cluster"),
+            pytest.raises(FailedPrecondition, match="jobs bad/other are running on this cluster"),
         ):
             sr.restore(session, url)
         part = next((tmp_path / "ckpt" / saved.name).glob("rows.*"))

@@ -214,7 +214,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
                     lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=60).dense_version == 4, "4"
                 )
                 damage_dense(root, 5)
-                with pytest.raises(sr.DataLoss, match="fails its checksum"):
+                with pytest.raises(sr.DataLoss, match="does not match its checksum"):
                     served.refresh()
                 assert served.dense_version == 4  # what is in use stays
 
@@ -304,7 +304,8 @@ def test_a_version_without_a_program_is_said(
         sr.local_serving("rows", root=trained.root) as serving,
         sr.ServingClient(serving.addresses) as client,
         pytest.raises(
-            sr.NotFound, match=r"rows@1: was published without a program.*sparserow query.*section publish.*example="
+            sr.NotFound,
+            match=r"rows@1: the version was published without a program.*sparserow query.*section publish.*example=",
         ),
     ):
         ServedModel(client, trained.root)

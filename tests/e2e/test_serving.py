@@ -273,7 +273,7 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
     part = next((root / "ctr" / "v000002").glob("rows.*"))
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert launcher.start("alias", "ctr", "2", f"--root={root}").end() == 0
-    wait_until(lambda: "fails its checksum" in str(ask(serving.http, "/v1/health")["problems"]), "the refusal")
+    wait_until(lambda: "does not match its checksum" in str(ask(serving.http, "/v1/health")["problems"]), "the refusal")
     with sr.ServingClient(serving.address) as client:
         answer = client.lookup("user", KEYS)
         assert answer.version == 1

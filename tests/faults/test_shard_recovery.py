@@ -200,7 +200,7 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
         sr.save(session, str(tmp_path / "sync"))
         os.kill(cluster.shard_pids[1], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
-    assert "(job sync/sync is synchronous: its workers and all shards go back together)" in reasons[1]
+    assert "(job sync/sync is synchronous: its workers and all shards have to be restored together)" in reasons[1]
 
 
 def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(launcher, tmp_path):
@@ -216,7 +216,7 @@ def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(laun
     scene.shards[0].end()
     wait_until(lambda: status_of(scene.address).shards[0].state == pb.LOST, "the end of its lease")
     scene.shard(0)
-    wait_until(lambda: "slots.0.safetensors: is missing" in status_of(scene.address).problem, "the reason")
+    wait_until(lambda: "slots.0.safetensors: the file is missing" in status_of(scene.address).problem, "the reason")
     assert "shard 0: its process is not serving yet; shard 0 cannot be restored: " in status_of(scene.address).problem
     assert not status_of(scene.address).ready
     with ControlClient(scene.address) as control:

@@ -92,7 +92,8 @@ def test_refusals(assignment, message):
 def test_local_backend_has_only_torchs_row_optimizers(kind):
     sets = [*BASE, f"train.row_optimizer={{kind: {kind}}}"]
     load_config(JobConfig, None, sets)
-    with pytest.raises(InvalidArgument, match=f"torch has no {kind} for single rows; allowed in train.row_optimizer.kind: sgd"):
+    words = f"torch has no {kind} for single rows; allowed in train.row_optimizer.kind: sgd"
+    with pytest.raises(InvalidArgument, match=words):
         load_config(JobConfig, None, [*sets, "model.backend=local"])
 
 
