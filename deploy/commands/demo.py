@@ -1,4 +1,4 @@
-"""``sparserow demo``: the main job in a minute, on a synthetic click log."""
+"""``sparserow demo``: shows the main job in a minute, on a synthetic click log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def demo(
     rows: Annotated[int, typer.Option(help="Samples of the training part of the click log.")] = 800_000,
     shards: Annotated[int, typer.Option(help="Parameter servers.")] = 2,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the click log and of training.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the click log and of training.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write the result to.")] = None,
 ) -> None:
     """Train DLRM on a synthetic click log and serve it live: two shards, two workers, a serving process.
 
-    The log is written in Criteo's form to a temporary folder. Its generating model's own AUC is the best that can be
-    reached on average. While it trains, the model's rows are published and served, live sync brings what changes, and
-    at the end every serving row is compared with the training row. Everything is stopped again.
+    The log is written in Criteo's format to a temporary folder. The AUC of the model that generates it is the best that
+    can be reached on average. During training, the rows are published and served, and live sync sends the changes. At
+    the end every serving row is compared with the training row, and everything is stopped.
     """
     import contextlib
     import tempfile

@@ -297,4 +297,4 @@ def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> Non
     assert (tmp_path / "keys" / "publisher.key").stat().st_mode & 0o777 == 0o600
     assert "PUBLIC KEY" in (tmp_path / "keys" / "publisher.pub").read_text()
     again = launcher.start("security", "signing-key", str(tmp_path / "keys"), "publisher").error_line()
-    assert "is there already" in again
+    assert "the file exists already" in again

@@ -281,7 +281,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
     assert figures["commits_lost"] <= 2 * steps
     assert figures["history"][0]["samples"] == 2 * steps * 64
     assert figures["test_auc"] > 0.6
-    assert "is started again, from the newest checkpoint" in run.err
+    assert "is restarted with the rows of the newest checkpoint" in run.err
     assert "is back after" in run.err
     assert "shards that came back" in run.out
     wait_until(lambda: not launcher.living(), "no process is left")
