@@ -289,7 +289,7 @@ def test_predict_query_and_row(
         code, out, _ = run(capsys, "row", "ads/user", "123456789", "--explain", coordinator)
         assert "tier: none: the row does not exist" in out
     wrong = run(capsys, "row", "ads/nope", "1", coordinator)[2]
-    assert "table 'ads/nope': is not there; namespace 'ads' has: tags, user" in wrong
+    assert "table 'ads/nope': there is no such table; namespace 'ads' has: tags, user" in wrong
 
 
 def test_a_version_without_a_program_is_said(
