@@ -345,7 +345,7 @@ class ControlClient(Closing):
     def list_faults(self) -> tuple[pb.Fault, ...]:
         """Returns the faults of workers, with tracebacks, of all jobs that the token may see.
 
-        The newest incident comes first; the faults of an incident stand in the order in which they happened.
+        The newest incident comes first; the first fault of an incident comes first in it.
         """
         return tuple(self._call("ListFaults", pb.ListFaultsRequest()).faults)
 

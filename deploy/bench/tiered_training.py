@@ -200,9 +200,8 @@ def measure_training(
         }
         for block in range(size.blocks):
             for name in sorted(runners, reverse=block % 2 == 1):
-                runners[name].run(
-                    batches(), dropped
-                )  # new batches, because rows of another block's batches are in memory by now
+                # The batches are new, because rows of another block's batches are in memory by now.
+                runners[name].run(batches(), dropped)
     warm = 1 if size.blocks > 1 else 0
     rates = {name: size.batch / median(runner.seconds[warm:]) for name, runner in runners.items()}
     title, unit = f"DLRM step, {size.batch:,} samples of {size.features} ids, prefetch {DEPTH}", "samples/s"

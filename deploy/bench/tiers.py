@@ -226,9 +226,8 @@ class _Contest:
         warm_up = size.warm_up if is_judged_by_memory else size.warm_up // 4
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
         for block in _with_progress(f"{law}: warm up", blocks):
-            self._raw_block(
-                self._cold_rows(self._tiered_block(block))
-            )  # the database has to be as busy after its reads
+            # The database has to be as busy after its reads.
+            self._raw_block(self._cold_rows(self._tiered_block(block)))
         self._settle()
         _read_files(self._folders)
         tiered, plain, raw = _Taken(), _Taken(), _Taken()

@@ -38,12 +38,8 @@ from ...worker.training.training_report import EpochResult, TrainResult, merged
 _LAST_WORDS_SEC = 2.0  # how long after a first error peers may report a more informative one
 _STOP_SEC = 5.0
 _CHECK_SEC = 0.5
-_PASSING = (
-    Unavailable.number,
-    DeadlineExceeded.number,
-    Fenced.number,
-    Internal.number,
-)  # a new worker may succeed
+# After these errors a new worker may succeed.
+_PASSING = (Unavailable.number, DeadlineExceeded.number, Fenced.number, Internal.number)
 
 
 @dataclass

@@ -233,7 +233,7 @@ def _run_under_torchrun(
 def _run_apart(
     job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
 ) -> TrainResult:
-    """Runs one of the workers that do not wait for each other.
+    """Runs this worker of a job whose workers do not wait for each other.
 
     Each returns the metrics of its own part, and the first also the evaluation.
     """

@@ -18,9 +18,8 @@ from .tensor_file import MOST_HEADER_BYTES, Tensor, check_sum, decode
 FORMAT = "1"
 TREE_KEY, FORMAT_KEY = "sparserow.state", "sparserow.format"
 
-MakeTensor = Callable[
-    [NDArray[Any], bool], Any
-]  # gets an array that it may keep, and whether its uint16 are bits of bfloat16
+# Its arguments are an array that it may keep, and whether the array's uint16 are bits of bfloat16.
+MakeTensor = Callable[[NDArray[Any], bool], Any]
 
 
 def decode_tree(data: memoryview, name: str, make_tensor: MakeTensor) -> dict[str, Any]:

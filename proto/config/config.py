@@ -118,7 +118,8 @@ class ClusterConfig(StrictModel):
     checkpoint_roots: Annotated[tuple[CheckpointRoot, ...], FromList] = Field(
         (),
         description="Absolute paths or URLs below which the cluster saves and restores checkpoints, beside "
-        "train.checkpoint.url. Without any of these, every place is allowed while the cluster asks for no tokens.",
+        "train.checkpoint.url. Without any of these, every place is allowed while only this machine reaches the "
+        "cluster and it asks for no tokens.",
     )
 
     @model_validator(mode="after")
@@ -258,9 +259,7 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
         place: Any = key
         if isinstance(node, list):
             if not key.isdecimal() or int(key) >= len(node):
-                raise InvalidArgument(
-                    f"--set {path}: {key!r} is not allowed; allowed: an index below {len(node)}"
-                )
+                raise InvalidArgument(f"--set {path}: {key!r} is not allowed; allowed: an index below {len(node)}")
             place = int(key)
         elif not isinstance(node, dict):
             raise InvalidArgument(f"--set {path}: {'.'.join(keys[:depth])} is a single value and has no key {key!r}")

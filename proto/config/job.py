@@ -307,8 +307,8 @@ class JobConfig(StrictModel):
     keep: Annotated[str | None, Field(min_length=1)] = Field(
         "kept-models",
         description="Folder, by path or URL, where a run without a section publish leaves its model as a version of "
-        "rows and program. The newest 3 versions without an alias are kept. With a running cluster the version has the "
-        "program alone. null: nothing is kept.",
+        "rows and program. The newest 3 versions without an alias are kept. With a running cluster only the program is "
+        "kept, as a file. null: nothing is kept.",
         json_schema_extra={"allowed": "a path or URL, or null"},
     )
     publish: PublishConfig | None = Field(

@@ -28,7 +28,7 @@ from .row_parts import read_file
 from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
-PROOF = "proof.json"  # not in the manifest, where the previous version refuses unknown members
+PROOF = "proof.json"  # beside the manifest, because the previous version knows a fixed set of its members
 CLAIM = "claim.json"  # made by the process that writes the weights
 _GIVEN_UP_SEC = 3600.0  # age at which the writer of a claim without a manifest counts as ended
 _KEPT = 2  # weights that stay: a reader may still read those before the newest

@@ -259,7 +259,7 @@ class Security:
         for entry in self.tokens:
             if hmac.compare_digest(entry.sha256, digest):
                 return entry
-        raise FailedPrecondition("token: the token is missing, or this server does not know it")
+        raise FailedPrecondition("token: the token is missing, or not one that this server knows")
 
 
 def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:

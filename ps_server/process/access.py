@@ -1,4 +1,4 @@
-"""Checks who may call the methods of the control plane, and makes the credentials of its servers."""
+"""Checks the rights of calls to the control plane, and makes the credentials of its servers."""
 
 from __future__ import annotations
 

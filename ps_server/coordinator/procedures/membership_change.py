@@ -92,9 +92,8 @@ class JobOperations:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._save = save
-        self._locks: WeakValueDictionary[int, asyncio.Lock] = (
-            WeakValueDictionary()
-        )  # of the jobs with an operation under way
+        # By job id: the locks of the jobs with an operation under way.
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._settled: dict[int, tuple[int, int]] = {}  # job id -> (generation, revision) that all shards know
         self._taking: asyncio.Future[Any] | None = None  # the cut that freezes the jobs now; None: there is none
 

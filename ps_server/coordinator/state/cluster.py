@@ -83,12 +83,8 @@ class Cluster:
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     data: DataLeases = field(default_factory=DataLeases)
-    row_saves: dict[str, dict[int, float]] = field(
-        default_factory=dict
-    )  # by URL: the seconds between two saves, by job
-    row_configs: dict[str, str] = field(
-        default_factory=dict
-    )  # by URL: the configuration as JSON that these saves repeat
+    row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: seconds between saves, by job
+    row_configs: dict[str, str] = field(default_factory=dict)  # by URL: the configuration in these saves, as JSON
     saved_at: float | None = None  # Unix seconds: the time of the checkpoint in rows_source
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)

@@ -139,7 +139,7 @@ class JobData:
         return len(self.done) == self.chunks
 
     def goes_on(self, ask: Ask) -> bool:
-        """Whether workers that ask so, after all workers had gone, continue their pass.
+        """Whether workers with this request continue the pass, after all workers of the job had left.
 
         They do when they are of the same run, and the run was not at its end or a scheduler started them again.
         """
