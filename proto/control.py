@@ -115,8 +115,8 @@ class ControlClient(Closing):
 
     @property
     def security(self) -> Security:
-        """The certificates and token that this client shows to the coordinator, and that the
-        cluster's shards expect.
+        """The certificates and token that this client shows to the coordinator, and that its user
+        shows to the shards.
         """
         return process_security() if self._security is None else self._security
 

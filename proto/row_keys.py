@@ -57,7 +57,7 @@ def as_keys(keys: Keys) -> KeyArray:
             "allowed: (n) integers in [0, 2**64) or strings"
         )
     if array.dtype.kind == "i" and bool((array < 0).any()):
-        raise InvalidArgument(f"keys: {int(array[array < 0][0])} is not allowed; allowed: [0, 2**64)")
+        raise not_allowed("keys", int(array[array < 0][0]), "[0, 2**64)")
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import control_pb2 as pb
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 from .schema import (
     DTYPES,
     EVICT_BY,
@@ -83,7 +83,7 @@ def message_of_schema(schema: TableSchema) -> pb.TableSchema:
 
 def _policy_of(message: pb.RowPolicy) -> RowPolicy:
     if not 0 <= message.evict_by < len(EVICT_BY):
-        raise InvalidArgument(f"RowPolicy.evict_by: {message.evict_by} is not allowed; allowed: {', '.join(EVICT_BY)}")
+        raise not_allowed("RowPolicy.evict_by", message.evict_by, EVICT_BY)
     names = [part.name for part in message.DESCRIPTOR.fields if part.name != "evict_by"]
     return RowPolicy(**{name: getattr(message, name) for name in names}, evict_by=EVICT_BY[message.evict_by])
 
@@ -95,7 +95,7 @@ def schema_of_message(message: pb.TableSchema) -> TableSchema:
         InvalidArgument: a field is missing or out of range.
     """
     if not 0 <= message.dtype < len(DTYPES):
-        raise InvalidArgument(f"TableSchema.dtype: {message.dtype} is not allowed; allowed: {', '.join(DTYPES)}")
+        raise not_allowed("TableSchema.dtype", message.dtype, DTYPES)
     return TableSchema(
         namespace=message.namespace,
         name=message.name,

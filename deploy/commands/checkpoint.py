@@ -49,12 +49,10 @@ def save_(
 
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument, error_of
+    from ...proto.errors import error_of, not_allowed
 
     if keep < 0 or full_every < 1:
-        raise InvalidArgument(
-            f"--keep {keep} --full-every {full_every} is not allowed; allowed: --keep >= 0 and --full-every >= 1"
-        )
+        raise not_allowed("--keep, --full-every", (keep, full_every), "--keep >= 0 and --full-every >= 1")
     folder = absolute(url)
     columns = (SpinnerColumn(), TextColumn("save: {task.completed:,} bytes"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
@@ -95,12 +93,12 @@ def restore_(
     """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it."""
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     pairs = [rename.partition("=") for rename in renames or ()]
     for pair in pairs:
         if not all(pair):
-            raise InvalidArgument(f"--rename {''.join(pair)!r} is not allowed; allowed: NAMESPACE/OLD=NAMESPACE/NEW")
+            raise not_allowed("--rename", "".join(pair), "NAMESPACE/OLD=NAMESPACE/NEW")
     request = pb.RestoreRequest(
         url=absolute(url),
         name=name or "",

@@ -31,7 +31,7 @@ def demo(
 
     from ...proto.config.config import ClusterConfig, LogConfig, load_config
     from ...proto.config.job import JobConfig
-    from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
+    from ...proto.errors import Internal, ResourceExhausted, not_allowed
     from ...worker.data.synthetic import write_click_log
     from ..examples.serving_demo import ServingDemo
     from ..launch.local_cluster import start_local
@@ -41,7 +41,7 @@ def demo(
 
     check_result_file(json_file)
     if rows < 1:
-        raise InvalidArgument(f"--rows {rows} is not allowed; allowed: >= 1")
+        raise not_allowed("--rows", rows, ">= 1")
     job_file = Path(__file__).resolve().parents[1] / "jobs" / "demo.yaml"
     with tempfile.TemporaryDirectory(prefix="sparserow-demo-") as folder:
         sets = {

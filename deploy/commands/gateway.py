@@ -44,7 +44,7 @@ def gateway(
     from ...proto import rows_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
     from ...ps_server.process.control_server import ControlServer
     from ...ps_server.process.listen import check_host, check_port_free
@@ -55,7 +55,7 @@ def gateway(
 
     idle_sec = validate(_Times, {"idle": idle}).idle
     if not 0 <= port <= 65535:
-        raise InvalidArgument(f"--port {port} is not allowed; allowed: [0, 65535]")
+        raise not_allowed("--port", port, "[0, 65535]")
     check_port_free(host, port, option="--port")
     check_host(host, insecure=insecure)
     start_log("gateway", validate(LogConfig, {"format": log_format, "level": log_level}))

@@ -74,7 +74,7 @@ def _program(path: str, control: ControlClient, namespace: str, without: list[st
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...proto.published.manifest import SERVED_DTYPES
 
     chosen: dict[str, ServedDtype] = {}
@@ -82,19 +82,19 @@ def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
         pattern, _, name = text.rpartition("=")
         dtype = next((dtype for dtype in SERVED_DTYPES if dtype == name), None)
         if dtype is None:
-            raise InvalidArgument(f"--dtype {text!r} is not allowed; allowed: {', '.join(SERVED_DTYPES)}")
+            raise not_allowed("--dtype", text, SERVED_DTYPES)
         chosen[pattern or "*"] = dtype
     return chosen or None
 
 
 def _card(given: list[str]) -> dict[str, str | float]:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     card: dict[str, str | float] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise InvalidArgument(f"--card {text!r} is not allowed; allowed: KEY=VALUE")
+            raise not_allowed("--card", text, "KEY=VALUE")
         try:
             card[key] = float(value)
         except ValueError:

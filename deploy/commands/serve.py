@@ -88,7 +88,7 @@ def serve(
 
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
     from ...ps_server.process.advertise import Advertised, advertised
     from ...ps_server.process.control_server import ControlServer
@@ -103,7 +103,7 @@ def serve(
 
     for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
         if not 0 <= number <= 65535:
-            raise InvalidArgument(f"{name} {number} is not allowed; allowed: [0, 65535]")
+            raise not_allowed(name, number, "[0, 65535]")
         check_port_free(host, number, option=name)
     check_host(host, insecure=insecure)
     told = advertised(advertise, host, follow)

@@ -89,12 +89,12 @@ def import_weights_(
     batch_rows: BatchRows = 65536,
 ) -> None:
     """Assign the embedding matrices of a state dict (.pt, .safetensors, .npz): row i becomes key i."""
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...worker.row_files import import_weights
 
     for pair in pairs or ():
         if not all(pair.partition("=")):
-            raise InvalidArgument(f"--entry {pair!r} is not allowed; allowed: ENTRY=TABLE")
+            raise not_allowed("--entry", pair, "ENTRY=TABLE")
     tables = {entry: name for entry, _, name in (pair.partition("=") for pair in pairs)} if pairs else None
     with lone_session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
         rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
@@ -159,11 +159,11 @@ def drop_(
     force: Force = False,
 ) -> None:
     """Remove tables with all of their rows, for ever. Checkpoints and published versions stay."""
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     namespaces, names = zip(*map(parts_of, tables), strict=True)
     if len(set(namespaces)) > 1:
-        raise InvalidArgument(f"table drop: {' '.join(tables)} is not allowed; allowed: tables of one namespace")
+        raise not_allowed("table drop", " ".join(tables), "tables of one namespace")
     drop(coordinator, namespaces[0], names, dry_run=dry_run, yes=yes, force=force)
 
 
@@ -198,11 +198,11 @@ def drop(
 
 
 def parts_of(table: str) -> tuple[str, str]:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     namespace, slash, name = table.partition("/")
     if not (namespace and slash and name):
-        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("table", table, "NAMESPACE/NAME")
     return namespace, name
 
 

@@ -28,12 +28,12 @@ def top(
 
     from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import InvalidArgument, not_allowed
     from ..observe.live_screen import watch
 
     seconds = parse_seconds(every)
     if not 0.1 <= seconds <= 3600:
-        raise InvalidArgument(f"--every {every!r} is not allowed; allowed: 0.1s to 1h")
+        raise not_allowed("--every", every, "0.1s to 1h")
     console = Console()
     if not once and not console.is_terminal:
         raise InvalidArgument("top: needs a terminal; without one use --once, or sparserow status")

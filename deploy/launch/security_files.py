@@ -14,7 +14,7 @@ import yaml
 
 from ...cpp_ext import _server
 from ...proto.config.config import load_config, validate
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, not_allowed
 from ...proto.security.security import (
     Role,
     Security,
@@ -92,7 +92,7 @@ def sign_certificate(folder: Path, name: str, hosts: Sequence[str], *, valid_sec
         InvalidArgument: the name or a host is not allowed, or the folder has no authority.
     """
     if not re.fullmatch(r"[\w.-]{1,64}", name) or name in ("ca", ".", ".."):
-        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -, and not ca")
+        raise not_allowed("name", name, "letters, digits, _ . -, and not ca")
     names = certificate_names(hosts)
     try:
         authority = ((folder / "ca.pem").read_text(), (folder / "ca.key").read_text())
@@ -114,7 +114,7 @@ def init_signing_key(folder: Path, name: str) -> tuple[Path, Path]:
         InvalidArgument: the name is not allowed, or the folder cannot be written.
     """
     if not re.fullmatch(r"[\w-][\w.-]{0,63}", name):
-        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -")
+        raise not_allowed("name", name, "letters, digits, _ . -")
     paths = folder / f"{name}.key", folder / f"{name}.pub"
     existing = next((path for path in paths if path.exists()), None)
     if existing is not None:
@@ -145,7 +145,7 @@ def certificate_names(hosts: Sequence[str]) -> str:
             names.append(f"IP:{ipaddress.ip_address(host)}")
             continue
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251})", host):
-            raise InvalidArgument(f"--host {host!r} is not allowed; allowed: a DNS name or an IP address")
+            raise not_allowed("--host", host, "a DNS name or an IP address")
         names.append(f"DNS:{host}")
     return ",".join(names)
 

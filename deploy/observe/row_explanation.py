@@ -11,7 +11,7 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
-from ...proto.errors import InvalidArgument, NotFound
+from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.security.security import open_channel, process_security
 from ...serving.client.client import ServingClient
@@ -53,7 +53,7 @@ def explain_row(
     """
     namespace, slash, name = table.partition("/")
     if not namespace or not slash or not name:
-        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("table", table, "NAMESPACE/NAME")
     with ControlClient(coordinator) as control:
         view = control.cluster()
         schemas = {schema.name: schema for schema in control.list_tables(namespace)}

@@ -51,7 +51,7 @@ class PlannedTable:
             ("skew", self.skew, 0.0, 4.0),
         ):
             if not low <= value <= high:
-                raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [{low}, {high}]")
+                raise not_allowed(f"--{name}", value, f"[{low}, {high}]")
         for name, text, allowed in (("optimizer", self.optimizer, OPTIMIZERS), ("dtype", self.dtype, DTYPE_BYTES)):
             if text not in allowed:
                 raise not_allowed(f"--{name}", text, allowed)
@@ -80,7 +80,7 @@ class Load:
     def __post_init__(self) -> None:
         for name, value in (("lookups", self.lookups), ("workers", self.workers)):
             if not 1 <= value <= 10**9:
-                raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [1, {10**9}]")
+                raise not_allowed(f"--{name}", value, f"[1, {10**9}]")
         if self.wire not in DTYPE_BYTES:
             raise not_allowed("--wire", self.wire, DTYPE_BYTES)
 
@@ -193,7 +193,7 @@ def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, s
         InvalidArgument: the budget is too small, or so many shards do not hold the rows.
     """
     if budget_bytes < 16 << 20:
-        raise InvalidArgument(f"--memory-budget: {budget_bytes} is not allowed; allowed: at least 16777216")
+        raise not_allowed("--memory-budget", budget_bytes, "at least 16777216")
     in_memory = table.rows * (table.row_bytes + MEMORY_OVERHEAD)
     needed = max(1, math.ceil(in_memory / budget_bytes))
     if shards is None:

@@ -87,7 +87,7 @@ class RayOptions:
         if self.strategy not in ("SPREAD", "STRICT_SPREAD", "PACK"):
             raise not_allowed("RayOptions.strategy", self.strategy, "SPREAD, STRICT_SPREAD, PACK")
         if self.cpus_per_shard < 0:
-            raise InvalidArgument(f"RayOptions.cpus_per_shard: {self.cpus_per_shard} is not allowed; allowed: >= 0")
+            raise not_allowed("RayOptions.cpus_per_shard", self.cpus_per_shard, ">= 0")
         if self.log.level not in ("debug", "info"):
             raise not_allowed(
                 "RayOptions.log.level", self.log.level, "debug, info: the log of a shard has to show where it serves"

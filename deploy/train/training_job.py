@@ -23,6 +23,7 @@ from ...proto.errors import (
     InvalidArgument,
     NotFound,
     Unavailable,
+    not_allowed,
 )
 from ...worker.training.run_identity import RunIdentity
 from ...worker.training.training_report import TrainResult
@@ -66,9 +67,7 @@ def checked_resume(job: JobConfig, resume: str) -> str:
         FailedPrecondition: the job has no checkpoints.
     """
     if resume not in ("auto", "never") and number_of(resume) is None:
-        raise InvalidArgument(
-            f"--resume {resume!r} is not allowed; allowed: auto, never, or a name such as save-000003"
-        )
+        raise not_allowed("--resume", resume, "auto, never, or a name such as save-000003")
     elastic = job.train.elastic
     if resume != "never" and job.train.checkpoint is None and (elastic is None or elastic.url is None):
         raise FailedPrecondition(f"--resume {resume}: the job has no section train.checkpoint")

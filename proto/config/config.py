@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from ..checkpoint.urls import URL_FORM, check_url
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
 from ..route import DEFAULT_SLOT_COUNT, check_slot_count
 from .allowed import allowed_of_field, field_at, tag_values
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
@@ -188,7 +188,7 @@ def _construct_mapping(loader: _Yaml, node: yaml.MappingNode) -> dict[Hashable, 
     for key_node, value_node in node.value:
         key: Any = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} is not allowed; allowed: text")
+            raise not_allowed(f"line {key_node.start_mark.line + 1}: key", key, "text")
         if key in mapping:
             raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
         mapping[key] = loader.construct_object(value_node, deep=True)
@@ -252,14 +252,14 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise InvalidArgument(f"--set {assignment!r} is not allowed; allowed: KEY.KEY=VALUE")
+        raise not_allowed("--set", assignment, "KEY.KEY=VALUE")
     node: Any = tree
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         place: Any = key
         if isinstance(node, list):
             if not key.isdecimal() or int(key) >= len(node):
-                raise InvalidArgument(f"--set {path}: {key!r} is not allowed; allowed: an index below {len(node)}")
+                raise not_allowed(f"--set {path}", key, f"an index below {len(node)}")
             place = int(key)
         elif not isinstance(node, dict):
             raise InvalidArgument(f"--set {path}: {'.'.join(keys[:depth])} is a single value and has no key {key!r}")

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from ...proto.coordinators import parse_address
-from ...proto.errors import InvalidArgument, Unavailable
+from ...proto.errors import InvalidArgument, Unavailable, not_allowed
 
 _FORM = "HOST or HOST:PORT, under which others reach this server"
 _ANYWHERE = ("198.51.100.1", 9)  # belongs to no host (RFC 5737); the route to it is the one to other machines
@@ -56,7 +56,7 @@ def parse_advertise(text: str) -> Advertised:
         host, _, port = text.partition(":")
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
     if is_wildcard(host) or not _is_host(host) or (named and not is_port):
-        raise InvalidArgument(f"--advertise {text!r} is not allowed; allowed: {_FORM}")
+        raise not_allowed("--advertise", text, _FORM)
     return Advertised(host, int(port) if named else None)
 
 

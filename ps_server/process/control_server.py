@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ...proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
+from ...proto.errors import Internal, SparserowError, Unavailable, not_allowed
 from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ...proto.log_rate import RateLimit
 from ...proto.request_names import check_names
@@ -123,7 +123,7 @@ class ControlServer:
 
     def _probe_server(self, host: str, port: int) -> Any:
         if not 0 <= port <= 65535:
-            raise InvalidArgument(f"--health-port {port} is not allowed; allowed: [0, 65535]")
+            raise not_allowed("--health-port", port, "[0, 65535]")
         check_port_free(host, port, option="--health-port")
         server = grpc.aio.server(options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

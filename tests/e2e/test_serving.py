@@ -303,7 +303,7 @@ def test_the_probe_writes_looks_up_and_deletes(
         for table, code, words in (
             ("ads/user", 0, "5 writes to ads/user were served after "),
             ("ads/item", 1, "table 'item': is not in model 'now'; it has: user"),
-            ("user", 1, "table 'user' is not allowed; allowed: NAMESPACE/NAME"),
+            ("user", 1, "table: 'user' is not allowed; allowed: NAMESPACE/NAME"),
         ):
             with pytest.raises(SystemExit) as ended:
                 cli.main(["probe", table, *named, "--count=5"])

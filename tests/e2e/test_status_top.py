@@ -94,7 +94,7 @@ def test_top_once_and_its_mistakes(address: str, capsys: pytest.CaptureFixture[s
     assert run("top", "--coordinator", address, "--once", "--every=0.1s") == 0
     assert "ads/user" in capsys.readouterr().out
     assert run("top", "--coordinator", address, "--every=0s") == 1
-    assert "--every '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
+    assert "--every: '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
     assert run("top", "--coordinator", address) == 1
     assert "top: needs a terminal" in capsys.readouterr().err
 

@@ -236,7 +236,7 @@ def test_bad_input(tmp_path):
         ):
             sr.keep_rows(session, str(tmp_path))
         with sr.connect(cluster.address, "bad", staleness=None) as session:
-            with pytest.raises(InvalidArgument, match=r"every_sec: 0 is not allowed; allowed: \(0, 86400\]"):
+            with pytest.raises(InvalidArgument, match=r"every_sec: 0.0 is not allowed; allowed: \(0, 86400\]"):
                 sr.keep_rows(session, str(tmp_path), every_sec=0)
             with pytest.raises(InvalidArgument, match="nosuch://x"):
                 sr.keep_rows(session, "nosuch://x")

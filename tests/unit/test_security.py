@@ -74,7 +74,7 @@ def test_more_certificates(folder: Path) -> None:
     certificate, key = sign_certificate(folder, "worker", ["worker"], valid_sec=60)
     assert certificate.read_text() != (folder / "server.pem").read_text()
     assert key.stat().st_mode & 0o077 == 0
-    with pytest.raises(InvalidArgument, match="name 'ca'"):
+    with pytest.raises(InvalidArgument, match="name: 'ca'"):
         sign_certificate(folder, "ca", ["worker"], valid_sec=60)
     with pytest.raises(InvalidArgument, match="sparserow security init"):
         sign_certificate(folder / "none", "worker", ["worker"], valid_sec=60)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint.folder import Folder
-from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
+from ....proto.errors import ResourceExhausted, SparserowError, Unavailable, not_allowed
 from ..state.cluster import Cluster
 from .checkpoint_save import CheckpointSaves, config_of
 from .membership_change import CUT_DEADLINE_SEC
@@ -74,7 +74,7 @@ class PeriodicSaves:
         caller = request.caller
         self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         if not 0 < request.every_sec <= _LONGEST_SEC:
-            raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
+            raise not_allowed("every_sec", request.every_sec, f"(0, {_LONGEST_SEC:g}]")
         url = self._cluster.checkpoint_roots.check(request.url)
         await asyncio.to_thread(Folder, url)  # raises when the scheme is unknown
         if request.config_json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
-from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ....proto.schema import SGD, TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.registry import Registry, first_difference
@@ -91,7 +91,7 @@ def _target(
     """Returns the schema that a saved table is loaded into, and whether the optimizer state is reset."""
     namespace, slash, short = name.partition("/")
     if not slash:
-        raise InvalidArgument(f"restore: table {name!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("restore: table", name, "NAMESPACE/NAME")
     present = registry.get(namespace, short)
     if present is None:
         schema, _ = registry.admit(replace(saved, namespace=namespace, name=short))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....proto.errors import InvalidArgument
+from ....proto.errors import not_allowed
 
 MOST_EPOCHS = 1_000  # kept epochs of a job, the newest: the state is written with each lease
 _MOST_SAMPLES = 1 << 53  # exact in JSON
@@ -32,11 +32,11 @@ class Sums:
         """Raises InvalidArgument for values that no worker can measure."""
         for name in ("samples", "measured"):
             if not 0 <= getattr(self, name) < _MOST_SAMPLES:
-                raise InvalidArgument(f"trained.{name}: {getattr(self, name)} is not allowed; allowed: [0, 2^53)")
+                raise not_allowed(f"trained.{name}", getattr(self, name), "[0, 2^53)")
         if not math.isfinite(self.loss_sum):
-            raise InvalidArgument(f"trained.loss_sum: {self.loss_sum} is not allowed; allowed: a finite number")
+            raise not_allowed("trained.loss_sum", self.loss_sum, "a finite number")
         if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise InvalidArgument(f"trained.seconds: {self.seconds} is not allowed; allowed: a finite number >= 0")
+            raise not_allowed("trained.seconds", self.seconds, "a finite number >= 0")
 
     def plus(self, other: Sums) -> Sums:
         """Returns the sums of both."""
