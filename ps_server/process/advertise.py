@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...proto.coordinators import parse_address
 from ...proto.errors import InvalidArgument, Unavailable, not_allowed
 
-_FORM = "HOST or HOST:PORT, under which others reach this server"
+_FORM = "HOST or HOST:PORT, under which other processes reach this server"
 _ANYWHERE = ("198.51.100.1", 9)  # belongs to no host (RFC 5737); the route to it is the one to other machines
 
 
@@ -84,7 +84,7 @@ def advertised(given: str | None, listens_on: str, coordinator: str | None) -> A
         except OSError as error:
             raise Unavailable(
                 f"coordinator {coordinator}: no interface of this host reaches it ({error.strerror}); name with "
-                "--advertise the address under which others reach this server"
+                "--advertise the address under which other processes reach this server"
             ) from None
     name = socket.gethostname()
     try:
@@ -96,7 +96,7 @@ def advertised(given: str | None, listens_on: str, coordinator: str | None) -> A
         except OSError:
             raise InvalidArgument(
                 f"--host {listens_on}: a wildcard is no address for other processes, and this host's name {name!r} "
-                "does not resolve; name with --advertise the address under which others reach this server"
+                "does not resolve; name with --advertise the address under which other processes reach this server"
             ) from None
 
 
