@@ -1,4 +1,4 @@
-"""The whole state of a coordinator, and its saved form. It does no I/O and is not thread-safe.
+"""The whole state of a coordinator, and its saved form. The module does no I/O and is not thread-safe.
 
 The saved form is one JSON document. It names the holder of each lease, but not the lease's end. After a restart all
 leases begin again, so that the time without a coordinator ends no lease.

@@ -1,4 +1,4 @@
-"""Notes which tables lack rows, because a restore of them is under way or has failed. It does no I/O."""
+"""Notes which tables lack rows, because a restore of them is under way or has failed. The module does no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which worker trains on which part of an epoch's data. It does no I/O and is not thread-safe.
+"""Decides which worker trains on which part of an epoch's data. The module does no I/O and is not thread-safe.
 
 A pass over the data is cut into chunks, which all workers count alike. A worker leases one chunk after another. Each
 batch is one commit, so the steps that a worker has committed say how far it is. When a worker leaves the job or dies,

@@ -1,4 +1,4 @@
-"""Decides which ended jobs are remembered, and for how long. It does no I/O and is not thread-safe.
+"""Decides which ended jobs are remembered, and for how long. The module does no I/O and is not thread-safe.
 
 An ended job is remembered by its name and by the worker ids of its ranks. A rank that comes back in time gets its id
 again, and a worker can still report why it ended. Correctness does not depend on this memory, because numbers of

@@ -1,4 +1,7 @@
-"""Records what the workers of a run trained on and measured in each epoch, also before a restart. It does no I/O."""
+"""Records what the workers of a run trained on and measured in each epoch, also before a restart.
+
+The module does no I/O.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a bounded list, by job, of workers that ended by an exception or without a report. It does no I/O.
+"""Keeps a bounded list, by job, of workers that ended by an exception or without a report. The module does no I/O.
 
 Faults of a job that belong together are an *incident*: each rank at most once, within a minute. The first fault of an
 incident comes first. Faults of a kind that the end of another process causes (*echoes*) come after the others, whenever

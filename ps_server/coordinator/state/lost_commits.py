@@ -1,4 +1,4 @@
-"""Counts the commits that are lost for good, once over all processes of a shard. It does no I/O.
+"""Counts the commits that are lost for good, once over all processes of a shard. The module does no I/O.
 
 The process of a shard reports ranges of steps or sequences that it lacks and that were not sent again
 (commit/lost_commits.h). The process that replaces it may report the same ranges, or others; a commit that is reported

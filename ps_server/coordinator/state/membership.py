@@ -1,4 +1,4 @@
-"""Jobs and their workers: ranks, epochs and leases. It does no I/O and is not thread-safe.
+"""Jobs and their workers: ranks, epochs and leases. The module does no I/O and is not thread-safe.
 
 A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
 itself or when its lease ends. A job without members is over. The commits of a member that has left still count

@@ -1,4 +1,4 @@
-"""The namespaces and tables of one cluster: names, ids and schemas. It does no I/O and is not thread-safe."""
+"""The namespaces and tables of one cluster: names, ids and schemas. The module does no I/O and is not thread-safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process serves which shard, and until when it counts as alive. It does no I/O and is not thread-safe.
+"""Which process serves which shard, and until when it counts as alive. The module does no I/O and is not thread-safe.
 
     MISSING -register-> STARTING -data address, then the whole state sent-> SERVING -drains-> DRAINING
         any of them -lease ends, or leaves-> LOST -another process registers-> STARTING
