@@ -83,7 +83,10 @@ def test_a_taken_port_is_named(launcher: Launcher, command: str) -> None:
 @pytest.mark.parametrize("command", ["coordinator --shards=1", "ps --coordinator=127.0.0.1:1 --shard=0", "up"])
 def test_an_address_that_others_reach_needs_protection(launcher: Launcher, command: str) -> None:
     line = launcher.start(*command.split(), "--host=0.0.0.0", "--port=0").error_line()
-    assert "--host 0.0.0.0: is reachable from other machines; give certificates and tokens with --security" in line
+    assert (
+        "--host 0.0.0.0: the address is reachable from other machines; give certificates and tokens with --security"
+        in line
+    )
     assert "--insecure" in line
 
 

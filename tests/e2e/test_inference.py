@@ -119,7 +119,7 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
             for wrong, words in (
                 ([], "must be a list of 3 arrays: user, tags, age"),
                 ([arguments[0], arguments[1], "x"], "age:"),
-                ([arguments[1], arguments[1], arguments[2]], "user: has 2 dimensions, not 1"),
+                ([arguments[1], arguments[1], arguments[2]], "user: 2 dimensions are not allowed; allowed: 1"),
             ):
                 refused = web.post("/predict", json={"arguments": wrong})
                 assert refused.status_code == 400

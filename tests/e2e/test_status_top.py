@@ -191,7 +191,10 @@ def test_one_namespace_alone(address: str, capsys: pytest.CaptureFixture[str]) -
             assert "feed/item" in shown
             assert "ads/" not in shown
             assert run(*command, "--coordinator", address, "--namespace", "fed") == 1
-            assert "--namespace 'fed': the cluster has no table, job or fault of it; namespaces: ads, feed" in capsys.readouterr().err
+            assert (
+                "--namespace 'fed': the cluster has no table, job or fault of it; namespaces: ads, feed"
+                in capsys.readouterr().err
+            )
 
 
 def test_list_shows_the_models_of_one_namespace(

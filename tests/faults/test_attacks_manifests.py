@@ -50,9 +50,9 @@ def without(field: str) -> Callable[[dict[str, Any]], str]:
 
 # The file, and the words that the error has.
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
-    "brackets": (lambda _: BRACKETS, "is nested too deep"),
+    "brackets": (lambda _: BRACKETS, "it is nested too deep"),
     "deep card": (lambda d: json.dumps(d).replace('"auc": 0.8', '"auc": ' + "[" * 500 + "]" * 500), "nested too deep"),
-    "no JSON": (lambda _: "{", "is not JSON"),
+    "no JSON": (lambda _: "{", "it is not JSON"),
     "a list": (lambda _: "[]", "format"),
     "version is text": (changed(version="2"), "version"),
     "version is a list": (changed(version=[2]), "version"),

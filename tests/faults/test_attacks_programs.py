@@ -288,7 +288,7 @@ def test_a_served_model_takes_signed_dense_weights_alone(
         facts, data = read_dense(folder, 1)
         write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step)
         unsigned = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert "weights.safetensors: is not signed" in unsigned.stderr
+        assert "weights.safetensors: the file is not signed" in unsigned.stderr
 
 
 def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> None:
