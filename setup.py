@@ -1,4 +1,4 @@
-"""Builds the wheel: this folder is the package ``sparserow``; CMake builds the core, protoc the gRPC stubs."""
+"""Builds the wheel: this folder is the package ``sparserow``; CMake builds the core, and protoc the gRPC stubs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("proto", "cpp_ext", "ps_server", "worker", "serving", "deploy")
 
 
 def find_packages() -> list[str]:
-    """Every folder with an ``__init__.py`` under the package's top-level folders, as dotted names."""
+    """Returns every folder with an ``__init__.py`` under the package's top-level folders, as dotted names."""
     found = ["sparserow"]
     for folder in FOLDERS:
         for init in sorted((ROOT / folder).rglob("__init__.py")):
@@ -27,7 +27,7 @@ def find_packages() -> list[str]:
 
 
 def generate_stubs(target: Path) -> None:
-    """Writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` of every ``proto/*.proto`` into ``target``."""
+    """Writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` for every ``proto/*.proto`` into ``target``."""
     protos = sorted((ROOT / "proto").glob("*.proto"))
     if not protos:
         return
@@ -51,7 +51,7 @@ def generate_stubs(target: Path) -> None:
 
 
 class BuildPy(build_py):
-    """Adds the generated stubs to the package."""
+    """A build step that adds the generated stubs to the package."""
 
     def run(self) -> None:
         super().run()
@@ -59,19 +59,21 @@ class BuildPy(build_py):
 
 
 def newest(paths: list[Path]) -> float:
-    """The latest modification time of ``paths`` in seconds; 0 when there are none."""
+    """Returns the latest modification time of ``paths`` in seconds; 0 when there are none."""
     return max((path.stat().st_mtime for path in paths), default=0.0)
 
 
 def is_built() -> bool:
-    """Whether the libraries beside ``cpp_ext/__init__.py`` are newer than everything they are made of."""
+    """Whether the libraries beside ``cpp_ext/__init__.py`` are newer than all their sources."""
     libraries = list((ROOT / "cpp_ext").glob("*.so"))
     sources = [path for path in (ROOT / "cpp_ext").rglob("*") if path.suffix in {".cc", ".h", ".txt"}]
     return bool(libraries) and min(path.stat().st_mtime for path in libraries) >= newest(sources)
 
 
 class BuildNative(build_ext):
-    """Builds ``cpp_ext`` with CMake and Ninja and puts the libraries beside ``cpp_ext/__init__.py``."""
+    """A build step that builds ``cpp_ext`` with CMake and Ninja, and puts the libraries beside
+    ``cpp_ext/__init__.py``.
+    """
 
     def run(self) -> None:
         if self.inplace or self.editable_mode:

@@ -1,1 +1,1 @@
-"""How Sparserow is run: command line, local cluster, job files."""
+"""Programs that run Sparserow: the command line, local clusters, job files and benchmarks."""

@@ -1,9 +1,9 @@
-"""The command ``sparserow``: finds the asked command's file, and turns errors into one line.
+"""The command ``sparserow``: it finds the file of a command, and turns errors into one line.
 
-Three steps to add a command: a file ``commands/NAME.py`` with a function ``NAME`` (options by typer, the first
-line of its docstring is the help), or with subcommands in a typer app named ``app``; a line in ``COMMANDS``; its
-test. A command's file is imported only when it is asked for, so ``sparserow ps`` never imports torch; heavy imports
-belong inside the function all the same.
+To add a command, add a file ``commands/NAME.py`` with a function ``NAME``. Its options are typer's, and the first line
+of its docstring is the help. A command with subcommands has a typer app named ``app`` instead. Then add a line in
+``COMMANDS``, and a test. The file of a command is imported only when the command is used, so ``sparserow ps`` never
+imports torch. Slow imports belong inside the function all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from ..proto.errors import SparserowError
 
-# In the order of the help text.
+# The order is that of the help text.
 COMMANDS: tuple[str, ...] = (
     *("demo", "train", "up", "status", "top", "doctor", "plan", "table", "namespace", "checkpoint", "inspect"),
     *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
@@ -38,14 +38,14 @@ def _command(name: str) -> Any:
 
 
 class LazyCommands(TyperGroup):
-    """The commands of ``COMMANDS``, each imported when it is looked up."""
+    """The commands of ``COMMANDS``, each of which is imported when it is looked up."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
-        """Names in the order of the help text."""
+        """Returns the names of the commands, in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as above
-        """The command, or None when there is none of that name."""
+        """Returns the command; None when there is none of that name."""
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
 
@@ -77,12 +77,18 @@ def _root(
         use_security(security)
 
 
-# These classes are click's, or those of the copy that typer brings.
+# These classes belong to click, or to the copy of click that typer brings.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; ends the process with 0, 1 (an error) or 2 (wrong usage), either in one line on stderr."""
+    """Runs the command line, and ends the process with 0, 1 (an error) or 2 (wrong usage).
+
+    An error is reported in one line on stderr.
+
+    Args:
+        arguments: the arguments without the program's name; None reads those of the process.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     app = typer.Typer(
         cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
@@ -92,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(args=arguments, prog_name="sparserow", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except _UsageError as error:
-        if type(error).__name__ != "NoArgsIsHelpError":  # else the help text is out
+        if type(error).__name__ != "NoArgsIsHelpError":  # otherwise the help text was printed
             print(f"sparserow: InvalidArgument: {_one_line_of_usage(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except typer.Abort:
@@ -107,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _one_line_of_usage(error: Any) -> str:
-    """What is wrong, of which command, and where its help is."""
+    """Returns one line with the problem, the command, and where its help is."""
     message = " ".join(error.format_message().split()).rstrip(".")
     where = error.ctx.command_path if error.ctx is not None else "sparserow"
     return f"{where.removeprefix('sparserow ')}: {message}; see '{where} --help'"

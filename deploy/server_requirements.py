@@ -1,4 +1,4 @@
-"""Prints what servers need of Python: the package's dependencies but torch, one a line. For deploy/Dockerfile."""
+"""Prints the Python packages that servers need, one a line, for deploy/Dockerfile: all dependencies but torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def server_requirements(project: dict[str, Any]) -> list[str]:
-    """Dependencies of a pyproject document's ``project``, without torch."""
+    """Returns the dependencies in a pyproject document, without torch."""
     needed: list[str] = project["project"]["dependencies"]
     return [each for each in needed if not each.startswith("torch")]
 
 
 def main() -> None:
-    """Reads the pyproject.toml beside this folder."""
+    """Prints the requirements in the pyproject.toml of the folder above this one."""
     tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     print("\n".join(server_requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()))))
 

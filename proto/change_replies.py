@@ -1,7 +1,7 @@
-"""Replies to ReadChanges (changes.proto) whose page is neither copied into a message nor out of one: it is megabytes,
-and two copies of it cost as much as to read its rows.
+"""Writes and reads replies to ReadChanges (changes.proto) without copying their page into a message or out of it.
 
-The bytes are those of a ReadChangesReply, for any parser; the page comes last, and begins at a multiple of 8.
+A page has megabytes, and two copies of it cost as much as reading its rows. The bytes are those of a ReadChangesReply,
+so that any protobuf parser can read them. The page comes last and begins at a multiple of 8.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ METHOD = "/sparserow.v1.Changes/ReadChanges"
 
 _PAGE = pb.ReadChangesReply.DESCRIPTOR.fields_by_name["page"].number << 3 | 2
 _PADDING = pb.ReadChangesReply.DESCRIPTOR.fields_by_name["padding"].number << 3 | 2
-_VARINT, _LENGTH = 0, 2  # kinds of fields that a reply may have
+_VARINT, _LENGTH = 0, 2  # wire types of the fields that a reply may have
 _MOST_VARINT_BYTES = 10
 
 
 def write_reply(fields: pb.ReadChangesReply, page: Any) -> bytes:
-    """The bytes of a reply.
+    """Returns the bytes of a reply.
 
     Args:
-        fields: all but the page.
-        page: its bytes, a buffer; may be empty.
+        fields: all fields but the page.
+        page: the bytes of the page, as a buffer; it may be empty.
     """
     before: bytes = fields.SerializeToString()
     if len(page) == 0:
@@ -35,10 +35,10 @@ def write_reply(fields: pb.ReadChangesReply, page: Any) -> bytes:
 
 
 def read_reply(data: bytes) -> tuple[pb.ReadChangesReply, memoryview]:
-    """All fields but the page, and the page as it lies in ``data``, empty where there is none.
+    """Returns all fields but the page, and the page as a view of ``data``, which is empty when there is no page.
 
     Raises:
-        DataLoss: the bytes are no reply.
+        DataLoss: the bytes are not a reply.
     """
     page = memoryview(b"")
     others = []
@@ -68,7 +68,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at ``at``, and where it ends."""
+    """Returns the number at ``at``, and the offset behind it."""
     value = 0
     for count, byte in enumerate(data[at : at + _MOST_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * count

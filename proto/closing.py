@@ -1,4 +1,4 @@
-"""Things that are closed."""
+"""The base class of objects that have to be closed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _Self = TypeVar("_Self", bound="Closing")
 
 
 class Closing(ABC):
-    """Is closed by ``close()``, or at the end of a ``with`` block."""
+    """An object that ``close()``, or the end of a ``with`` block, closes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """Releases what the object holds; a second call does nothing."""
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -1,6 +1,6 @@
-"""What a worker, a tool or a test asks of the coordinator: a synchronous client with plain values.
+"""The synchronous client of the coordinator for workers, tools and tests, with plain values.
 
-Thread-safe. Every call has a deadline and raises an error of the taxonomy (proto/errors.py).
+It is thread-safe. Every call has a deadline and raises an error of the taxonomy (proto/errors.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAY_BE_REPEATED = frozenset(
 
 @dataclass(frozen=True)
 class ShardAddress:
-    """Where the data plane of a shard listens."""
+    """The index of a shard, and the address on which its data plane listens."""
 
     index: int
     host: str
@@ -46,11 +46,11 @@ class ClusterView:
     """A cluster as a client needs it.
 
     Attributes:
-        cluster_id: random 64-bit number given at creation; checked when a client says HELLO to a shard.
-        slot_count: power of two.
-        route_epoch: raised whenever a slot changes its owner.
-        slot_owner: (slot_count) uint16, shard index of each slot.
-        shards: in the order of their indexes.
+        cluster_id: the random 64-bit number that the cluster got at creation; a shard checks it in a client's HELLO.
+        slot_count: the number of slots, a power of two.
+        route_epoch: the version of the slot map, which rises whenever a slot changes its owner.
+        slot_owner: (slot_count) uint16, the shard index of each slot.
+        shards: the addresses of the shards, in the order of their indexes.
     """
 
     cluster_id: int
@@ -65,15 +65,15 @@ class WorkerIdentity:
     """The identity of a worker within its job.
 
     Attributes:
-        job_id, namespace_id: 32-bit, as in the frames of the data plane.
-        worker_id: kept by (job, rank) for the cluster's life.
-        epoch: raised when the same rank registers again; an older epoch is refused as Fenced.
-        lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so long.
-        first_step: the step to begin with.
-        proof: 16 bytes that this worker alone knows, shown with its calls; b"" from a coordinator that gives none.
-        found: of the namespace, when the job's generation began: rows of each table by name, None where a shard could
-            not be asked; 1,000 tables at most, and none for a worker that joins a running job.
-            None: a coordinator of the version before does not look.
+        job_id, namespace_id: 32-bit ids, as in the frames of the data plane.
+        worker_id: the id of (job, rank), which stays the same for the life of the cluster.
+        epoch: rises when the same rank registers again; requests with an older epoch are refused as Fenced.
+        lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so many seconds.
+        first_step: the step that the worker begins with.
+        proof: 16 bytes that this worker alone knows and shows with its calls; b"" from a coordinator that gives none.
+        found: the rows of each table of the namespace, by table name, when the job's generation began. The number is
+            None where a shard could not be asked. At most 1,000 tables are listed, and none for a worker that joins a
+            running job. The whole is None from a coordinator of the previous version, which does not count them.
     """
 
     job_id: int
@@ -87,14 +87,14 @@ class WorkerIdentity:
 
 
 class ControlClient(Closing):
-    """A connection to one coordinator. Close it, or use it in a ``with`` statement.
+    """A client of the coordinator of one cluster. It has to be closed, or used in a ``with`` statement.
 
     Args:
-        address: ``HOST:PORT``; of several coordinators of which one leads, all of them with commas.
-        deadline_sec: of every call that does not name its own.
-        security: None: the process's.
-        patience_sec: for so long calls that may be made twice wait for a coordinator that is away or not ready; by
-            default they fail at once.
+        address: ``HOST:PORT``; with several coordinators the addresses of all, with commas.
+        deadline_sec: the deadline in seconds of every call that has none of its own.
+        security: the certificates and token to use; None stands for those of the process.
+        patience_sec: how long a call that may be repeated waits for a coordinator that is away or not ready; with 0 it
+            fails at once.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class ControlClient(Closing):
 
     @property
     def security(self) -> Security:
-        """What is shown to the coordinator, and to be shown to its shards."""
+        """The certificates and token that this client shows to the coordinator, and that its user
+        shows to the shards.
+        """
         return process_security() if self._security is None else self._security
 
     def close(self) -> None:
@@ -123,13 +125,14 @@ class ControlClient(Closing):
         self._channel.close()
 
     def cluster(self, *, once_sec: float | None = None) -> ClusterView:
-        """The slot map and the shards' addresses.
+        """Returns the slot map and the addresses of the shards.
 
         Args:
-            once_sec: asks once, for so long, whatever the client's patience; None: as every call.
+            once_sec: the deadline of a single attempt, whatever the client's ``patience_sec``; None asks as every call
+                does.
 
         Raises:
-            Unavailable: the coordinator cannot be reached, or not every shard serves yet (the text says which).
+            Unavailable: the coordinator cannot be reached, or a shard does not serve yet; the text says which.
         """
         reply = self._call("GetCluster", pb.GetClusterRequest(), once_sec, is_patient=once_sec is None)
         return ClusterView(
@@ -141,18 +144,21 @@ class ControlClient(Closing):
         )
 
     def create_table(self, schema: TableSchema) -> TableSchema:
-        """Creates a table on every shard, or finds it there; returns the schema with ``id`` and ``version``.
+        """Creates a table on every shard, or finds it there.
+
+        Returns:
+            The schema with its ``id`` and ``version``.
 
         Raises:
-            FailedPrecondition: the table exists with another schema (names the field and both values), or its id
-                collides with another table's.
-            Unavailable: as :meth:`cluster`.
+            FailedPrecondition: the table exists with another schema (the text names the field and both values), or its
+                id equals the id of another table.
+            Unavailable: as for :meth:`cluster`.
         """
         reply = self._call("CreateTable", pb.CreateTableRequest(schema=message_of_schema(schema)))
         return schema_of_message(reply.schema)
 
     def list_tables(self, namespace: str = "") -> tuple[TableSchema, ...]:
-        """The tables of a namespace (empty: of all), by name."""
+        """Returns the schemas of the tables of a namespace, ordered by name; an empty namespace stands for all."""
         reply = self._call("ListTables", pb.ListTablesRequest(namespace=namespace))
         return tuple(schema_of_message(message) for message in reply.schemas)
 
@@ -176,15 +182,15 @@ class ControlClient(Closing):
         """Removes tables and their rows from every shard.
 
         Args:
-            namespace: of the tables.
-            names: of the tables; None: all of the namespace, which is forgotten with them.
-            dry_run: removes nothing, and says what would go.
-            only_unused: refuses while a job of the namespace has workers.
-            deadline_sec: of the call.
+            namespace: the namespace of the tables.
+            names: the names of the tables; None removes all tables of the namespace, and the namespace itself.
+            dry_run: whether the call removes nothing and only reports what it would remove.
+            only_unused: whether the call is refused while a job of the namespace has workers.
+            deadline_sec: the deadline of the call, in seconds.
 
         Raises:
             NotFound: there is no such table or namespace. Nothing is removed.
-            FailedPrecondition: a job may use them, with ``only_unused``.
+            FailedPrecondition: with ``only_unused``, a job may use the tables. Nothing is removed.
         """
         request = pb.DropTablesRequest(
             namespace=namespace,
@@ -199,11 +205,11 @@ class ControlClient(Closing):
     def sweep_table(
         self, namespace: str, name: str, *, dry_run: bool = False, deadline_sec: float = 3600.0
     ) -> pb.SweepTableReply:
-        """Removes the rows that a table's policy no longer wants, on every shard; in a dry run counts them.
+        """Removes the rows that a table's policy no longer keeps, on every shard; a dry run counts them.
 
         Raises:
             NotFound: there is no such table.
-            DeadlineExceeded: not done in time; shards go on by themselves.
+            DeadlineExceeded: the sweep took longer than ``deadline_sec``; the shards continue by themselves.
         """
         request = pb.SweepTableRequest(namespace=namespace, name=name, dry_run=dry_run)
         reply: pb.SweepTableReply = self._call("SweepTable", request, deadline_sec)
@@ -221,21 +227,23 @@ class ControlClient(Closing):
         deadline_sec: float | None = None,
         needs_new_namespace: bool = False,
     ) -> WorkerIdentity:
-        """Joins a job; returns when all ``world_size`` ranks have come and every shard knows them.
+        """Joins a job; returns when all ``world_size`` ranks have joined and every shard knows them.
 
         Args:
-            namespace: of the job; created on first use.
-            job: its name; all its workers give the same ``world_size``, ``staleness`` and ``grad_scale``.
-            rank: [0, world_size): the order in which gradients are summed.
-            staleness: 0 synchronous, k bounded, None async.
-            grad_scale: "mean" scales gradients by 1/N, as DDP does; "sum" does not.
-            deadline_sec: how long to wait for the other ranks; None is the client's own.
-            needs_new_namespace: whether to be refused when the namespace has tables and the job does not run yet.
+            namespace: the namespace of the job; it is created on first use.
+            job: the name of the job; all its workers give the same ``world_size``, ``staleness`` and ``grad_scale``.
+            rank: the rank in [0, world_size); gradients are summed in the order of ranks.
+            world_size: the number of workers of the job.
+            staleness: 0 means synchronous, k bounded by k steps, None asynchronous.
+            grad_scale: "mean" scales gradients by 1/N, as DDP does; "sum" does not scale them.
+            deadline_sec: how long the call waits for the other ranks, in seconds; None means the client's deadline.
+            needs_new_namespace: whether the call is refused when the namespace has tables and the job does not run yet.
 
         Raises:
-            FailedPrecondition: another worker of the job gave another value (names the field and both), or the
-                namespace has tables (names some) that ``needs_new_namespace`` refuses.
-            DeadlineExceeded: says how many of how many ranks have come.
+            InvalidArgument: a value is out of its range.
+            FailedPrecondition: another worker of the job gave another value (the text names the field and both), or
+                ``needs_new_namespace`` is set and the namespace has tables (the text names some).
+            DeadlineExceeded: not all ranks have joined; the text says how many have.
             Fenced: the same rank registered again meanwhile.
         """
         if not 0 <= rank < world_size < 2**31 or (staleness is not None and not 0 <= staleness < 2**31):
@@ -272,12 +280,16 @@ class ControlClient(Closing):
         )
 
     def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
-        """Renews the lease; call it at least every third of ``lease_sec``. ``step`` is shown by ``sparserow status``.
+        """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
 
-        It has a third of the lease to be answered, so that one that is lost is followed by another in time.
+        The deadline of the call is a third of the lease, so that another heartbeat can follow a lost one in time.
+
+        Args:
+            identity: the worker.
+            step: the worker's step, which ``sparserow status`` shows; None leaves it unchanged.
 
         Returns:
-            Whether a shard is being restored, and how many were.
+            Whether a shard is being restored, and how many have been restored.
 
         Raises:
             Fenced: the lease has ended or the rank has registered again; the worker must register anew.
@@ -293,9 +305,13 @@ class ControlClient(Closing):
         return reply
 
     def deregister_worker(self, identity: WorkerIdentity, *, deadline_sec: float | None = None) -> None:
-        """Leaves the job; harmless when it has left already.
+        """Leaves the job; the call is harmless when the worker has left already.
 
-        The clock waits for this worker no longer; what it has committed counts. ``deadline_sec``: None is the client's.
+        The job's clock no longer waits for this worker; the steps that it has committed count.
+
+        Args:
+            identity: the worker.
+            deadline_sec: the deadline in seconds; None means the client's deadline.
         """
         request = pb.DeregisterWorkerRequest(
             job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
@@ -305,14 +321,15 @@ class ControlClient(Closing):
     def report_fault(
         self, identity: WorkerIdentity, *, message: str, traceback: str, echo: bool, deadline_sec: float
     ) -> None:
-        """Says why this process ends, for ``sparserow status``; the worker stays in its job until it leaves.
+        """Reports why this process ends, for ``sparserow status``; the worker stays in its job until it leaves.
 
         Args:
-            identity: of the worker, which need not be in its job any more.
-            message: one line; the coordinator keeps 500 characters.
-            traceback: of it 16 KiB are kept, of its beginning and its end.
-            echo: it is of a kind that the end of another process causes.
-            deadline_sec: of the call; in half of it, of several coordinators, the one that leads is found or not.
+            identity: the worker, which may have left its job already.
+            message: the fault in one line; the coordinator keeps 500 characters.
+            traceback: the traceback; the coordinator keeps 16 KiB of its beginning and its end.
+            echo: whether the fault is of a kind that the end of another process causes.
+            deadline_sec: the deadline of the call, in seconds. With several coordinators, half of it is for finding the
+                leader.
         """
         request = pb.ReportFaultRequest(
             caller=_caller(identity),
@@ -326,8 +343,9 @@ class ControlClient(Closing):
         self._channel.call("ReportFault", request, deadline_sec=half, election_sec=half)
 
     def list_faults(self) -> tuple[pb.Fault, ...]:
-        """Of workers of all jobs that the token reaches, with tracebacks: the newest incident first, in it the first
-        fault.
+        """Returns the faults of workers, with tracebacks, of all jobs that the token may see.
+
+        The newest incident comes first; the first fault of an incident comes first in it.
         """
         return tuple(self._call("ListFaults", pb.ListFaultsRequest()).faults)
 
@@ -345,22 +363,22 @@ class ControlClient(Closing):
         tested: pb.EpochTest | None = None,
         again: bool = False,
     ) -> pb.LeaseDataReply:
-        """Says which chunks of an epoch are done, and leases another one.
+        """Reports which chunks of an epoch are done, and leases another chunk.
 
         Args:
-            identity: of a worker of the job.
-            run: a new run of the job begins at its first epoch.
-            epoch: from 1.
-            epochs: that the run has.
-            chunks: that an epoch has; the same for all workers.
-            done: since the last call; all their commits are acknowledged.
-            step: of the worker's next commit.
-            trained: what the worker did in ``done``; None: it does not tell.
-            tested: of an epoch that is over; None: this worker has not evaluated it.
-            again: a scheduler started the worker again, so a run that is over stays over.
+            identity: a worker of the job.
+            run: the id of the run; a new run of the job begins at its first epoch.
+            epoch: the number of the epoch, from 1.
+            epochs: the number of epochs of the run.
+            chunks: the number of chunks of an epoch, the same for all workers.
+            done: the chunks that were finished since the last call; all their commits are acknowledged.
+            step: the step of the worker's next commit.
+            trained: the sums of what the worker trained on in ``done``; None when the worker does not report them.
+            tested: the evaluation of an epoch that is over; None when this worker has not evaluated it.
+            again: whether a scheduler started the worker again; then a run that is over stays over.
 
         Raises:
-            Fenced: the worker has left its job; its chunks go to others.
+            Fenced: the worker has left its job; its chunks go to other workers.
             FailedPrecondition: another worker counts other chunks.
         """
         request = pb.LeaseDataRequest(
@@ -382,12 +400,12 @@ class ControlClient(Closing):
         """Makes the folder of a checkpoint in ``url``, or finds the one that the job's other workers have begun.
 
         Args:
-            url: of fsspec, as the coordinator and the shards see it.
-            identity: of the worker that saves; None: rows are saved alone.
-            deadline_sec: waiting for a save that is under way included.
+            url: a URL of fsspec that means the same to the coordinator and the shards.
+            identity: the worker that saves; None saves rows alone.
+            deadline_sec: the deadline in seconds, including the wait for a save that is under way.
 
         Returns:
-            The checkpoint's name.
+            The name of the checkpoint.
 
         Raises:
             InvalidArgument, FailedPrecondition, ResourceExhausted: the folder cannot be made.
@@ -396,29 +414,38 @@ class ControlClient(Closing):
         return str(self._call("BeginSave", request, deadline_sec).name)
 
     def enter_save(self, request: pb.EnterSaveRequest, identity: WorkerIdentity | None, *, deadline_sec: float) -> int:
-        """Takes part in a save; returns the last step in it (-1: none) once the cut is made.
+        """Takes part in a save, and returns once the cut is made.
+
+        Returns:
+            The last step in the cut; -1 when there is none.
 
         Raises:
-            SparserowError: why it failed, here or with another worker; older checkpoints are as they were.
+            SparserowError: the save failed, here or in another worker. Older checkpoints are unchanged.
         """
         request.caller.CopyFrom(_caller(identity))
         return int(self._call("EnterSave", request, deadline_sec).step)
 
     def get_save(self, url: str, name: str, *, wait_sec: float = 0.0) -> pb.GetSaveReply:
-        """How far a save is; waits up to ``wait_sec`` for its end.
+        """Returns the state of a save; waits up to ``wait_sec`` seconds for its end.
 
         Raises:
-            NotFound: the coordinator does not know it (any more).
+            NotFound: the coordinator does not know the save, or no longer.
         """
         request = pb.GetSaveRequest(url=url, name=name, wait_ms=round(wait_sec * 1000))
         reply: pb.GetSaveReply = self._call("GetSave", request, wait_sec + self._deadline_sec)
         return reply
 
     def keep_rows(self, url: str, identity: WorkerIdentity, *, every_sec: float, config_json: str = "") -> None:
-        """Has rows saved to ``url`` over and over as long as the caller's job goes on; any of its workers may ask.
+        """Saves rows to ``url`` periodically as long as the caller's job runs; any worker of the job may ask for it.
+
+        Args:
+            url: the folder of the saves, as the coordinator and the shards see it.
+            identity: a worker of the job.
+            every_sec: the time between two saves, in seconds.
+            config_json: the configuration of the job, which the saves keep.
 
         Raises:
-            InvalidArgument: an unknown URL scheme, or ``every_sec`` out of range.
+            InvalidArgument: the scheme of the URL is unknown, or ``every_sec`` is out of range.
         """
         request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec, config_json=config_json)
         self._call("KeepRows", request)
@@ -426,17 +453,17 @@ class ControlClient(Closing):
     def restore(
         self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, deadline_sec: float
     ) -> pb.RestoreReply:
-        """Puts all shards back to a checkpoint; every worker of the job calls it.
+        """Restores a checkpoint on all shards; every worker of the job calls it.
 
         Raises:
-            SparserowError: why it failed; the rows are then those of no checkpoint.
+            SparserowError: the restore failed; the rows then belong to no checkpoint.
         """
         request.caller.CopyFrom(_caller(identity))
         reply: pb.RestoreReply = self._call("Restore", request, deadline_sec)
         return reply
 
     def status(self) -> pb.GetStatusReply:
-        """What is behind ``sparserow status``; answers also while shards are missing."""
+        """Returns the state of the cluster that ``sparserow status`` shows, also while shards are missing."""
         reply: pb.GetStatusReply = self._call("GetStatus", pb.GetStatusRequest())
         return reply
 

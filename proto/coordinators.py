@@ -1,4 +1,4 @@
-"""Where a cluster's coordinator is: one address, or those of several coordinators of which one leads."""
+"""Connects to a cluster's coordinator, which has one address, or several of which one leads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from .errors import InvalidArgument, not_allowed
 from .grpc_status import error_of_status, leader_of_status
 from .security.security import Security, open_channel
 
-ELECTION_SEC = 20.0  # how long several coordinators may take to have a leader
-SILENCE_SEC = 3.0  # after which another of several is asked
+ELECTION_SEC = 20.0  # time in which several coordinators elect a leader
+SILENCE_SEC = 3.0  # time without an answer after which another coordinator is asked
 _PAUSE_SEC = 0.1
 
 
 def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
-    """``HOST:PORT`` (``[HOST]:PORT`` for IPv6) as a pair.
+    """Returns host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
+
+    Args:
+        address: the text to parse.
+        what: the name of the option, which begins an error message.
 
     Raises:
-        InvalidArgument: it is not of that form.
+        InvalidArgument: ``address`` does not have that form.
     """
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
@@ -31,10 +35,18 @@ def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
 
 
 class Addresses:
-    """``HOST:PORT``, or several with commas, and the one that is asked now.
+    """The addresses of a cluster's coordinators, and the one that receives calls now.
+
+    Args:
+        text: ``HOST:PORT``, or several of them with commas.
+        what: the name of the option, which begins an error message.
+
+    Attributes:
+        all: every address, in the order of the text.
+        now: the address that receives the next call.
 
     Raises:
-        InvalidArgument: it is not of that form.
+        InvalidArgument: an address does not have that form.
     """
 
     def __init__(self, text: str, *, what: str = "address") -> None:
@@ -44,12 +56,15 @@ class Addresses:
         self.now = self.all[0]
 
     def turn(self, error: grpc.RpcError, asked: str, *, may_repeat: bool) -> bool:
-        """After a failed call: whether the same call may be made again, of another coordinator.
+        """Turns to another coordinator after a failed call, where there is one and the failure calls for it.
 
         Args:
-            error: of the call.
-            asked: the coordinator that the call was for.
+            error: the error of the call.
+            asked: the address that the call went to.
             may_repeat: whether the call does no harm when it is done twice.
+
+        Returns:
+            Whether the same call may be made again, to the address in ``now``.
         """
         leader = leader_of_status(error)
         unreachable = error.code() == grpc.StatusCode.UNAVAILABLE and leader is None and not _is_ours(error)
@@ -63,19 +78,19 @@ class Addresses:
 
 
 def _is_ours(error: grpc.RpcError) -> bool:
-    """Whether the coordinator itself said so."""
+    """Whether the coordinator itself returned the error, and not gRPC or the network."""
     return any(key.startswith("sparserow-") for key, _ in error.trailing_metadata() or ())
 
 
 class CoordinatorChannel:
-    """Synchronous calls to whichever of the coordinators leads. Thread-safe.
+    """Synchronous calls to the coordinator that leads. Thread-safe.
 
     Args:
-        address: ``HOST:PORT``, or several with commas.
-        security: None: the process's.
+        address: ``HOST:PORT``, or several of them with commas.
+        security: the certificates and token to use; None stands for those of the process.
 
     Raises:
-        InvalidArgument: ``address`` is not of that form.
+        InvalidArgument: ``address`` does not have that form.
     """
 
     def __init__(self, address: str, security: Security | None) -> None:
@@ -98,19 +113,20 @@ class CoordinatorChannel:
         patience_sec: float = 0.0,
         election_sec: float = ELECTION_SEC,
     ) -> Any:
-        """One call.
+        """Makes one call and returns its reply.
 
         Args:
-            method: its name in the service.
-            request: its message.
-            deadline_sec: of each try; of several coordinators one that may be repeated waits ``SILENCE_SEC`` at most.
-            may_repeat: whether it does no harm when it is done twice.
-            patience_sec: for so long one that may be repeated is tried again while the coordinator cannot be reached,
-                or is not ready.
-            election_sec: for so long, of several coordinators, one that leads is looked for.
+            method: the name of the method in the service.
+            request: the message to send.
+            deadline_sec: the deadline of each attempt. With several coordinators, an attempt that may be repeated waits
+                at most ``SILENCE_SEC``.
+            may_repeat: whether the call does no harm when it is done twice.
+            patience_sec: how long a call that may be repeated is tried again while the coordinator cannot be reached or
+                is not ready.
+            election_sec: how long the leader among several coordinators is searched for.
 
         Raises:
-            SparserowError: of the last try.
+            SparserowError: the error of the last attempt.
         """
         began = time.monotonic()
         if may_repeat and len(self._stubs) > 1:

@@ -1,4 +1,4 @@
-"""JSON documents that come from files: their bytes and depth have a bound, and a failure names the field."""
+"""Parses JSON documents from files: their size and depth are bounded, and an error names the field at fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _of_hexadecimal(text: object) -> object:
     return int(text, 16) if isinstance(text, str) and len(text) <= 16 else text
 
 
-# Annotations for the fields of a document, whose types must match exactly.
+# Annotations for the fields of a document. The types of values must match exactly.
 FileName = Annotated[str, Strict(), AfterValidator(_plain_file_name)]
 Text = Annotated[str, Strict(), Field(max_length=65536)]
 Int = Annotated[int, Strict()]
@@ -39,39 +39,44 @@ Count = Annotated[int, Strict(), Field(ge=0, lt=1 << 63)]
 Positive = Annotated[int, Strict(), Field(ge=1, lt=1 << 63)]
 Id64 = Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
 SlotCount = Annotated[int, Strict(), AfterValidator(_slot_count)]
-HexId64 = Annotated[Id64, BeforeValidator(_of_hexadecimal)]  # written in hexadecimal digits
+HexId64 = Annotated[Id64, BeforeValidator(_of_hexadecimal)]  # as a text of hexadecimal digits
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def parse_json(data: bytes | memoryview, where: str, most_bytes: int) -> Any:
-    """A document's value.
+    """Returns the value of a document.
 
     Args:
-        data: its bytes, UTF-8.
-        where: names the file in errors.
-        most_bytes: that it may have.
+        data: the document's bytes, in UTF-8.
+        where: the name of the file, which begins an error message.
+        most_bytes: the largest allowed size, in bytes.
 
     Raises:
-        DataLoss: it is longer, nested more than 100 levels deep, or no JSON.
+        DataLoss: the document is longer, is nested more than 100 levels deep, or is not JSON.
     """
     if len(data) > most_bytes:
-        raise DataLoss(f"{where}: is damaged: has {len(data)} bytes; allowed: at most {most_bytes}")
+        raise DataLoss(f"{where}: is damaged: it has {len(data)} bytes; allowed: at most {most_bytes}")
     try:
         value = json.loads(bytes(data))
     except RecursionError:
-        raise DataLoss(f"{where}: is damaged: is nested too deep; allowed: {MOST_DEPTH} levels") from None
+        raise DataLoss(f"{where}: is damaged: it is nested too deep; allowed: {MOST_DEPTH} levels") from None
     except ValueError as error:
-        raise DataLoss(f"{where}: is damaged: is no JSON: {error}") from None
+        raise DataLoss(f"{where}: is damaged: it is not JSON: {error}") from None
     if _is_deeper(value, MOST_DEPTH):
-        raise DataLoss(f"{where}: is damaged: is nested too deep; allowed: {MOST_DEPTH} levels")
+        raise DataLoss(f"{where}: is damaged: it is nested too deep; allowed: {MOST_DEPTH} levels")
     return value
 
 
 def checked(adapter: TypeAdapter[T], value: Any, where: str) -> T:
-    """A parsed value as what the adapter describes.
+    """Checks a parsed value against an adapter and returns what the adapter makes of it.
+
+    Args:
+        adapter: the type of the result.
+        value: the value, as :func:`parse_json` returned it.
+        where: the name of the file, which begins an error message.
 
     Raises:
-        DataLoss: a field is missing or not allowed; names ``where`` and the field.
+        DataLoss: a field is missing or not allowed; the text names ``where`` and the field.
     """
     try:
         return adapter.validate_python(value)
@@ -86,7 +91,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Whether a value has more levels than that; without recursion."""
+    """Whether a value has more than ``most`` levels, found without recursion."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
         children = (parent.values() if isinstance(parent, dict) else parent for parent in level)

@@ -13,11 +13,11 @@ class SparserowError(Exception):
     """Base of all errors of this package.
 
     Attributes:
-        code: stable name of the error, as in metrics and logs.
-        number: its value on the wire.
+        code: the stable name of the error, as metrics and logs show it.
+        number: the number that stands for the error on the wire.
         retryable: whether the same request may succeed later without a change by the caller.
-        may_be_applied: set by ``table.push``: its COMMIT had left, so that the shards may have applied the push, or
-            will. False means that nothing of it was or will be applied.
+        may_be_applied: whether the shards may have applied the push that failed, or may still apply it. ``table.push``
+            sets it when the COMMIT had left. False means that nothing of the push was or will be applied.
     """
 
     may_be_applied: bool = False
@@ -34,13 +34,16 @@ class InvalidArgument(SparserowError, ValueError):  # noqa: N818 - names are the
 
 
 class NotFound(SparserowError, LookupError):  # noqa: N818
-    """No such table, job, namespace or file."""
+    """A table, job, namespace or file of that name does not exist."""
 
     code, number = "NotFound", 2
 
 
 class FailedPrecondition(SparserowError, RuntimeError):  # noqa: N818
-    """The state of the system forbids it: a differing schema, a step without backward, a session used after fork."""
+    """The state of the system forbids the request.
+
+    Examples are a differing schema, a step without backward, and a session used after a fork.
+    """
 
     code, number = "FailedPrecondition", 3
 
@@ -52,8 +55,9 @@ class StaleRoute(SparserowError, RuntimeError):  # noqa: N818
 
 
 class Fenced(SparserowError, RuntimeError):  # noqa: N818
-    """The worker's lease ended and its place was given away; connect anew. A step that ends so may have been
-    applied.
+    """The worker's lease ended and its place was given away; the worker has to connect anew.
+
+    A step that ends with this error may have been applied.
     """
 
     code, number = "Fenced", 5
@@ -66,8 +70,9 @@ class Unavailable(SparserowError, ConnectionError):  # noqa: N818
 
 
 class DeadlineExceeded(SparserowError, TimeoutError):  # noqa: N818
-    """The deadline passed; a commit that ends so may or may not have been applied, and is safe to send again under its
-    sequence number.
+    """The deadline passed.
+
+    A commit that ends so may or may not have been applied; it is safe to send it again under its sequence number.
     """
 
     code, number = "DeadlineExceeded", 7
@@ -80,24 +85,24 @@ class ResourceExhausted(SparserowError, MemoryError):  # noqa: N818
 
 
 class DataLoss(SparserowError, OSError):  # noqa: N818
-    """A checksum failed."""
+    """A checksum failed: stored or received bytes are damaged."""
 
     code, number = "DataLoss", 9
 
 
 class Internal(SparserowError, RuntimeError):  # noqa: N818
-    """A bug of ours; please report it."""
+    """A bug of Sparserow; please report it."""
 
     code, number = "Internal", 10
 
 
 def not_allowed(field: str, value: object, allowed: str | Iterable[str]) -> InvalidArgument:
-    """The error of a value that a field cannot have.
+    """Returns the error for a value that a field cannot have.
 
     Args:
         field: the name as the caller wrote it, such as ``train.lr`` or ``--rows``.
-        value: what was given; it is shown as Python shows it.
-        allowed: what may be given, as text or as the values themselves.
+        value: the refused value; the text shows its ``repr``.
+        allowed: the allowed values, or a text that describes them.
     """
     choices = allowed if isinstance(allowed, str) else ", ".join(allowed)
     return InvalidArgument(f"{field}: {value!r} is not allowed; allowed: {choices}")
@@ -121,14 +126,15 @@ _BY_NUMBER: dict[int, type[SparserowError]] = {
 
 
 def error_of(number: int, message: str) -> SparserowError:
-    """The exception for a code on the wire; an unknown code becomes :class:`Internal`."""
+    """Returns the exception for a code on the wire; an unknown code becomes :class:`Internal`."""
     return _BY_NUMBER.get(number, Internal)(message)
 
 
 def typed_error(error: Exception) -> Exception:
-    """The error of the taxonomy that an op's error stands for, or ``error`` itself when its text names no class.
+    """Returns the error of the taxonomy for an error that torch raised, or ``error`` itself when its text names no
+    class.
 
-    Torch turns an exception of C++ into a RuntimeError, whose text begins with the name of the class.
+    Torch turns an exception of a C++ operator into a RuntimeError whose text begins with the name of the class.
     """
     name, colon, message = str(error).partition(": ")
     kind = next((kind for kind in _BY_NUMBER.values() if kind.__name__ == name), None) if colon else None
@@ -136,5 +142,5 @@ def typed_error(error: Exception) -> Exception:
 
 
 def all_errors() -> tuple[type[SparserowError], ...]:
-    """Every class of the taxonomy, by its number."""
+    """Returns every class of the taxonomy, ordered by number."""
     return tuple(_BY_NUMBER.values())

@@ -1,6 +1,6 @@
-"""What installs the packages of an optional part, from the package's own metadata.
+"""Finds the command that installs an optional part, from the metadata of the package.
 
-Sparserow is on no index, so ``pip install`` takes the packages themselves.
+No package index has Sparserow, so the command names the packages that the part needs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ _OF_EXTRA = re.compile(r"""([^;]+?)\s*;\s*extra\s*==\s*["'](\w+)["']""")
 
 
 def install_command(extra: str) -> str:
-    """The command of a shell, such as ``pip install 's3fs>=2026.6'``; ``extra`` is a part that pyproject.toml names."""
+    """Returns a shell command that installs an optional part, such as ``pip install 's3fs>=2026.6'``.
+
+    Args:
+        extra: the name of the part in pyproject.toml, such as ``s3``.
+    """
     try:
         lines = requires("sparserow") or []
-    except PackageNotFoundError:  # a tree that was not installed
+    except PackageNotFoundError:  # the program runs from a source tree that was not installed
         lines = []
     found = [match for line in lines if (match := _OF_EXTRA.fullmatch(line))]
     packages = [f"'{match[1]}'" for match in found if match[2] == extra]

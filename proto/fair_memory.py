@@ -1,4 +1,4 @@
-"""The memory that requests and replies of a process take, shared fairly between clients."""
+"""A budget for the memory of a process's requests and replies, shared fairly between its clients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WAIT_SEC = 5.0
 
 
 class FairMemory:
-    """A budget in bytes. Belongs to one event loop.
+    """A budget in bytes that clients share. It belongs to one event loop.
 
-    A client gets at most as much as stays free for others, so that a newcomer always finds room: one client alone gets
-    half of the budget, each of two a third.
+    A client is never charged more than what is still free, so that a new client always finds room. One client alone
+    gets half of the budget; each of two gets a third.
 
     Args:
-        total: of all clients, in bytes.
-        wait_sec: how long a request waits for its turn; requests that fit are let in by the order of their coming.
+        total: the budget of all clients together, in bytes.
+        wait_sec: how long a request waits for room; waiting requests that fit are let in by order of arrival.
     """
 
     def __init__(self, total: int, wait_sec: float = _WAIT_SEC) -> None:
@@ -33,8 +33,12 @@ class FairMemory:
     async def charged(self, client: str, count: int) -> AsyncIterator[None]:
         """Charges ``count`` bytes to a client for the duration of the block.
 
+        Args:
+            client: the name of the account to charge.
+            count: the number of bytes.
+
         Raises:
-            Unavailable: there was no room for so long.
+            Unavailable: no room became free within ``wait_sec``.
         """
         await self.take(client, count)
         try:
@@ -43,7 +47,7 @@ class FairMemory:
             self.give_back(client, count)
 
     async def take(self, client: str, count: int) -> None:
-        """Charges ``count`` bytes to a client until :meth:`give_back`; raises as :meth:`charged`."""
+        """Charges ``count`` bytes to a client until :meth:`give_back`; it raises as :meth:`charged` does."""
         if self._fits(client, count):
             self._charge(client, count)
             return
@@ -58,7 +62,7 @@ class FairMemory:
             else:
                 self._waiting.remove(entry)
             if isinstance(error, asyncio.TimeoutError):
-                raise Unavailable("too many requests at once; try again later") from None
+                raise Unavailable("the memory for requests is in use by other requests; try again later") from None
             raise
 
     def _fits(self, client: str, count: int) -> bool:
@@ -69,7 +73,7 @@ class FairMemory:
         self._free -= count
 
     def give_back(self, client: str, count: int) -> None:
-        """Ends a charge."""
+        """Ends a charge of ``count`` bytes and lets waiting requests in that fit now."""
         self._free += count
         self._taken[client] -= count
         if not self._taken[client]:

@@ -1,4 +1,4 @@
-"""The error taxonomy over gRPC: the number travels as trailing metadata, the status code is its nearest kin."""
+"""Carries the error taxonomy over gRPC: trailing metadata has the number, and the status code is the closest one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .errors import DeadlineExceeded, Internal, InvalidArgument, SparserowError,
 
 CODE_KEY = "sparserow-code"
 LEADER_KEY = "sparserow-leader"
-# Proxies from the environment are for the web, not for a cluster's own ports; a taken port is an error.
-# A peer that is back is found within a second or two, however long it was away: leases are counted in seconds. The
-# least reconnect back-off is, for all its name, how long an attempt may take: a busy peer may not greet at once. A
-# connection whose packets stay without acknowledgement is given up after 10 s: by itself TCP tries again as late as
-# it was silent before, so 10 s later when a cable was out for as long. (With a keepalive time gRPC sets
-# TCP_USER_TIMEOUT to the keepalive timeout; its pings, of which servers bear few, are an hour apart.)
+# Proxies in the environment are for the web, so the calls within a cluster ignore them. A port in use is an error.
+# Leases are counted in seconds, so a peer that is back must be found within a second or two. The reconnect back-off is
+# therefore short. In spite of its name, min_reconnect_backoff_ms is the time that an attempt may take: a busy peer may
+# be slow to greet. A connection whose packets are not acknowledged is given up after 10 s. TCP alone would retry as
+# late as it was silent before. (With a keepalive time, gRPC sets TCP_USER_TIMEOUT to the keepalive timeout. Servers
+# tolerate few keepalive pings, so they are an hour apart.)
 _SILENCE_MS = 10_000
-# A server ends a connection that has not finished TLS and HTTP/2's greeting in time, and one without a call for long.
-# Connections have no greatest age: Load and Dump are streams of hours.
+# A server closes a connection that has not finished TLS and the HTTP/2 greeting in time, or had no call for long.
+# Connections have no maximum age, because Load and Dump are streams of hours.
 _HANDSHAKE_MS = 5_000
 _IDLE_MS = 600_000
-# What a cluster says of all its tables grows with them: gRPC's own bound of 4 MiB is reached at some thousands.
+# Replies about all tables of a cluster grow with the tables: gRPC's default of 4 MiB is reached at some thousands.
 _MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -29,7 +29,8 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 3_600_000),
     ("grpc.keepalive_timeout_ms", _SILENCE_MS),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A new channel makes its own attempt; from the shared pool it takes the refusal that an older one waits out.
+    # A channel makes connection attempts of its own. From the shared pool it would get the back-off of an older
+    # channel.
     ("grpc.use_local_subchannel_pool", 1),
 )
 SERVER_OPTIONS = (
@@ -55,7 +56,11 @@ _STATUS: dict[str, grpc.StatusCode] = {
 
 
 class NotLeader(Unavailable):
-    """Another coordinator leads; ``leader`` is its address, empty where none is known."""
+    """Another coordinator leads.
+
+    Attributes:
+        leader: the address of the coordinator that leads; empty when it is not known.
+    """
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
@@ -63,7 +68,7 @@ class NotLeader(Unavailable):
 
 
 def status_of_error(error: SparserowError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Status code, message and trailing metadata that carry ``error``."""
+    """Returns the status code, message and trailing metadata that carry ``error``."""
     metadata: tuple[tuple[str, str], ...] = ((CODE_KEY, str(error.number)),)
     if isinstance(error, NotLeader):
         metadata += ((LEADER_KEY, error.leader),)
@@ -71,17 +76,20 @@ def status_of_error(error: SparserowError) -> tuple[grpc.StatusCode, str, tuple[
 
 
 def leader_of_status(error: grpc.RpcError) -> str | None:
-    """The leader that a coordinator names which does not lead (empty: it knows none); None of any other error."""
+    """Returns the leader that a coordinator names when it does not lead itself.
+
+    The result is empty when the coordinator knows no leader, and None for any other error.
+    """
     return next((str(value) for key, value in error.trailing_metadata() or () if key == LEADER_KEY), None)
 
 
 def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> SparserowError:
-    """The exception behind a failed call.
+    """Returns the exception of the taxonomy behind a failed call.
 
     Args:
-        error: of a synchronous or an asyncio call.
-        peer: what the call was for, such as ``coordinator 127.0.0.1:7000``.
-        remedy: ends the message when the peer cannot be reached, such as ``; start it with ...``.
+        error: the error of a synchronous or an asyncio call.
+        peer: the called server as error messages name it, such as ``coordinator 127.0.0.1:7000``.
+        remedy: the end of the message when the peer cannot be reached, such as ``; start it with ...``.
     """
     details = (error.details() or "").strip()
     for key, value in error.trailing_metadata() or ():
@@ -90,17 +98,17 @@ def error_of_status(error: grpc.RpcError, peer: str, *, remedy: str = "") -> Spa
     code = error.code()
     if code == grpc.StatusCode.UNAVAILABLE:
         return Unavailable(f"{peer} cannot be reached: {_last_cause(details)}{remedy}")
-    if code == grpc.StatusCode.CANCELLED:  # we cancel no call: a server does that which ends with calls under way
+    if code == grpc.StatusCode.CANCELLED:  # no client here cancels; a server that ends cancels the calls under way
         return Unavailable(f"{peer} ended before it answered")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{peer} did not answer within the deadline")
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidArgument(f"{peer} is no such service: {details}")
+        return InvalidArgument(f"{peer} does not offer this service: {details}")
     return Internal(f"{peer} failed: {code.name}: {details}")
 
 
 def _last_cause(details: str) -> str:
-    """The innermost cause in gRPC's chain of messages."""
+    """Returns the innermost cause in gRPC's chain of messages."""
     cause = details.rsplit("last error: ", 1)[-1].rsplit("UNKNOWN: ", 1)[-1].rsplit("UNAVAILABLE: ", 1)[-1]
     cause = cause.rsplit("Failed to connect to remote host: ", 1)[-1]
     return " ".join(cause.split()) or "connection lost"

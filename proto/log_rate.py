@@ -1,4 +1,4 @@
-"""Bounds the log lines that peers can cause."""
+"""Bounds the number of log lines that peers can cause."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PERIOD_SEC = 10.0
 
 
 class RateLimit(logging.Filter):
-    """Lets a few lines of each kind through in a period, and says afterwards how many were left out.
+    """A log filter that passes a few lines of each kind per period, and then reports how many it dropped.
 
-    A kind is a message before its arguments are filled in. A refused request's traceback is cut: its cause stands in
-    the line.
+    The kind of a line is its message before the arguments are filled in. The traceback of a refused request is removed,
+    because the line already has its cause.
 
     Args:
-        lines: of each kind in a period.
-        period_sec: its length.
+        lines: the number of lines of each kind that pass in a period.
+        period_sec: the length of a period, in seconds.
     """
 
     def __init__(self, lines: int = _LINES, period_sec: float = _PERIOD_SEC) -> None:
@@ -26,12 +26,12 @@ class RateLimit(logging.Filter):
         self._lines = lines
         self._period_sec = period_sec
         self._lock = threading.Lock()
-        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> end of its period, lines in it; kinds are in the code
+        self._kinds: dict[str, tuple[float, int]] = {}  # by kind: the end of its period, and the lines in it
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Returns whether the line is written."""
         cause = record.exc_info[1] if record.exc_info else None
-        if getattr(cause, "code", 500) < 500:  # aiohttp's errors of a request have the status as their code
+        if getattr(cause, "code", 500) < 500:  # aiohttp's request errors have the HTTP status in `code`
             name, what = type(cause).__name__, " ".join(str(cause).split())[:100]
             record.msg, record.args = "%s", (f"{record.getMessage()}: {name}: {what}",)
             record.exc_info, record.exc_text = None, None

@@ -1,4 +1,4 @@
-"""Names of namespaces, tables and jobs, and the 32-bit ids made of them (``id_of_name`` of cpp_ext/util/hash.h)."""
+"""Checks names of namespaces, tables and jobs, and makes their 32-bit ids (``id_of_name`` of cpp_ext/util/hash.h)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ def check_name(owner: str, name: str) -> None:
 
 
 def id_of_name(name: str) -> int:
-    """The id of ``namespace/name``: the low 32 bits of XXH3-64 of its UTF-8 bytes; 0 is reserved and becomes 1."""
+    """Returns the id of ``namespace/name``: the low 32 bits of XXH3-64 of its UTF-8 bytes.
+
+    The id 0 is reserved and becomes 1.
+    """
     return (xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF) or 1
 
 
 def is_file_name(name: str) -> bool:
-    """Whether ``name`` names a file of one folder, and nothing outside of it."""
+    """Whether ``name`` names a file directly in a folder, and nothing outside of that folder."""
     if not name.isprintable() or "/" in name or name in ("", ".", ".."):
         return False
     return len(name.encode("utf-8", "surrogatepass")) <= 255

@@ -1,4 +1,4 @@
-"""A table's schema in the terms of the native store (``cpp_ext/schema/schema.h``), for both of its bindings."""
+"""Expresses a table's schema in the terms of the native store (``cpp_ext/schema/schema.h``), for both bindings."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .schema import (
 InitKind: TypeAlias = Literal["constant", "uniform", "normal", "xavier_uniform", "xavier_normal"]
 OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 
-# In the order of the native enums.
+# These tuples have the order of the native enums.
 INIT_KINDS: tuple[InitKind, ...] = ("constant", "uniform", "normal", "xavier_uniform", "xavier_normal")
 OPTIMIZER_KINDS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 _OPTIMIZERS: tuple[type[RowOptimizer], ...] = (SGD, Adagrad, RowWiseAdagrad, Adam)
 
 
 def init_parameters(init: Init) -> tuple[InitKind, float, float]:
-    """The kind of initial rows and its two parameters a and b."""
+    """Returns the kind of the initial rows and its two parameters a and b."""
     match init:
         case Constant():
             return "constant", init.value, 0.0
@@ -46,11 +46,11 @@ def init_parameters(init: Init) -> tuple[InitKind, float, float]:
 
 
 def optimizer_parameters(optimizer: RowOptimizer) -> tuple[OptimizerKind, dict[str, Any]]:
-    """The kind and the hyper-parameters by name; the learning rate travels with commits and is left out."""
+    """Returns the kind and the hyper-parameters by name, without the learning rate, which travels with commits."""
     kind = OPTIMIZER_KINDS[_OPTIMIZERS.index(type(optimizer))]
     return kind, {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
 
 
 def policy_parameters(policy: RowPolicy) -> dict[str, Any]:
-    """The fields by name; ``evict_by`` is the native enum's number."""
+    """Returns the fields of a policy by name; ``evict_by`` becomes the number in the native enum."""
     return {**dataclasses.asdict(policy), "evict_by": EVICT_BY.index(policy.evict_by)}

@@ -1,4 +1,4 @@
-"""How long the requests of a data plane took, as a Prometheus histogram."""
+"""A Prometheus histogram of how long the requests of a data plane took."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ def request_histogram(
     bounds_us: Sequence[int],
     labels: Mapping[str, str] | None = None,
 ) -> Metric:
-    """The histogram, by kind of request.
+    """Returns a histogram with one series for each kind of request.
 
     Args:
-        name: of the metric.
-        counted: by kind: requests by bucket, one more than there are bounds, and the sum of their times in seconds.
-        bounds_us: upper bounds of the buckets in microseconds.
-        labels: of every sample, before ``request``.
+        name: the name of the metric.
+        counted: by kind of request, the number of requests in each bucket and the sum of their times in seconds. There
+            is one bucket more than there are bounds.
+        bounds_us: the upper bounds of the buckets, in microseconds.
+        labels: the labels of every sample, which stand before the label ``request``.
     """
     more = dict(labels or {})
     histogram = HistogramMetricFamily(

@@ -1,4 +1,4 @@
-"""Names in requests of the control plane: each has a bound, which is checked before a method sees the request."""
+"""Bounds the names in requests of the control plane; a method sees a request only after this check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .errors import InvalidArgument
 from .names import check_file_name
 
 MOST_NAME = 255  # characters of a namespace, table, job, host, run, save or checkpoint
-MOST_FULL_NAME = 511  # of NAMESPACE/NAME
-MOST_MODEL = 201  # of NAME@ALIAS
-MOST_CURSOR = 511  # of a follower, whose name has its place and address
+MOST_FULL_NAME = 511  # characters of NAMESPACE/NAME
+MOST_MODEL = 201  # characters of NAME@ALIAS
+MOST_CURSOR = 511  # characters of a follower's cursor, which contains its shard assignment and address
 MOST_ROUTING_KEY = 4096
 MOST_CHECKSUM = 64
 
@@ -33,19 +33,19 @@ def _at_most(characters: int) -> Check:
 def _short_text(characters: int) -> Check:
     def check(what: str, text: str) -> None:
         if len(text) > characters:
-            raise InvalidArgument(f"{what}: has {len(text)} characters; allowed: at most {characters}")
+            raise InvalidArgument(f"{what}: the text has {len(text)} characters; allowed: at most {characters}")
 
     return check
 
 
 def _unbounded(_what: str, _text: str) -> None:
-    """A text is bounded by its method."""
+    """Accepts any text, because the method that receives it sets its bound."""
 
 
 _NAME, _FULL_NAME = _at_most(MOST_NAME), _at_most(MOST_FULL_NAME)
 _CURSOR, _MODEL = _at_most(MOST_CURSOR), _at_most(MOST_MODEL)
 
-# By the full name of the field, without the package.
+# The keys are full names of fields, without the package.
 NAMES: dict[str, Check] = {
     **dict.fromkeys(
         (
@@ -78,7 +78,7 @@ NAMES: dict[str, Check] = {
     "WrittenFile.file": check_file_name,
     "WrittenFile.xxh3": _at_most(MOST_CHECKSUM),
 }
-# Texts that are no names: their own methods bound them, and gRPC bounds the message.
+# Texts that are not names: the methods that receive them set their bounds, and gRPC bounds the message.
 TEXTS = frozenset(
     {
         *(
@@ -95,9 +95,10 @@ TEXTS = frozenset(
 
 
 def check_names(request: Any) -> None:
-    """Raises InvalidArgument, naming the field and its bound, where a name in a request is too long or not printable.
+    """Checks every name in a request; an absent name is left to the method.
 
-    An absent name is left to the method.
+    Raises:
+        InvalidArgument: a name is too long or not printable; the text has the field and its bound.
     """
     for field, value in request.ListFields():
         if field.type == field.TYPE_STRING:
@@ -111,7 +112,7 @@ def check_names(request: Any) -> None:
 
 @cache
 def has_strings(descriptor: Any) -> bool:
-    """Whether a message, or one in it, has a field of text."""
+    """Whether a message type, or a message type within it, has a field of text."""
     return any(
         field.type == field.TYPE_STRING or (field.type == field.TYPE_MESSAGE and has_strings(field.message_type))
         for field in descriptor.fields

@@ -1,4 +1,4 @@
-"""A slot map as runs (what travels and is stored) and as one owner per slot (what is looked up)."""
+"""Converts a slot map between runs, which are sent and stored, and one owner per slot, which lookups use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def check_slot_count(slot_count: int) -> None:
 
 
 def owners_of_runs(runs: Sequence[tuple[int, int]], slot_count: int) -> NDArray[np.uint16]:
-    """(slot_count) uint16 owners of runs ``(first slot, shard)`` in ascending order, the first at slot 0.
+    """Returns the owner of each slot, (slot_count) uint16, from runs.
+
+    Args:
+        runs: (first slot, shard) of each run, in ascending order; the first run begins at slot 0.
+        slot_count: the number of slots of the cluster.
 
     Raises:
         InvalidArgument: the runs do not cover [0, slot_count) in order, or a shard index is above 65535.
@@ -38,6 +42,6 @@ def owners_of_runs(runs: Sequence[tuple[int, int]], slot_count: int) -> NDArray[
 
 
 def runs_of_owners(owners: NDArray[np.uint16]) -> list[tuple[int, int]]:
-    """The runs ``(first slot, shard)`` of (slot_count) uint16 owners; the inverse of :func:`owners_of_runs`."""
+    """Returns the runs ``(first slot, shard)`` of (slot_count) uint16 owners; the inverse of :func:`owners_of_runs`."""
     starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
     return [(int(start), int(owners[start])) for start in starts]

@@ -1,7 +1,7 @@
-"""Keys of rows: what users and readers give, as integers.
+"""Makes the integer keys of rows from what users and readers give.
 
-A string's key is ``xxh3_64(bytes, seed=0) >> 1``: 63 bits, so that it fits a torch int64 id. Every reader, table and
-serving client computes it here.
+The key of a string is ``xxh3_64(bytes, seed=0) >> 1``. It has 63 bits, so that it fits a torch int64 id. Every reader,
+table and serving client computes it with this module.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str] | Se
 
 
 def hash_key(value: str | bytes | tuple[str | bytes, ...]) -> int:
-    """The 63-bit key of a string or a composite, the same in every process and language.
+    """Returns the key of a string or a composite, the same in every process and language.
 
-    xxh3_64 of the bytes (UTF-8 of a string), shifted right by one so that it fits a torch id. A composite's bytes
-    are each part's length (uint32, little-endian) and bytes.
+    The key is xxh3_64 of the bytes (UTF-8 of a string), shifted right by one so that it fits a torch id. The bytes of a
+    composite are, for each part, its length (uint32, little-endian) and its bytes.
 
     Returns:
         A key in [0, 2**63).
@@ -35,15 +35,16 @@ def hash_key(value: str | bytes | tuple[str | bytes, ...]) -> int:
 
 
 def hash_keys(tokens: Iterable[bytes]) -> NDArray[np.int64]:
-    """The keys of tokens: (n) int64, non-negative, in their order; each is :func:`hash_key` of its token."""
+    """Returns the keys of tokens, (n) non-negative int64 in their order; each is :func:`hash_key` of its token."""
     return np.fromiter((xxh3_64_intdigest(token) >> 1 for token in tokens), dtype=np.int64)
 
 
 def as_keys(keys: Keys) -> KeyArray:
-    """Keys as (n) uint64: integers as they are, strings hashed by :func:`hash_key`.
+    """Returns keys as (n) uint64: integers as they are, and strings hashed by :func:`hash_key`.
 
     Raises:
-        InvalidArgument: a single string, not one-dimensional, not integers, or negative (names the first one).
+        InvalidArgument: ``keys`` is a single string, is not one-dimensional, or has a value that is no integer in [0,
+            2**64).
     """
     if isinstance(keys, str | bytes):
         raise not_allowed("keys", keys, f"(n) integers or strings, such as [{keys!r}]")
@@ -56,12 +57,12 @@ def as_keys(keys: Keys) -> KeyArray:
             "allowed: (n) integers in [0, 2**64) or strings"
         )
     if array.dtype.kind == "i" and bool((array < 0).any()):
-        raise InvalidArgument(f"keys: {int(array[array < 0][0])} is not allowed; allowed: [0, 2**64)")
+        raise not_allowed("keys", int(array[array < 0][0]), "[0, 2**64)")
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 
 def _integers(keys: Any) -> NDArray[Any]:
-    """Keys as an array; numpy makes floats of a list in which some integers have 64 bits and some have a sign."""
+    """Returns keys as an array; numpy would make floats of integers of which some need 64 bits and some have a sign."""
     array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
     if array.dtype.kind not in "iu" and not isinstance(keys, np.ndarray) and all(isinstance(key, int) for key in keys):
         try:

@@ -1,7 +1,7 @@
-"""What a table is, in Python: the same fields as ``cpp_ext/schema/schema.h``, checked when they are made.
+"""The schema of a table in Python, with the fields of ``cpp_ext/schema/schema.h``, checked when an object is made.
 
-Optimizers here are *server-side*: they run in the shard that owns the row. The learning rate is not part of a
-table's schema; it travels with each commit, so that schedulers work.
+The optimizers here run on the server: in the shard that owns the row. The learning rate is not part of a table's
+schema. It travels with each commit, so that schedulers work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check(owner: str, name: str, value: float, allowed: str, ok: bool) -> None:
 
 @dataclass(frozen=True)
 class Constant:
-    """Initial rows of one value."""
+    """Initial rows whose elements all have one value."""
 
     value: float = 0.0
 
@@ -36,7 +36,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Initial rows uniform in [low, high)."""
+    """Initial rows whose elements are uniform in [low, high)."""
 
     low: float = -0.05
     high: float = 0.05
@@ -48,7 +48,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Initial rows normal with ``mean`` and standard deviation ``std``."""
+    """Initial rows whose elements are normal, with ``mean`` and standard deviation ``std``."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -60,7 +60,9 @@ class Normal:
 
 @dataclass(frozen=True)
 class XavierUniform:
-    """Glorot & Bengio (2010): bound = gain * sqrt(6 / (num_rows + dim)), as torch's ``xavier_uniform_``."""
+    """Initial rows uniform in [-bound, bound) with bound = gain * sqrt(6 / (num_rows + dim)), as
+    ``torch.nn.init.xavier_uniform_`` (Glorot & Bengio 2010).
+    """
 
     num_rows: int
     gain: float = 1.0
@@ -72,7 +74,9 @@ class XavierUniform:
 
 @dataclass(frozen=True)
 class XavierNormal:
-    """Glorot & Bengio (2010) normal: std = gain * sqrt(2 / (num_rows + dim)), as ``torch.nn.init.xavier_normal_``."""
+    """Initial rows normal with std = gain * sqrt(2 / (num_rows + dim)), as ``torch.nn.init.xavier_normal_`` (Glorot &
+    Bengio 2010).
+    """
 
     num_rows: int
     gain: float = 1.0
@@ -91,7 +95,7 @@ def _check_lr(owner: str, lr: float) -> None:
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD with optional momentum, as ``torch.optim.SGD`` on each row. ``lr`` is the starting learning rate."""
+    """SGD with optional momentum, as ``torch.optim.SGD`` on each row. ``lr`` is the initial learning rate."""
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -110,7 +114,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` on each row."""
+    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` on each row. ``lr`` is the initial learning rate."""
 
     lr: float = 0.01
     eps: float = 1e-10
@@ -126,7 +130,9 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class RowWiseAdagrad:
-    """Adagrad with one accumulator per row, of the mean squared gradient over columns (Mudigere et al. 2022)."""
+    """Adagrad with one accumulator per row: the sum of the mean squared gradient over the columns (Mudigere et al.
+    2022).
+    """
 
     lr: float = 0.01
     eps: float = 1e-10
@@ -142,7 +148,7 @@ class RowWiseAdagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam`` on each row; bias correction counts the row's own updates."""
+    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam`` on each row; bias correction counts the updates of the row."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -169,19 +175,22 @@ _LONGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """Which keys of a table get a row, which rows go again, and how many are kept in memory (docs/admission.md).
+    """Which keys of a table get a row, which rows are removed, and how many stay in memory (docs/admission.md).
 
     Args:
-        admit_after: a key gets its row at its so-many-th push; before that its gradients are dropped.
-        admit_probability: or at each push with this probability.
-        admit_capacity: keys without a row that the whole table remembers, with ``admit_after``.
-        evict_after_steps: a row that no push changed for so many steps goes; 0: never.
-        evict_after_seconds: as many seconds; 0: never.
-        evict_below_norm: a row whose weights have a smaller L2 norm goes; 0: none.
-        max_rows: of the whole table; beyond it rows go by ``evict_by``; 0: no bound.
-        max_bytes: of weights and state of the whole table; 0: no bound.
-        evict_by: ``lru``: those that were pushed to longest ago; ``lfu``: least often.
-        ram_share: of each shard's memory budget, kept for the table's rows and not exceeded; 0: none of its own.
+        admit_after: the number of the push that gives a key its row; the gradients of earlier pushes are dropped.
+        admit_probability: the probability that a push gives its key a row; below 1 it needs ``admit_after`` 1.
+        admit_capacity: how many keys without a row the whole table counts pushes of, with ``admit_after``.
+        evict_after_steps: the number of steps without a push after which a row is removed; 0 means never.
+        evict_after_seconds: the seconds without a push after which a row is removed; 0 means never.
+        evict_below_norm: the L2 norm of the weights below which a row is removed; 0 means that no row is.
+        max_rows: the bound on the rows of the whole table, beyond which ``evict_by`` chooses rows to remove; 0 means no
+            bound.
+        max_bytes: the bound on the bytes of weights and state of the whole table; 0 means no bound.
+        evict_by: the rows that are removed first. ``lru``: those with the oldest last push; ``lfu``: those with the
+            fewest pushes.
+        ram_share: the share of each shard's memory budget that the table's rows have to themselves and do not exceed; 0
+            reserves none.
 
     Raises:
         InvalidArgument: a value is out of its range, or has no effect beside the others.
@@ -224,7 +233,7 @@ class RowPolicy:
 
     @property
     def sweeps(self) -> bool:
-        """Whether rows ever go by it."""
+        """Whether the policy ever removes rows."""
         return any(
             (self.evict_after_steps, self.evict_after_seconds, self.evict_below_norm, self.max_rows, self.max_bytes)
         )
@@ -232,28 +241,33 @@ class RowPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """Options of one table in ``distribute(tables={pattern: Table(...)})``; None means the default of ``distribute``.
+    """The options of one table in ``distribute(tables={pattern: Table(...)})``; None means the default of
+    ``distribute``.
 
     Args:
-        dtype: of stored weights. Optimizer state is always float32.
-        init: initial rows of keys without a push.
-        optimizer: in place of the one given to ``distribute``; torch's own where the servers have a counterpart.
-        seed: of initial rows and stochastic rounding; None is 0.
-        admit_after: as in :class:`RowPolicy`.
-        admit_probability: as in :class:`RowPolicy`.
-        admit_capacity: as in :class:`RowPolicy`.
-        evict_after_steps: as in :class:`RowPolicy`.
-        evict_after_seconds: as in :class:`RowPolicy`.
-        evict_below_norm: as in :class:`RowPolicy`.
-        max_rows: as in :class:`RowPolicy`.
-        max_bytes: as in :class:`RowPolicy`.
-        evict_by: as in :class:`RowPolicy`.
-        ram_share: as in :class:`RowPolicy`.
+        dtype: the dtype of stored weights. Optimizer state is always float32.
+        init: the initial rows, which keys without a push have.
+        optimizer: the optimizer in place of the one given to ``distribute``; a torch optimizer is allowed where the
+            servers have its counterpart.
+        seed: the seed of initial rows and stochastic rounding; None means 0.
+        admit_after: see :class:`RowPolicy`.
+        admit_probability: see :class:`RowPolicy`.
+        admit_capacity: see :class:`RowPolicy`.
+        evict_after_steps: see :class:`RowPolicy`.
+        evict_after_seconds: see :class:`RowPolicy`.
+        evict_below_norm: see :class:`RowPolicy`.
+        max_rows: see :class:`RowPolicy`.
+        max_bytes: see :class:`RowPolicy`.
+        evict_by: see :class:`RowPolicy`.
+        ram_share: see :class:`RowPolicy`.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
     """
 
     dtype: Dtype | None = None
     init: Init | None = None
-    optimizer: Any = None  # of worker/session/row_optimizers.py: this module does without torch
+    optimizer: Any = None  # worker/session/row_optimizers.py checks it: this module must not import torch
     seed: int | None = None
     admit_after: int = 1
     admit_probability: float = 1.0
@@ -268,7 +282,7 @@ class Table:
 
     @property
     def policy(self) -> RowPolicy:
-        """Admission, eviction and memory of the table."""
+        """The table's policy of admission, eviction and memory."""
         return RowPolicy(**{part.name: getattr(self, part.name) for part in fields(RowPolicy)})
 
     def __post_init__(self) -> None:
@@ -284,7 +298,9 @@ class Table:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A table as every process knows it. ``id`` and ``version`` are given by the coordinator (0 before that)."""
+    """The schema of a table, as every process knows it. The coordinator assigns ``id`` and ``version``; before that,
+    ``id`` is 0 and ``version`` is 1.
+    """
 
     namespace: str
     name: str
@@ -313,5 +329,5 @@ class TableSchema:
 
     @property
     def full_name(self) -> str:
-        """``namespace/name``, which the table id is a hash of."""
+        """The name ``namespace/name``, whose hash is the table id."""
         return f"{self.namespace}/{self.name}"

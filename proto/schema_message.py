@@ -1,11 +1,11 @@
-"""Table schemas as messages of the control plane, both ways. A message that breaks the contract is InvalidArgument."""
+"""Converts table schemas to messages of the control plane and back; a malformed message raises InvalidArgument."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from . import control_pb2 as pb
-from .errors import InvalidArgument
+from .errors import InvalidArgument, not_allowed
 from .schema import (
     DTYPES,
     EVICT_BY,
@@ -24,7 +24,7 @@ from .schema import (
     XavierUniform,
 )
 
-# oneof field -> class; the fields of a message and of its class have the same names.
+# Maps a oneof field to a class. The fields of a message and of its class have the same names.
 _INITS: dict[str, type[Init]] = {
     "constant": Constant,
     "uniform": Uniform,
@@ -48,7 +48,7 @@ def _fill(message: Any, value: Any) -> None:
 def _set_kind(message: Any, kinds: dict[str, Any], value: Any) -> None:
     name = next(name for name, kind in kinds.items() if type(value) is kind)
     inner = getattr(message, name)
-    inner.SetInParent()  # a message of zeros would leave the oneof unset
+    inner.SetInParent()  # without this, a message of zeros would leave the oneof unset
     _fill(inner, value)
 
 
@@ -61,7 +61,7 @@ def _kind_of(message: Any, kinds: dict[str, Any], field: str) -> Any:
 
 
 def message_of_schema(schema: TableSchema) -> pb.TableSchema:
-    """The ``control_pb2.TableSchema`` of a schema."""
+    """Returns the ``control_pb2.TableSchema`` of a schema."""
     message = pb.TableSchema(
         namespace=schema.namespace,
         name=schema.name,
@@ -83,19 +83,19 @@ def message_of_schema(schema: TableSchema) -> pb.TableSchema:
 
 def _policy_of(message: pb.RowPolicy) -> RowPolicy:
     if not 0 <= message.evict_by < len(EVICT_BY):
-        raise InvalidArgument(f"RowPolicy.evict_by: {message.evict_by} is not allowed; allowed: {', '.join(EVICT_BY)}")
+        raise not_allowed("RowPolicy.evict_by", message.evict_by, EVICT_BY)
     names = [part.name for part in message.DESCRIPTOR.fields if part.name != "evict_by"]
     return RowPolicy(**{name: getattr(message, name) for name in names}, evict_by=EVICT_BY[message.evict_by])
 
 
 def schema_of_message(message: pb.TableSchema) -> TableSchema:
-    """The schema of a ``control_pb2.TableSchema``.
+    """Returns the schema of a ``control_pb2.TableSchema``.
 
     Raises:
         InvalidArgument: a field is missing or out of range.
     """
     if not 0 <= message.dtype < len(DTYPES):
-        raise InvalidArgument(f"TableSchema.dtype: {message.dtype} is not allowed; allowed: {', '.join(DTYPES)}")
+        raise not_allowed("TableSchema.dtype", message.dtype, DTYPES)
     return TableSchema(
         namespace=message.namespace,
         name=message.name,

@@ -1,7 +1,8 @@
 """The version of the messages between a coordinator and a shard.
 
-A shard says its version in ``ShardStatsReply``. While a cluster is upgraded, shards of the version before go on: they
-are told one table at a time, and take part in saves and restores again when their processes are of this build.
+A shard reports its version in ``ShardStatsReply``. While a cluster is upgraded, shards of the previous version continue
+to work. They receive one table at a time. They take part in saves and restores again once their processes run this
+build.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Traces by OpenTelemetry, where the environment names a collector: made at the entry point of a process.
+"""Sends traces with OpenTelemetry when the environment names a collector; the entry point of a process sets it up.
 
-The SDK and its exporter are the extra ``otel``; nothing here imports them unless a collector is named.
+The SDK and its exporter are in the extra ``otel``. This module imports them only when a collector is named.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FLUSH_MS = 5000
 
 
 class Telemetry(Closing):
-    """Gives spans to a collector until it is closed, which sends the last of them and takes at most 5 s.
+    """Sends spans to a collector until it is closed.
 
     Args:
-        provider: of OpenTelemetry's SDK.
+        provider: the tracer provider of OpenTelemetry's SDK.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -32,19 +32,20 @@ class Telemetry(Closing):
         self.tracer: Tracer = provider.get_tracer("sparserow")
 
     def close(self) -> None:
-        """Sends what is left. Idempotent."""
+        """Sends the remaining spans, which takes at most 5 s. A second call does nothing."""
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
 
 
 def telemetry_from_environment(role: str) -> Telemetry | None:
-    """What ``OTEL_EXPORTER_OTLP_ENDPOINT`` asks for; None when it is not set.
+    """Returns the exporter that ``OTEL_EXPORTER_OTLP_ENDPOINT`` asks for; None when the variable is not set.
 
     Args:
-        role: of the process, such as ``shard``; it is ``service.name`` unless ``OTEL_SERVICE_NAME`` says another one.
+        role: the role of the process, such as ``shard``. ``service.name`` is made of it unless ``OTEL_SERVICE_NAME`` is
+            set.
 
     Raises:
-        FailedPrecondition: the extra is not installed.
+        FailedPrecondition: the extra ``otel`` is not installed.
     """
     named = next((name for name in _VARIABLES if os.environ.get(name)), None)
     if named is None:

@@ -1,4 +1,4 @@
-"""Rows in one unary gRPC reply: how many fit, and the memory that they are charged."""
+"""Bounds the rows in one unary gRPC reply, and charges the memory of replies to clients."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .security.security import bearer_token
 
 UNARY_REPLY_BYTES = 64 << 20
 UNARY_MEMORY_BYTES = 1 << 30  # for the replies of all clients of one process
-FEW_KEYS = 128  # their rows fit whatever their dimension, and cost next to nothing
-_KEY_BYTES = 12  # of a row besides its values: version, found and answered
-_COPIES = 3  # as rows, as bytes of a message, and as the message
+FEW_KEYS = 128  # the rows of so few keys fit at any dimension, and cost little
+_KEY_BYTES = 12  # bytes of a row besides its values: version, found and answered
+_COPIES = 3  # copies of a row's values: as rows, as bytes of a message, and as the message
 
 
 class UnaryReplies:
-    """What the unary replies of one process hold. Belongs to one event loop.
+    """The memory that the unary replies of one process take. It belongs to one event loop.
 
     Args:
-        memory: of them all.
+        memory: the budget of all replies; None makes one of ``UNARY_MEMORY_BYTES``.
     """
 
     def __init__(self, memory: FairMemory | None = None) -> None:
@@ -30,12 +30,12 @@ class UnaryReplies:
         """Charges a reply to the client of a call until the call has ended, before the reply is made.
 
         Args:
-            context: of the call, a ``grpc.aio.ServicerContext``.
+            context: the call, a ``grpc.aio.ServicerContext``.
             asked: (number of keys, dimension) by table.
 
         Raises:
-            InvalidArgument: the reply would have more than ``UNARY_REPLY_BYTES``; says how many keys fit.
-            Unavailable: there was no room for long.
+            InvalidArgument: the reply would have more than ``UNARY_REPLY_BYTES``; the text says how many keys fit.
+            Unavailable: there was no room within the wait of the budget.
         """
         count = sum(keys * _row_bytes(dim) for keys, dim in asked.values())
         if count > UNARY_REPLY_BYTES:
@@ -53,6 +53,6 @@ def _row_bytes(dim: int) -> int:
 
 
 def account_of(context: Any) -> str:
-    """The client of a gRPC call, as it is charged for what it holds: a token at an address."""
+    """Returns the account of a gRPC call's client, which is charged for its memory: a token at an address."""
     host = str(context.peer()).rsplit(":", 1)[0]
     return f"{bearer_token(context.invocation_metadata())}@{host}"

@@ -1,1 +1,1 @@
-"""Benchmarks of ``sparserow bench``: each measures against a reference in the same run."""
+"""The benchmarks of ``sparserow bench``, each of which measures against a reference in the same run."""

@@ -1,8 +1,9 @@
-"""``bench big_table``: the job ``deploy/jobs/big_table.yaml`` on a click log whose rows are ten times its memory.
+"""``bench big_table``: trains the job ``deploy/jobs/big_table.yaml`` on a click log with ten times more rows than fit
+in its memory.
 
-The log is made first, in Criteo's layout: nearly every id of it is new, so that few lines make many rows. Then one
-worker trains on it, and figures say what the shard took: files on the SSD, resident memory against its budget, and how
-long steps took, in the second and in the last third of them.
+The log is made first, in Criteo's layout. Nearly every id of it is new, so that few lines make many rows. Then one
+worker trains on it. The figures are the files on the shard's SSD, its resident memory against its budget, and the time
+of steps in the second and in the last third of the run.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ _COLUMNS, _NUMBERS = 26, 13
 _HOT_IDS = 10_000
 _LINES_AT_ONCE = 50_000
 _DEADLINE_SEC = 600.0
-_SPREAD = np.uint32(0x9E3779B1)  # odd: numbers differ as long as what they are made from does
+_SPREAD = np.uint32(0x9E3779B1)  # odd, so that different inputs give different numbers
 
 
 @dataclass(frozen=True)
 class BigTableSize:
-    """Sizes of one run.
+    """The sizes of one run.
 
     Args:
-        rows: that the log makes, about.
-        settings: of the job, beside its file's.
-        gigabytes: that the files on the SSD must reach; None: any.
-        fresh: share of the ids that come once.
-        test_lines: that it is tested on at the end.
+        rows: about how many rows the log makes.
+        settings: settings of the job that replace those in its file.
+        gigabytes: the size that the files on the SSD must reach; None sets no limit.
+        fresh: the share of ids that occur once.
+        test_lines: the number of lines for the test at the end.
     """
 
     rows: int
@@ -101,13 +102,13 @@ def run_big_table(size: BigTableSize, *, seed: int = 0) -> Iterator[Figure]:
 
 
 def write_log(path: Path, lines: int, random: np.random.Generator, fresh: float) -> None:
-    """A click log in Criteo's layout, tab-separated.
+    """Writes a click log in Criteo's layout, tab-separated.
 
     Args:
-        path: of the file.
-        lines: how many.
-        random: of labels, numbers and of which ids are new.
-        fresh: share of ids that no other line of the file has; the others are of a few thousand, as Zipf has it.
+        path: the path of the file.
+        lines: the number of lines.
+        random: draws labels, numbers, and which ids are new.
+        fresh: the share of ids that no other line has; the others are Zipf-distributed over a few thousand ids.
     """
     digits = np.frombuffer(b"".join(b"%04x" % value for value in range(1 << 16)), np.uint8).reshape(-1, 4)
     with path.open("wb") as file:
@@ -126,21 +127,21 @@ def write_log(path: Path, lines: int, random: np.random.Generator, fresh: float)
 
 
 class _TimedBackend(PsBackend):
-    """Notes when each step ends."""
+    """A training backend that notes when each step ends."""
 
     def __init__(self, job: JobConfig, session: Session, coordinator: str) -> None:
         super().__init__(job, session, coordinator)
         self.ends: list[float] = []
 
     def step(self, scaler: GradScaler | None) -> bool:
-        """As the trainer's."""
+        """Steps as the base class does, and notes the time."""
         is_taken = super().step(scaler)
         self.ends.append(time.perf_counter())
         return is_taken
 
 
 class _Resident:
-    """The most resident memory that a process had while the block ran."""
+    """Measures the largest resident memory of a process while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")

@@ -1,12 +1,13 @@
-"""``bench cache``: what a row cache of 5 % of a table's rows saves at Zipf(1.05), and what a probe of it costs.
+"""``bench cache``: measures what a row cache of 5 % of a table's rows saves at Zipf(1.05), and the cost of a lookup in
+it.
 
-Bytes are those of pulls on the wire, both ways, after a warm-up; each run has the same batches. Which rows a cache can
-save depends on the writers, so there are three: a worker that reads rows without writers; one that trains
-every row it looks up and sees its own steps at once (``own_commits: exact``), so that each row it meets again has
-changed; and one that trains and sees its own steps within the staleness (``bounded``).
+Bytes are those of pulls on the wire, in both directions, after a warm-up. Each run has the same batches. The writers
+decide which rows a cache can save, so there are three runs. In the first, a worker reads rows that no worker writes. In
+the second, a worker trains every row it looks up, and sees its own steps at once (``own_commits: exact``), so that each
+row it meets again has changed. In the third, a worker trains and sees its own steps within the staleness (``bounded``).
 
-A probe of rows that are all there is timed on one CPU against ``torch.index_select`` of as many rows from a tensor of
-the cache's size; on a CUDA device the kernels are timed as well.
+Lookups of cached rows are timed on one CPU against ``torch.index_select`` of as many rows from a tensor of the cache's
+size. On a CUDA device the kernels are timed as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .harness import Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, shard_process, table_id
 
 ZIPF = 1.05
-SHARE = 0.05  # of the rows
+SHARE = 0.05  # share of the rows that the cache may have
 STALENESS = 8
 LIMIT_OF_SAVED = 0.6
 TRAINING = ("training, own steps exact", "training, own steps bounded")
@@ -34,7 +35,9 @@ TRAINING = ("training, own steps exact", "training, own steps bounded")
 
 @dataclass(frozen=True)
 class Size:
-    """Rows and columns of the table, ids of a step, steps before and while bytes are counted, timed repetitions."""
+    """The rows and columns of the table, the ids of a step, the steps before and during the measurement, and the timed
+    repetitions.
+    """
 
     rows: int
     dim: int
@@ -50,14 +53,14 @@ QUICK = Size(rows=20_000, dim=32, ids=256, warm_up=30, steps=10, repetitions=3)
 
 @dataclass(frozen=True)
 class _Run:
-    bytes: float  # of pulls, a step
-    hits: float  # of unique rows looked up
+    bytes: float  # bytes of pulls per step
+    hits: float  # share of the unique rows looked up
     asked: float
     misses: float
 
 
 def run_cache(size: Size) -> Sequence[Figure]:
-    """Saved bytes and hit rates of each run; nanoseconds per key of a probe."""
+    """Returns saved bytes and hit rates of each run, and the nanoseconds per key of a lookup."""
     table = BenchTable("bench/cache", size.dim, size.rows)
     bytes_ = int(size.rows * SHARE) * _client.NativeRowCache.bytes_per_row(size.dim)
     runs: list[tuple[str, bool, OwnCommits | None]] = [
@@ -93,14 +96,14 @@ def run_cache(size: Size) -> Sequence[Figure]:
 
 
 class _Bound:
-    """A session with its wire: one table, looked up by the op."""
+    """A session and its connection, with one table that the gather operator looks up."""
 
     def __init__(self, client: _client.Client, native: _client.NativeSession, name: str, dim: int) -> None:
         self.client, self.native = client, native
         self._name, self._dim, self._anchor = name, dim, torch.zeros(1, requires_grad=True)
 
     def look_up(self, ids: Tensor) -> tuple[Tensor, int]:
-        """(rows, bytes that crossed the wire)."""
+        """Returns the looked-up rows, and the bytes that crossed the wire."""
         before = self._wire_bytes()
         rows: Tensor = ops.gather(ids, self._anchor, self._name, self._dim, -1, True)
         return rows, self._wire_bytes() - before
@@ -146,7 +149,7 @@ def _measure(size: Size, session: _Bound, *, trains: bool) -> _Run:
 
 
 def _batches(size: Size) -> Iterator[Tensor]:
-    """The same for every run: ids of a step, scattered over the table."""
+    """Yields the ids of each step, scattered over the table; they are the same for every run."""
     weights = np.arange(1, size.rows + 1, dtype=np.float64) ** -ZIPF
     cumulative = np.cumsum(weights) / weights.sum()
     random = np.random.default_rng(17)
@@ -168,7 +171,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _keys_there(found: Callable[[NDArray[np.uint64]], NDArray[np.uint8]], places: int) -> NDArray[np.uint64]:
-    """Of the keys that were put in, those that a full cache kept."""
+    """Returns those of the inserted keys that a full cache kept."""
     keys = np.arange(places, dtype=np.uint64)
     there: NDArray[np.uint64] = keys[found(keys) == 2]
     return there
@@ -209,7 +212,7 @@ def _against_select(name: str, ours: list[float], selects: list[float], keys: in
 
 
 def _kernel_figures(size: Size, capacity_bytes: int) -> list[Figure]:
-    """Of the device's storage; none without a CUDA device."""
+    """Returns figures of the device's storage; none without a CUDA device."""
     if not torch.cuda.is_available():
         return []
     from ...cpp_ext.device.device_rows import DeviceRows, sum_by_key

@@ -1,9 +1,10 @@
-"""``sparserow bench checkpoint``: saves and restores of one shard, against its disk and against training without them.
+"""``sparserow bench checkpoint``: measures saves and restores of one shard, against its disk and against training
+without them.
 
-The disk's own figures are of files like those of a checkpoint, in the same folder: written 64 MiB at a time with
-fdatasync, and read back after their pages were given up (posix_fadvise), as are a checkpoint's before it is restored.
-Commit latency is of an open loop: pushes are due at fixed times, at half of the rate that a closed loop reaches, and
-each is timed from when it was due.
+The disk's own figures are for files like those of a checkpoint, in the same folder. They are written 64 MiB at a time
+with fdatasync. They are read back after their pages were dropped (posix_fadvise), as a checkpoint's pages are before it
+is restored. The latency of commits is that of an open loop. Pushes are due at fixed times, at half of the rate that a
+closed loop reaches, and each is timed from when it was due.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _RECOVERY_DEADLINE_SEC = 600.0
 
 @dataclass(frozen=True)
 class CheckpointSize:
-    """Sizes of one run.
+    """The sizes of one run.
 
     Args:
-        rows: of the table, with Adagrad state.
-        dim: columns, float32.
-        batch: rows of a push.
-        closed_sec: of the closed loop that finds the rate.
-        samples: pushes whose latency is taken, with and without saves each.
+        rows: the number of rows of the table, which has Adagrad state.
+        dim: the number of float32 columns.
+        batch: the number of rows of a push.
+        closed_sec: the duration of the closed loop that finds the rate, in seconds.
+        samples: the number of pushes whose latency is measured, with saves and again without.
     """
 
     rows: int
@@ -68,11 +69,11 @@ QUICK = CheckpointSize(rows=30_000, dim=16, batch=200, closed_sec=0.3, samples=1
 
 
 def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> Iterator[Figure]:
-    """Gives figures as they come; measures in a folder of the system's temporary directory (TMPDIR names another disk).
+    """Yields figures as they come, measured in a folder of the temporary directory (TMPDIR names another disk).
 
     Args:
-        size: of the run; the full one takes about 6 GB of memory and 9 GB of disk.
-        seed: of keys.
+        size: the sizes of the run; the full run takes about 6 GB of memory and 9 GB of disk.
+        seed: the seed of keys.
     """
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as folder:
@@ -141,7 +142,7 @@ def _restores(url: str, size: CheckpointSize) -> list[Figure]:
 
 
 def _recovery(cluster: LocalCluster, url: str) -> list[Figure]:
-    """A shard is killed: from then until it serves again, its process's start included."""
+    """Kills a shard, and measures the time until it serves again, including the start of its process."""
     size = files.read_manifest(Folder(url)).row_bytes
 
     def until_back() -> None:
@@ -169,7 +170,7 @@ def _while_saving(
     size: CheckpointSize,
     random: np.random.Generator,
 ) -> list[Figure]:
-    """Latency and rate of pushes, with one save after another and without; memory of the shard."""
+    """Measures latency and rate of pushes, with one save after another and without, and the memory of the shard."""
     grads = np.ones((size.batch, size.dim), np.float32)
 
     def push() -> None:
@@ -218,7 +219,7 @@ def _while_saving(
 
 
 class _Saving:
-    """One save after another, by a session of its own, for the duration of a block."""
+    """Makes one save after another with a session of its own, for the duration of a block."""
 
     def __init__(self, address: str, url: str) -> None:
         self._address, self._url = address, url
@@ -237,11 +238,11 @@ class _Saving:
 
     @property
     def count(self) -> int:
-        """Saves so far."""
+        """Returns the number of saves so far."""
         return len(self._seconds)
 
     def longest(self) -> float:
-        """Seconds of the longest save; waits for the first."""
+        """Returns the seconds of the longest save, after waiting for the first."""
         self._first.wait()
         return max(self._seconds)
 
@@ -253,7 +254,7 @@ class _Saving:
 
 
 class _Watch:
-    """The most resident memory of a process during a block."""
+    """Measures the largest resident memory of a process during a block."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self.most = pid, 0
@@ -287,7 +288,7 @@ def _closed_loop(call: Callable[[], None], seconds: float) -> float:
 
 
 def _open_loop(call: Callable[[], None], rate: float, samples: int) -> NDArray[np.float64]:
-    """Seconds from when each call was due to its end."""
+    """Returns the seconds from when each call was due to its end."""
     began = time.perf_counter()
     taken = np.empty(samples)
     for number in range(samples):

@@ -1,4 +1,4 @@
-"""What ``bench train`` trains: a model of pooled embeddings, its batches, its step in torch and over shards."""
+"""The model that ``bench train`` trains: pooled embeddings, its batches, and its step in torch and over shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN = 64
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of each table, samples of a batch, ids of a bag in each case, and repetitions."""
+    """The rows of each table, samples of a batch, ids of a bag in each case, and repetitions."""
 
     rows: int
     batch: int
@@ -34,7 +34,7 @@ QUICK = Size(rows=1_000, batch=64, hot=(3,), repetitions=3)
 
 
 class PooledClickModel(nn.Module):
-    """26 pooled embeddings, then an MLP 64-64."""
+    """A model of 26 pooled embeddings, then an MLP 64-64."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PooledClickModel(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids: (tables, batch, hot) int64. Returns (batch) logits."""
+        """Returns logits (batch) of ids (tables, batch, hot) int64."""
         pooled = [table(ids[index]) for index, table in enumerate(self.tables)]
         logits: Tensor = self.mlp(torch.cat(pooled, dim=1))
         return logits.squeeze(1)
@@ -52,27 +52,29 @@ class PooledClickModel(nn.Module):
 
 @dataclass
 class CpuClock:
-    """Seconds of CPU that a process used while steps ran."""
+    """The CPU seconds that a process uses while steps run."""
 
     now: Callable[[], float]
     seconds: list[float] = field(default_factory=list)
     _begin: float = 0.0
 
     def start(self) -> None:
-        """Before a step."""
+        """Notes the CPU time before a step."""
         self._begin = self.now()
 
     def stop(self) -> None:
-        """After it."""
+        """Notes the CPU time after a step."""
         self.seconds.append(self.now() - self._begin)
 
     def mean_ms(self, repetitions: int) -> float:
-        """Milliseconds per step over the last ``repetitions``; process clocks tick too coarsely for a median."""
+        """Returns the CPU milliseconds per step over the last ``repetitions``; process clocks are too coarse for a
+        median.
+        """
         return sum(self.seconds[-repetitions:]) / repetitions * 1000
 
 
 class ZipfBatches:
-    """Fresh batches of ids, Zipf-distributed and scattered over each table, with random labels."""
+    """New batches of ids, Zipf-distributed and scattered over each table, with random labels."""
 
     def __init__(self, size: Size, hot: int) -> None:
         weights = np.arange(1, size.rows + 1, dtype=np.float64) ** -ZIPF
@@ -82,15 +84,15 @@ class ZipfBatches:
         self._shape = (TABLES, size.batch, hot)
 
     def make(self) -> tuple[Tensor, Tensor]:
-        """((tables, batch, hot) int64, (batch) float32)."""
+        """Returns ids (tables, batch, hot) int64, and labels (batch) float32."""
         ranks = np.searchsorted(self._cumulative, self._random.random(self._shape))
         ids = self._scattered[np.minimum(ranks, len(self._scattered) - 1)]
         return torch.from_numpy(ids), torch.from_numpy(self._random.integers(0, 2, self._shape[1]).astype(np.float32))
 
 
 def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
-    """A training step of torch alone."""
-    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, said aloud: else Adagrad warns
+    """Returns a function that makes a training step in torch alone."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, set explicitly because Adagrad warns otherwise
     model = PooledClickModel(size.rows)
     sparse = torch.optim.Adagrad(model.tables.parameters(), lr=0.05)
     dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)
@@ -106,7 +108,7 @@ def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
 
 
 def distributed_step(size: Size, session: Session) -> Callable[[tuple[Tensor, Tensor]], None]:
-    """A training step of the same model, its tables in the session's shards."""
+    """Returns a function that makes a training step of the same model, with its tables in the session's shards."""
     model = distribute(
         PooledClickModel(size.rows),
         session,

@@ -1,4 +1,4 @@
-"""``sparserow bench engine``: the store alone, one thread pinned to one CPU, against plain arrays.
+"""``sparserow bench engine``: measures the store alone against plain arrays, in one thread pinned to one CPU.
 
 - pull: ``Store.pull`` of unique random keys, against ``torch.index_select`` on a plain matrix of the table's size,
   both into an existing buffer.
@@ -31,14 +31,14 @@ _EPS = 1e-10
 
 @dataclass(frozen=True)
 class EngineSize:
-    """Sizes of one run.
+    """The sizes of one run.
 
     Args:
-        rows: of the table.
-        dim: columns, float32.
-        batch: unique keys of one pull or push.
-        fill_step: rows created between two looks at resident memory.
-        repetitions: of each measurement.
+        rows: the number of rows of the table.
+        dim: the number of float32 columns.
+        batch: the number of unique keys of a pull or push.
+        fill_step: the number of rows created between two readings of resident memory.
+        repetitions: the number of repetitions of each measurement.
     """
 
     rows: int
@@ -49,7 +49,7 @@ class EngineSize:
 
     @property
     def shape(self) -> str:
-        """As in the names of figures."""
+        """The sizes in the form that names of figures have."""
         return f"{self.batch:,} of {self.rows:,} x {self.dim}"
 
 
@@ -61,11 +61,11 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     """Measures the store.
 
     Args:
-        size: of the run; the full one takes about 9 GiB.
-        seed: of keys and gradients.
+        size: the sizes of the run; the full run takes about 9 GiB.
+        seed: the seed of keys and gradients.
 
     Returns:
-        Figures of overhead, pull and push.
+        The figures of overhead, pulls and pushes.
     """
     random = np.random.default_rng(seed)
     keys = (np.arange(size.rows, dtype=np.uint64) << np.uint64(16)) | np.uint64(random.integers(2**16))
@@ -84,7 +84,7 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
 
 
 def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize) -> tuple[float, float]:
-    """Bears every row; returns the worst overhead in bytes per row and the median birth rate in M rows/s."""
+    """Creates every row; returns the worst overhead in bytes per row, and the median rate of creation in M rows/s."""
     store.create_table(
         _server.TableSchema(
             id=_TABLE,
@@ -95,7 +95,7 @@ def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize) -> t
         )
     )
     grads = np.ones((size.fill_step, size.dim), np.float32)
-    # A first push to another table makes what is made once per process, so that the base has it.
+    # A first push to another table allocates what a process needs once, so that the baseline includes it.
     store.create_table(_server.TableSchema(id=_TABLE + 1, name="bench/warm", dim=1))
     store.apply(_TABLE + 1, keys[: size.fill_step], np.ones((size.fill_step, 1), np.float32), lr=0.0)
     store.drop_table(_TABLE + 1)
@@ -111,14 +111,14 @@ def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize) -> t
             store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
             seconds.append((time.perf_counter() - started) / len(part))
             rows = begin + len(part)
-            if rows >= size.rows // 16:  # before that, the page size of the arenas is what is measured
+            if rows >= size.rows // 16:  # with fewer rows, the page size of the arenas dominates
                 worst = max(worst, (resident_bytes() - base - rows * row_bytes) / rows)
             progress.advance(task, len(part))
     return worst, 1e-6 / median(seconds)
 
 
 class _Draw:
-    """Unique random rows of the table, and their keys, in one order; never the same twice."""
+    """Draws unique random rows of the table, and their keys, in one order; a batch is never drawn twice."""
 
     def __init__(self, keys: NDArray[np.uint64], batch: int, random: np.random.Generator) -> None:
         self._keys, self._batch, self._random = keys, batch, random

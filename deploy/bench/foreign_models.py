@@ -1,8 +1,9 @@
-"""Samples a second of models of other libraries: all local, and with their embeddings on the shards of this machine.
+"""Measures samples per second of other libraries' models, all local, and with their embeddings on shards.
 
     python -m sparserow.deploy.bench.foreign_models
 
-It is no part of ``sparserow bench``, as it needs deepctr-torch, or torchrec with its fbgemm (docs/foreign-models.md).
+It is not part of ``sparserow bench``, because it needs deepctr-torch, or torchrec with its fbgemm
+(docs/foreign-models.md).
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 COLUMNS, DIM, HIDDEN, BATCH = 20, 8, (64, 64), 1024
-WARM = 5  # batches before the clock starts: the lookups of the first are traced
+WARM = 5  # batches before the clock starts, because the lookups of the first are traced
 WAYS = ("local", "distributed", "distributed, prefetch")
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """A model to measure.
 
     Attributes:
-        model: fresh.
-        features: the model's arguments from ids (n, COLUMNS).
-        loss: of its output (n) and labels (n).
+        model: a new model.
+        features: makes the model's arguments from ids (n, COLUMNS).
+        loss: the loss of the model's output (n) and labels (n).
     """
 
     model: nn.Module
@@ -44,7 +45,7 @@ class Subject:
 
 
 def deepfm(rows: int) -> Subject:
-    """DeepFM of DeepCTR-Torch, whose batch is one float matrix, as its ``fit`` makes it."""
+    """Returns DeepFM of DeepCTR-Torch, whose batch is one float matrix, as its ``fit`` makes it."""
     from deepctr_torch.inputs import SparseFeat
     from deepctr_torch.models import DeepFM
 
@@ -55,7 +56,7 @@ def deepfm(rows: int) -> Subject:
 
 
 def dlrm(rows: int) -> Subject:
-    """DLRM of torchrec, whose batch has a keyed jagged tensor."""
+    """Returns DLRM of torchrec, whose batch has a keyed jagged tensor."""
     from torchrec.models.dlrm import DLRM
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -80,7 +81,7 @@ MODELS = {"DeepFM (DeepCTR-Torch)": ("deepctr_torch", deepfm), "DLRM (torchrec)"
 
 @dataclass(frozen=True)
 class Log:
-    """Random ids (batches, BATCH, COLUMNS) and labels; iterating makes each batch anew, as a loader does."""
+    """Random ids (batches, BATCH, COLUMNS) and labels; each iteration makes new batches, as a loader does."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -94,7 +95,7 @@ class Log:
 def speed(
     subject: Subject, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Any, torch.Tensor]]
 ) -> float:
-    """Samples a second of a training loop, without its first batches."""
+    """Returns the samples per second of a training loop, without its first batches."""
     model.train()
     began, samples = 0.0, 0
     for index, (features, labels) in enumerate(batches):
@@ -108,7 +109,7 @@ def speed(
 
 
 def measure(make: Callable[[int], Subject], address: str, namespace: str, *, rows: int, steps: int) -> list[float]:
-    """Samples a second in each of ``WAYS``, one after the other."""
+    """Returns the samples per second of each of ``WAYS``, measured one after another."""
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(rows, (steps + WARM, BATCH, COLUMNS), generator=draw)
     labels = torch.randint(2, (steps + WARM, BATCH), generator=draw).float()
@@ -127,7 +128,7 @@ def measure(make: Callable[[int], Subject], address: str, namespace: str, *, row
 
 
 def main() -> None:
-    """Prints a table: the median of some repetitions, and the share of local speed."""
+    """Prints a table with the median of some repetitions, and the share of local speed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 100_000], help="ids of a column")
     parser.add_argument("--steps", type=int, default=60, help=f"batches of {BATCH} samples")

@@ -1,8 +1,8 @@
-"""What every benchmark shares: how a figure is measured, judged, written and shown.
+"""Measures, judges, writes and shows the figures of all benchmarks.
 
-A figure is the median of at least 50 repetitions after a warm-up. Where it has a reference, measurement and
-reference take turns, so that a change of the machine's mood meets both. Inputs are made anew for each repetition,
-outside of the clock.
+A figure is the median of at least 50 repetitions after a warm-up. Where it has a reference, measurement and reference
+take turns, so that changes of the machine's speed affect both. Inputs are made anew for each repetition, and are not
+timed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Figure:
 
     Args:
         metric: what was measured, with its size.
-        value: in ``unit``.
-        unit: ``M rows/s``, ``ms``, ``bytes/row`` ...
-        limit: what ``value`` (or ``ratio``, where it is given) must reach; None when it is for information.
-        ratio: of ``value`` to its reference of the same run; None when it has none.
-        higher_is_better: which side of the limit is the good one.
+        value: the value in ``unit``.
+        unit: the unit, such as ``M rows/s``, ``ms`` or ``bytes/row``.
+        limit: the limit of ``value``, or of ``ratio`` where that is given; None when the figure is for information.
+        ratio: the ratio of ``value`` to its reference in the same run; None when it has none.
+        higher_is_better: whether a value passes above its limit, and not below.
     """
 
     metric: str
@@ -47,7 +47,7 @@ class Figure:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the limit is met; None without a limit."""
+        """Whether the figure meets its limit; None without a limit."""
         if self.limit is None:
             return None
         judged = self.value if self.ratio is None else self.ratio
@@ -55,18 +55,18 @@ class Figure:
 
 
 def latency_figure(metric: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
-    """A time, shown in microseconds; less is better."""
+    """Returns the figure of a time, shown in microseconds; less is better."""
     return Figure(metric, seconds * 1e6, "us", limit=limit, ratio=ratio, higher_is_better=False)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: ``run`` is timed on what ``make_input`` gives, anew each time.
+    """A piece of work to time: ``run`` is timed on a new result of ``make_input`` each time.
 
     Args:
-        name: for progress.
-        make_input: not timed.
-        run: timed.
+        name: the name in progress messages.
+        make_input: makes the input; it is not timed.
+        run: the work that is timed.
     """
 
     name: str
@@ -75,15 +75,15 @@ class Contender:
 
 
 def time_in_turns(contenders: Sequence[Contender], *, repetitions: int, warm_up: int = 5) -> list[list[float]]:
-    """Seconds of each repetition of each contender; contenders take turns within a repetition.
+    """Times contenders in turns, which alternate within a repetition.
 
     Args:
-        contenders: measured in this order in even repetitions and in the reverse order in odd ones.
-        repetitions: kept ones.
-        warm_up: repetitions that are run first and dropped.
+        contenders: measured in this order in even repetitions, and in reverse order in odd ones.
+        repetitions: the number of repetitions that count.
+        warm_up: the number of repetitions that run first and do not count.
 
     Returns:
-        One list of ``repetitions`` seconds per contender.
+        The seconds of each repetition, by contender.
     """
     seconds: list[list[float]] = [[] for _ in contenders]
     with Progress(transient=True, console=Console(stderr=True)) as progress:
@@ -102,13 +102,13 @@ def time_in_turns(contenders: Sequence[Contender], *, repetitions: int, warm_up:
 
 
 def median(values: Sequence[float]) -> float:
-    """Median of ``values``."""
+    """Returns the median of ``values``."""
     return statistics.median(values)
 
 
 @contextmanager
 def pinned_to_one_cpu() -> Iterator[int]:
-    """Runs its body on one CPU, which it yields; the process's CPUs are restored after it."""
+    """Runs its block on one CPU, which it yields; the CPUs of the process are restored after it."""
     before = os.sched_getaffinity(0)
     cpu = max(before)
     os.sched_setaffinity(0, {cpu})
@@ -119,21 +119,21 @@ def pinned_to_one_cpu() -> Iterator[int]:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Resident memory of a process; None: of this one."""
+    """Returns the resident memory of a process in bytes; None stands for this process."""
     pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-_CPU_CLOCK = 2  # of a process, by the scheduler: what clock_getcpuclockid() makes of a process id
+_CPU_CLOCK = 2  # the clock of a process's CPU time, as clock_getcpuclockid() computes it
 
 
 def process_cpu(pid: int) -> float:
-    """Seconds of CPU that a process has had, with those of threads that have ended."""
+    """Returns the CPU seconds of a process, including those of threads that have ended."""
     return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
 
 
 def machine_line() -> str:
-    """CPU model, usable CPUs, memory, load and huge-page mode: what a figure depends on."""
+    """Returns CPU model, usable CPUs, memory, load and huge-page mode, on which figures depend."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     total_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -146,14 +146,14 @@ def machine_line() -> str:
 
 
 def write_json(path: Path, figures: Sequence[Figure]) -> None:
-    """Writes ``[{metric, value, unit, limit, ratio}, ...]``."""
+    """Writes the figures as ``[{metric, value, unit, limit, ratio}, ...]``."""
     keys = ("metric", "value", "unit", "limit", "ratio")
     rows = [{key: value for key, value in asdict(figure).items() if key in keys} for figure in figures]
     path.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def line_of(figure: Figure) -> str:
-    """A figure of a run that is not over."""
+    """Returns a line about a figure, for a run that is not over."""
     ratio = "" if figure.ratio is None else f", ratio {figure.ratio:.3f}"
     relation = ">=" if figure.higher_is_better else "<="
     limit = "" if figure.limit is None else f" (limit {relation} {figure.limit:g})"
@@ -161,7 +161,7 @@ def line_of(figure: Figure) -> str:
 
 
 def show(title: str, figures: Sequence[Figure], console: Console) -> None:
-    """Prints the figures as a table under the machine they were taken on."""
+    """Prints the figures as a table under a line about the machine."""
     table = Table(title=title, caption=machine_line())
     table.add_column("metric")
     table.add_column("value", justify="right")

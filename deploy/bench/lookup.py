@@ -1,4 +1,4 @@
-"""``bench lookup``: a small read, against a raw TCP ping-pong of the same bytes."""
+"""``bench lookup``: measures a small read, against a raw TCP ping-pong of the same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .wire import FRAME_BYTES
 
 @dataclass(frozen=True)
 class Size:
-    """How much is read, and how often."""
+    """The amount that is read, and the number of repetitions."""
 
     table_rows: int = 2_000_000
     keys: int = 100
@@ -28,7 +28,7 @@ QUICK = Size(table_rows=20_000, repetitions=200)
 
 
 def run_lookup(size: Size) -> Sequence[Figure]:
-    """p50 and p99 in microseconds of ``size.keys`` fresh random keys, and of the ping-pong."""
+    """Returns p50 and p99 in microseconds of reads of ``size.keys`` new random keys, and of the ping-pong."""
     table = BenchTable("bench/lookup", size.dim, size.table_rows)
     request_bytes = FRAME_BYTES + 8 * size.keys
     reply_bytes = FRAME_BYTES + 4 * size.dim * size.keys

@@ -1,10 +1,10 @@
-"""``bench observe``: what metrics and traces cost a training step.
+"""``bench observe``: measures what metrics and traces cost a training step.
 
-The model of ``bench train`` three times, each over a coordinator and one shard of its own, in turns on fresh batches:
-nothing observed (``sparserow ps --no-observe``, no page); metrics (request times, hot keys, a page); and those with
-traces, of the worker's steps and of every request of the shard, to a collector that takes them in and drops them.
-CPU is that of the worker's process and the shard, over the measured steps; what a thread of the exporter does while
-another contender has its turn counts for that one.
+The model of ``bench train`` runs three times, each over a coordinator and one shard of its own. The three take turns on
+new batches. The first observes nothing (``sparserow ps --no-observe``, no page). The second has metrics (request times,
+hot keys, a page). The third adds traces of the worker's steps and of every request of the shard, sent to a collector
+that drops them. CPU is that of the worker's process and the shard, over the measured steps. What a thread of the
+exporter does during the turn of another contender counts for that contender.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .processes import other_process
 LIMIT_OF_UNOBSERVED = 0.97
 _START_SEC = 60.0
 _STOP_SEC = 20.0
-_LEASE_SEC = 120.0  # a busy machine ends no lease
+_LEASE_SEC = 120.0  # long, so that a busy machine ends no lease
 _COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of each table, and how often a step is repeated."""
+    """The rows and lookups of each table, and the number of repeated steps."""
 
     rows: int = 100_000
     batch: int = 4096
@@ -56,14 +56,14 @@ QUICK = Size(rows=1_000, batch=64, hot=3, repetitions=3)
 
 @dataclass(frozen=True)
 class _BenchCluster:
-    """A cluster of one shard."""
+    """The address of a cluster of one shard, and the shard's process."""
 
     address: str
     shard_pid: int
 
 
 def run_observe(size: Size) -> list[Figure]:
-    """Samples/s of each of the three, as shares of the first, and CPU per step."""
+    """Returns the samples/s of each of the three, as shares of the first, and the CPU per step."""
     model = ModelSize(size.rows, size.batch, (size.hot,), size.repetitions)
     with ExitStack() as stack:
         port = stack.enter_context(other_process(_collect, ()))
@@ -134,7 +134,7 @@ def _trace(stack: ExitStack, session: Session, port: int) -> None:
 
 @contextmanager
 def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_BenchCluster]:
-    """A coordinator and a shard as a user starts them; ``collector``: where the shard sends its spans."""
+    """Runs a coordinator and a shard as a user starts them; ``collector`` is the address for the shard's spans."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     if collector is not None:
         environment[_COLLECTOR] = collector
@@ -165,7 +165,7 @@ def _process(environment: dict[str, str], *arguments: str) -> Iterator[subproces
 
 
 def _collect(pipe: Connection) -> None:
-    """A collector of OpenTelemetry that takes spans in and drops them."""
+    """Runs an OpenTelemetry collector that accepts spans and drops them."""
     try:
         import grpc
         from opentelemetry.proto.collector.trace.v1 import (
@@ -185,5 +185,5 @@ def _collect(pipe: Connection) -> None:
     server.start()
     pipe.send(port)
     with suppress(EOFError):
-        pipe.recv()  # until the benchmark is done
+        pipe.recv()  # returns when the benchmark is done
     server.stop(None)

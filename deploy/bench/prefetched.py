@@ -1,8 +1,8 @@
 """The part of ``bench train`` with ``sr.prefetch``: exact and inexact, against torch and against each other.
 
-A pipeline works ahead, so contenders cannot take turns step by step: what one does in the background would fall into
-the other's time. They take turns in blocks. A block is a fresh pass over the same batches, made before; its first
-steps, which nothing ran ahead of, are not measured. A figure is the median over blocks.
+A pipeline works ahead, so contenders cannot take turns step by step: the background work of one would fall into the
+time of another. They take turns in blocks. A block is a new pass over the same batches, which are made beforehand. Its
+first steps, for which nothing was prefetched, are not measured. A figure is the median over blocks.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class _Runner:
     """One contender.
 
     Args:
-        step: a training step.
+        step: makes a training step.
         feed: makes a pass over batches.
-        server: seconds of CPU of the shard.
+        server: returns the CPU seconds of the shard.
     """
 
     step: Callable[[Batch], None]
     feed: Callable[[list[Batch]], Iterable[Batch]]
     server: Callable[[], float]
-    seconds: list[float] = field(default_factory=list)  # of a step, by block
+    seconds: list[float] = field(default_factory=list)  # seconds of a step, by block
     worker_cpu: CpuClock = field(default_factory=lambda: CpuClock(time.process_time))
 
     def __post_init__(self) -> None:
         self.server_cpu = CpuClock(self.server)
 
     def run(self, batches: list[Batch]) -> None:
-        """One block."""
+        """Runs one block."""
         began = 0.0
         for number, batch in enumerate(self.feed(batches)):
             if number == _DROPPED:
@@ -66,13 +66,15 @@ class _Runner:
         self.server_cpu.stop()
 
     def forget(self) -> None:
-        """Drops what was measured so far: it warmed up."""
+        """Drops the measurements so far, which were a warm-up."""
         for measured in (self.seconds, self.worker_cpu.seconds, self.server_cpu.seconds):
             measured.clear()
 
 
 def measure_prefetch(size: Size, hot: int) -> list[Figure]:
-    """Rates with prefetch, of torch and of each other; CPU per step; how much is sent again, and why."""
+    """Returns rates with prefetch relative to torch and to each other, CPU per step, and how much is sent again and
+    why.
+    """
     source = ZipfBatches(size, hot)
     measured = max(size.repetitions // _BLOCKS, 2)
     batches = [source.make() for _ in range(measured + _DROPPED)]
@@ -131,7 +133,7 @@ def measure_prefetch(size: Size, hot: int) -> list[Figure]:
 
 
 def _overlap(batches: list[Batch]) -> float:
-    """Share of a batch's unique keys that the batch before has as well, over all tables."""
+    """Returns the share of a batch's unique keys that the batch before has as well, over all tables."""
     shared = total = 0
     keys = [[np.unique(table.numpy()) for table in ids] for ids, _ in batches]
     for earlier, later in pairwise(keys):

@@ -1,4 +1,4 @@
-"""What the network benchmarks talk to, each a process of its own: a shard, and raw TCP as the reference."""
+"""The processes that the network benchmarks talk to: a shard, and raw TCP as the reference."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...proto.security.security import Security
 
 SLOT_COUNT = 16_384
 _START_SEC = 120.0
-_HEADER_BYTES = 16  # of a raw request: its own length and the length of the reply, both int64
+_HEADER_BYTES = 16  # header of a raw request: its length and the length of the reply, both int64
 
 
 @dataclass(frozen=True)
 class BenchTable:
-    """A table of ``rows`` keys 0, 1, ... with Adagrad, filled before the benchmark begins."""
+    """A table with keys 0 to ``rows`` - 1 and Adagrad, which is filled before the benchmark begins."""
 
     name: str
     dim: int
@@ -29,7 +29,7 @@ class BenchTable:
 
 
 def table_id(table: BenchTable) -> int:
-    """The id that the shard process gives the table."""
+    """Returns the id that the shard process gives the table."""
     from ...cpp_ext import _server
 
     return _server.id_of_name(table.name)
@@ -59,12 +59,12 @@ def _fill(
         server.set_job(job, f"bench{job}", None, [(0, 1, 0)])
     port.send(server.port)
     with suppress(EOFError):
-        port.recv()  # until the benchmark is done
+        port.recv()  # returns when the benchmark is done
     server.stop()
 
 
 def _receive(peer: socket.socket, into: memoryview) -> bool:
-    """Fills ``into``; False when the peer has left."""
+    """Fills ``into``; returns False when the peer has closed the connection."""
     while into:
         count = peer.recv_into(into)
         if count == 0:
@@ -88,7 +88,7 @@ def _answer_raw(port: Connection, largest_bytes: int) -> None:
 
 
 class RawTcp:
-    """A request of some bytes and a reply of some bytes on one connection, one in flight: the reference."""
+    """The reference: requests and replies of given sizes on one connection, one in flight."""
 
     def __init__(self, port: int, largest_bytes: int) -> None:
         self._peer = socket.create_connection(("127.0.0.1", port))
@@ -97,17 +97,17 @@ class RawTcp:
         self._incoming = memoryview(bytearray(largest_bytes))
 
     def exchange(self, request_bytes: int, reply_bytes: int) -> None:
-        """Sends ``request_bytes`` (at least 16) and receives ``reply_bytes``, into buffers that are used again."""
+        """Sends ``request_bytes`` (at least 16) and receives ``reply_bytes``, with reused buffers."""
         lengths = np.array([request_bytes, reply_bytes], np.int64)
         self._outgoing[:_HEADER_BYTES] = lengths.view(np.uint8)
         self._peer.sendall(self._outgoing[:request_bytes].data)
         if not _receive(self._peer, self._incoming[:reply_bytes]):
-            raise ConnectionError("the raw TCP process has left")
+            raise ConnectionError("the raw TCP process has ended")
 
 
 @contextmanager
 def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
-    """A spawned process that sends its port first and ends when its pipe gets anything."""
+    """Runs a spawned process, which sends its port first and ends when its pipe receives anything; yields the port."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)  # type: ignore[arg-type]
@@ -129,8 +129,9 @@ def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int
 def shard_process(
     tables: Sequence[BenchTable], *, io_threads: int = 2, jobs: int = 1, security: Security | None = None
 ) -> Iterator[int]:
-    """Serves ``tables`` from another process, with jobs 1, 2, ... (asynchronous), each with worker 0 of epoch 1; yields
-    its port.
+    """Serves ``tables`` from another process, and yields its port.
+
+    Its jobs 1, 2, ... are asynchronous, each with worker 0 of epoch 1.
     """
     with other_process(_fill, (tuple(tables), io_threads, jobs, security)) as port:
         yield port
@@ -138,6 +139,6 @@ def shard_process(
 
 @contextmanager
 def raw_tcp(largest_bytes: int) -> Iterator[RawTcp]:
-    """A connection to a process that only receives and sends; messages of at most ``largest_bytes``."""
+    """Yields a connection to a process that only receives and sends messages of at most ``largest_bytes``."""
     with other_process(_answer_raw, (largest_bytes,)) as port:
         yield RawTcp(port, largest_bytes)

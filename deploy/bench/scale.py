@@ -1,13 +1,12 @@
-"""``bench scale``: what more shards and workers cost, on one machine.
+"""``bench scale``: measures what more shards and workers cost, on one machine.
 
-Two cores cannot show throughput that grows with machines, but they show what each row costs: CPU-seconds of all
-processes, worker and servers, per million rows. If that stays the same from 1 shard to 4, then N machines do N times
+Two cores cannot show throughput that grows with machines, but they show what each row costs: the CPU-seconds of all
+processes, worker and servers, per million rows. If that is the same for 1 shard and for 4, then N machines do N times
 the work as far as CPU goes.
 
 * 1, 2 and 4 shards with 1 and 2 workers: real shard processes, real sessions, one table with Adagrad.
-* Many shards: real shard processes with a small table; the workers are stubs in one process: registered with leases
-  as workers are, with a native client each, but without a model or torch. It shows connections, memory, the slot
-  map and the coordinator's load.
+* Many shards: real shard processes with a small table. The workers are stubs in one process: each has a lease and a
+native client, but no model and no torch. This shows connections, memory, the slot map and the coordinator's load.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ _ANSWER_SEC = 600.0
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of the table, keys and rounds of each measurement, and how many shards and stubs make a crowd."""
+    """The rows of the table, the keys and rounds of each measurement, and the numbers of shards
+    and stubs of the crowd.
+    """
 
     rows: int = 1_000_000
     dim: int = 64
@@ -73,7 +74,7 @@ QUICK = Size(
 
 
 def run_scale(size: Size) -> Iterator[Figure]:
-    """CPU-seconds per million rows by shards and workers, and what a crowd of shards holds and costs."""
+    """Yields CPU-seconds per million rows by shards and workers, and the memory and CPU of many shards."""
     first: dict[tuple[str, int], float] = {}
     for shards in size.shards:
         for workers in size.workers:
@@ -96,12 +97,12 @@ def _cpu(name: str, seconds: float, limit: float | None = None, ratio: float | N
 
 
 def _cost(size: Size, shards: int, workers: int) -> dict[str, tuple[float, float]]:
-    """CPU-seconds per million rows of workers and of servers, by mode."""
+    """Returns CPU-seconds per million rows of workers and of servers, by mode."""
     costs = {}
     with local_cluster(shards=shards) as cluster, _team(size, cluster.address, workers) as team:
         _ask_all(team, "fill")
         for mode in MODES:
-            _ask_all(team, mode)  # warm
+            _ask_all(team, mode)  # warm-up
             before = _servers_cpu(cluster)
             worker_sec = sum(_ask_all(team, mode))
             server_sec = _servers_cpu(cluster) - before
@@ -268,7 +269,7 @@ def _crowd_cost(name: str, size: Size, cluster: LocalCluster, stubs: list[_Stub]
         for thread in threads:
             thread.join()
 
-    run_all()  # rows are created, connections made
+    run_all()  # creates rows and makes connections
     own, servers = time.process_time(), _servers_cpu(cluster)
     run_all()
     millions = len(stubs) * size.crowd_rounds * size.keys / 1e6
@@ -277,7 +278,7 @@ def _crowd_cost(name: str, size: Size, cluster: LocalCluster, stubs: list[_Stub]
 
 
 def _coordinator_load(name: str, size: Size, cluster: LocalCluster) -> Iterator[Figure]:
-    """What heartbeats alone cost, of shards and workers."""
+    """Yields the cost of heartbeats alone, of shards and workers."""
     begin = process_cpu(cluster.pid)
     shards = _servers_cpu(cluster)
     time.sleep(size.quiet_sec)

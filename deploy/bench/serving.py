@@ -1,8 +1,8 @@
-"""``bench serving``: lookups in a served model against raw TCP and Redis, loading, swaps, and live sync under load.
+"""``bench serving``: measures lookups against raw TCP and Redis, loading, swaps, and live sync under load.
 
-A version of ``rows`` rows x 64 float32 is written as files and served by one process. Raw TCP sends as many bytes one
-way and the other. Redis, where ``redis-server`` is installed, holds the same rows as strings of 256 bytes
-(serving_saturation.py). Then live sync beside a training job (serving_sync.py).
+A version of ``rows`` rows x 64 float32 is written as files and served by one process. Raw TCP sends as many bytes in
+each direction. Redis, where ``redis-server`` is installed, has the same rows as strings of 256 bytes
+(serving_saturation.py). Then live sync runs beside a training job (serving_sync.py).
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ QUICK = Size(
 
 
 def run_serving(size: Size) -> Iterator[Figure]:
-    """Latency, saturation, gRPC, loading, int8 rows, swaps, freshness and what live sync costs training, each figure as
-    soon as it is known."""
+    """Yields the figures of latency, saturation, gRPC, loading, int8 rows, swaps, freshness and live sync, as they
+    come.
+    """
     with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as root:
         rows = np.random.default_rng(1).standard_normal((size.table_rows, size.dim)).astype(np.float32)
         registry = ModelRegistry(root)
@@ -96,7 +97,7 @@ def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: S
 
 
 def _in_slot_order(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As a scan of a store gives them, which is what ``publish`` writes."""
+    """Returns keys in the order in which a scan of a store returns them, and ``publish`` writes them."""
     slots = _server.slots_of(TABLE_ID, keys, _SLOT_COUNT)
     return keys[np.lexsort((slots // 64, slots % 64))]
 
@@ -113,7 +114,7 @@ def _loading(registry: ModelRegistry, size: Size) -> list[Figure]:
                     pass
 
     def forget() -> None:
-        """The files are on the disk and no longer in the page cache."""
+        """Writes the files to the disk, and drops them from the page cache."""
         for path in paths:
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -196,7 +197,7 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
 
 
 def _swaps(registry: ModelRegistry, client: ServingClient, size: Size) -> list[Figure]:
-    """An alias goes to and fro under full load."""
+    """Moves an alias to and fro under full load."""
     failed: list[BaseException] = []
     done: list[int] = []
     stop = threading.Event()
@@ -206,7 +207,7 @@ def _swaps(registry: ModelRegistry, client: ServingClient, size: Size) -> list[F
         while not stop.is_set():
             try:
                 count += not client.lookup("rows", random.integers(0, size.table_rows, 100)).is_partial
-            except Exception as error:  # what the figure counts
+            except Exception as error:  # the figure counts errors
                 failed.append(error)
         done.append(count)
 

@@ -1,8 +1,8 @@
-"""Lookups at saturation: the data plane and Redis, each with the batch, and the threads or the pipelining, that are
-best for it in short trials.
+"""Lookups at saturation: the data plane and Redis, each with the settings that were best in short trials.
 
-Keys are drawn, and Redis's requests written, before the clock runs. Redis's replies have a known length, so they are
-received and never decoded (a client library would have to); ours arrive as arrays. redis-server belongs to this run.
+The settings are the batch, and the number of threads or the depth of pipelining. Keys are drawn, and Redis's requests
+written, before the clock runs. Redis's replies have a known length, so they are received and never decoded, which a
+client library would have to do; lookups of the data plane arrive as arrays. redis-server belongs to this run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .harness import Figure
 
 TABLE_ID = 77
 _REDIS_DEADLINE_SEC = 20.0
-_PREPARED = 16  # requests of a thread, used in turns
+_PREPARED = 16  # number of requests of a thread, used in turns
 
 Call = Callable[[Any], object]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is looked up, and for how long."""
+    """The amount that is looked up, and the durations."""
 
     table_rows: int = 1_000_000
     keys: int = 1_000
@@ -48,14 +48,14 @@ class Size:
     batches: tuple[int, ...] = (250, 1_000, 4_000)
     depths: tuple[int, ...] = (1, 4)
     threads: int = 4
-    sync_sec: float = 12.0  # of a turn
+    sync_sec: float = 12.0  # seconds of a turn
     sync_turns: int = 3
     train: click_model.Size = click_model.FULL
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to load a server: keys of a request, threads, and requests that a connection has under way."""
+    """The settings of a load: keys of a request, threads, and requests in flight on a connection."""
 
     batch: int
     threads: int
@@ -68,7 +68,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Contender:
-    """Makes a thread's call, and what it is called with from keys."""
+    """A server under load: ``connect`` makes the call of a thread, and ``prepare`` makes its argument from keys."""
 
     connect: Callable[[_Way], Call]
     prepare: Callable[[Any], Any]
@@ -77,7 +77,9 @@ class _Contender:
 def saturation(
     client: ServingClient, serving: LocalServing, rows: np.ndarray[Any, Any], size: Size
 ) -> Iterator[Figure]:
-    """Keys per second with the best way of each, and p99 of a request of ``size.keys`` keys under full load."""
+    """Returns keys per second with the best settings of each, and p99 of a request of ``size.keys`` keys under full
+    load.
+    """
     handle = handle_of("bench", client.version)
 
     def connect(_: _Way) -> Call:
@@ -109,7 +111,7 @@ def saturation(
 
 
 def connections_to(serving: LocalServing, count: int) -> list[_client.LookupClient]:
-    """Connections of the data plane."""
+    """Returns connections to the data plane."""
     view = fetch_view(serving.addresses, local=False, deadline_sec=5.0)
     shards = [replicas[0] for replicas in view.endpoints]
     return [
@@ -124,7 +126,7 @@ def _best(contender: _Contender, ways: Sequence[_Way], size: Size) -> _Way:
 
 
 def _load(contender: _Contender, way: _Way, size: Size, seconds: float) -> tuple[float, list[float]]:
-    """Keys per second of all threads together, and seconds of each call."""
+    """Returns the keys per second of all threads together, and the seconds of each call."""
     all_seconds: list[float] = []
     failures: list[BaseException] = []
     ready = threading.Barrier(way.threads)
@@ -160,7 +162,7 @@ def _load(contender: _Contender, way: _Way, size: Size, seconds: float) -> tuple
 
 
 class _RedisReader:
-    """One connection that gets rows of a known length by MGET and throws them away."""
+    """A connection that reads rows of a known length with MGET and drops them."""
 
     def __init__(self, port: int, row_bytes: int, way: _Way) -> None:
         self._peer = socket.create_connection(("127.0.0.1", port))
@@ -171,18 +173,18 @@ class _RedisReader:
         self._into = bytearray(1 << 20)
 
     def read(self, request: bytes) -> None:
-        """Sends the request as often as the connection may have it under way, then takes the replies."""
+        """Sends the request as often as requests may be in flight, then receives the replies."""
         self._peer.sendall(request * self._depth)
         left = self._reply_bytes
         while left > 0:
             count = self._peer.recv_into(self._into, min(left, len(self._into)))
             if count == 0:
-                raise ConnectionError("redis-server has left")
+                raise ConnectionError("redis-server has ended")
             left -= count
 
 
 def _mget(keys: Any) -> bytes:
-    """MGET of 8-byte keys."""
+    """Returns an MGET request for 8-byte keys."""
     return b"".join([b"*%d\r\n$4\r\nMGET\r\n" % (len(keys) + 1), *_bulk(keys)])
 
 
@@ -193,7 +195,7 @@ def _bulk(keys: Any) -> list[bytes]:
 
 @contextmanager
 def _redis(rows: np.ndarray[Any, Any]) -> Iterator[int]:
-    """A Redis server of this run that holds the rows; yields its port."""
+    """Runs a Redis server with the rows, and yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--io-threads", "2"]

@@ -1,6 +1,7 @@
-"""What live sync costs a training job, and how fresh serving is meanwhile: the job of ``bench train`` (1-hot, one
-shard, one worker, staleness 0) with and without a serving process that follows it, in turns. Then a loop that does
-nothing but push, for information: no training job does that.
+"""Measures what live sync costs a training job, and how fresh serving is meanwhile.
+
+The job is that of ``bench train`` (1-hot, one shard, one worker, staleness 0). It runs with and without a serving
+process that follows it, in turns. Then, for information, a loop runs that only pushes, which no training job does.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from .click_model import DIM, TABLES, ZipfBatches, distributed_step
 from .harness import Figure, median, process_cpu
 from .serving_saturation import Size
 
-_BATCHES = 50  # made before the clock runs, used in turns
+_BATCHES = 50  # number of batches that are made before the clock runs, and used in turns
 _NAMESPACE = "bench"
 _BROUGHT_DEADLINE_SEC = 30.0
 
 
 @dataclass
 class _Turns:
-    """What turns of one kind gave: units of work per second, and milliseconds of CPU per unit of each process."""
+    """The results of turns of one kind: units of work per second, and CPU milliseconds per unit of each process."""
 
     rates: list[float] = field(default_factory=list)
     trainer_ms: list[float] = field(default_factory=list)
@@ -48,7 +49,7 @@ class _Turns:
 
 
 def live_sync(size: Size) -> Iterator[Figure]:
-    """All figures; see the module's docstring."""
+    """Yields all figures; see the docstring of the module."""
     train = size.train
     made = ZipfBatches(train, 1)
     batches = [made.make() for _ in range(_BATCHES)]
@@ -77,7 +78,7 @@ def live_sync(size: Size) -> Iterator[Figure]:
 
 
 def _pushes_alone(size: Size) -> Iterator[Figure]:
-    """A client that does nothing but push random rows, as fast as two shards take them."""
+    """Yields figures with a client that only pushes random rows, as fast as two shards accept them."""
     with local_cluster(shards=2) as cluster, connect(cluster.address, _NAMESPACE, staleness=None) as session:
         table = session.create_table("rows", dim=size.dim, optimizer=SGD(lr=0.01))
         random = np.random.default_rng(3)
@@ -97,8 +98,10 @@ def _pushes_alone(size: Size) -> Iterator[Figure]:
 def _in_turns(
     work: Callable[[], None], coordinator: str, shards: Sequence[int], size: Size
 ) -> tuple[_Turns, _Turns, list[float], float]:
-    """Turns without and with a follower, which has caught up before its turn's clock runs; rows that it brought, per
-    second; and the freshness p99 of all its turns."""
+    """Runs turns without and with a follower, which has caught up before the clock of its turn runs.
+
+    Returns the turns, the rows per second that the follower received, and the p99 of freshness in its turns.
+    """
     alone, followed, warm = _Turns(), _Turns(), _Turns()
     synced: list[float] = []
     ages: dict[float, int] = {}
@@ -118,7 +121,9 @@ def _in_turns(
 
 
 def _brought(serving: LocalServing, before: pb.DescribeReply) -> pb.DescribeReply:
-    """What the process says once it has brought something since, which a short turn on a busy machine may not see."""
+    """Returns what the process reports once it has received something, which a short turn on a busy machine may not
+    show.
+    """
     deadline = time.monotonic() + _BROUGHT_DEADLINE_SEC
     while True:
         now = _describe(serving)
@@ -142,7 +147,7 @@ def _describe(serving: LocalServing) -> pb.DescribeReply:
 
 
 def _percentile(counts: dict[float, int], share: float) -> float:
-    """The least bound that so much lies below; nan when there is nothing."""
+    """Returns the smallest bound below which the share lies; nan when there is nothing."""
     total, seen = sum(counts.values()), 0
     for bound in sorted(counts):
         seen += counts[bound]

@@ -41,7 +41,7 @@ from .harness import Figure
 
 WORKERS = 2
 MODES: tuple[int | None, ...] = (0, 1, 4, None)
-LIMIT_OF_SYNC = 1.2  # of k = 4
+LIMIT_OF_SYNC = 1.2  # least speed of k = 4 relative to sync
 PROBABILITY = 0.1
 ROWS, DIM, BATCH = 1_000, 16, 64
 _START_SEC = 120.0
@@ -50,7 +50,7 @@ _RUN_SEC = 300.0
 
 @dataclass(frozen=True)
 class Size:
-    """Steps of each worker, and the length of a sleep in seconds."""
+    """The steps of each worker, and the length of a sleep in seconds."""
 
     steps: int
     sleep_sec: float
@@ -61,13 +61,13 @@ QUICK = Size(steps=20, sleep_sec=0.01)
 
 
 def sleeps_of(rank: int, size: Size) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """(steps) seconds before each step of a worker; the same in every mode."""
+    """Returns (steps) the seconds that a worker sleeps before each step; they are the same in every mode."""
     return np.where(np.random.default_rng(31 + rank).random(size.steps) < PROBABILITY, size.sleep_sec, 0.0)
 
 
 def ideal_sec(staleness: int | None, size: Size, step_sec: float) -> float:
-    """Seconds until the last of the workers has ended, by the recursion of the module's docstring."""
-    ends = np.zeros((size.steps + 1, WORKERS))  # row t: when each ended step t-1
+    """Returns the seconds until the last worker has ended, by the recursion in the docstring of the module."""
+    ends = np.zeros((size.steps + 1, WORKERS))  # row t: the times at which the workers ended step t-1
     sleeps = [sleeps_of(rank, size) for rank in range(WORKERS)]
     for step in range(size.steps):
         others = ends[step - staleness].max() if staleness is not None and step >= staleness else 0.0
@@ -77,7 +77,7 @@ def ideal_sec(staleness: int | None, size: Size, step_sec: float) -> float:
 
 
 def run_staleness(size: Size) -> list[Figure]:
-    """All figures; see the module's docstring."""
+    """Returns all figures; see the docstring of the module."""
     with local_cluster(shards=2) as cluster, _team(cluster.address) as team:
         _run(team, "warm-up", 0, Size(20, 0.0))
         step_sec = _run(team, "plain", 0, Size(size.steps, 0.0)) / size.steps
@@ -107,7 +107,7 @@ Team = Sequence["subprocess.Popen[str]"]
 
 @contextmanager
 def _team(address: str) -> Iterator[Team]:
-    """The workers; they end with the block."""
+    """Runs the workers, which end with the block."""
     team = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, address, str(rank)],
@@ -126,7 +126,7 @@ def _team(address: str) -> Iterator[Team]:
 
 
 def _run(team: Team, namespace: str, staleness: int | None, size: Size) -> float:
-    """Seconds from the common start to the end of the last worker."""
+    """Returns the seconds from the common start to the end of the last worker."""
     _tell_all(team, json.dumps([namespace, staleness, size.steps, size.sleep_sec]))
     _hear_all(team, "ready", _START_SEC)
     _tell_all(team, "go")
@@ -172,7 +172,7 @@ class _Net(nn.Module):
 
 
 def _work(address: str, rank: int) -> None:
-    """One worker's runs, in a process of its own: an order a line, until there is none."""
+    """Makes the runs of one worker in a process of its own, one for each line that it reads, until there is none."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         namespace, staleness, steps, sleep_sec = json.loads(line)

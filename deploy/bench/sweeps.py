@@ -1,25 +1,25 @@
-"""``bench sweeps``: what removing rows costs pulls meanwhile.
+"""``bench sweeps``: measures what the removal of rows costs pulls meanwhile.
 
-Pulls arrive at half of the rate that a closed loop reaches, at times drawn beforehand, whether earlier ones are done
-or not; a pull's latency counts from when it was due. They are made natively, since Python's threads would wait for each
-other. Quiet spells take turns with spells in which a second thread sweeps the table without end, as a shard's sweeper
-does (before each spell a share of rows comes that is wanted no more), and, for a store that has an SSD, with spells in
-which a second thread pushes rows that make others leave memory; its quiet spells have the same pushes to rows that are
-in memory.
+Pulls arrive at half of the rate that a closed loop reaches, at times drawn beforehand, whether earlier pulls are done
+or not. The latency of a pull counts from when it was due. They are made natively, because Python's threads would wait
+for each other. Half of the rate is half of what pulls reach beside the work of the quiet spells.
 
-Half of the rate is half of what pulls reach beside what the quiet spells do.
+Quiet spells take turns with spells in which a second thread sweeps the table without end, as a shard's sweeper does.
+Before each such spell some rows are added that the policy no longer keeps. For a store that has an SSD, quiet spells
+take turns with spells in which a second thread pushes rows that evict others from memory. Its quiet spells have the
+same pushes, to rows that are in memory.
 
-A percentile is the median of those of the spells: a machine that stops for 0.3 s once makes a queue of a hundredth of
-all pulls, in whichever kind of spell that was (p99 of all spells together, which is told too: 290 ms without sweeps and
-1.2 ms with them in one run, 1.4 and 22.5 ms in the next).
+A percentile is the median over the spells. A machine that stops for 0.3 s once makes a queue of a hundredth of all
+pulls, in whichever kind of spell that was. The p99 of all spells together is shown as well: 290 ms without sweeps and
+1.2 ms with them in one run, 1.4 and 22.5 ms in the next.
 
-The reference of sweeps: spells in which a second thread works and sleeps as a sweep does and holds nothing. What pulls
-lose beside it they lose to the CPU, whatever is swept; and how long its longest slice took tells how long this machine
-keeps a thread from its CPU.
+The reference of sweeps is spells in which a second thread works and sleeps as a sweep does, and locks nothing. What
+pulls lose beside it, they lose to the CPU, whatever is swept. Its longest slice shows how long this machine keeps a
+thread from its CPU.
 
-The longest hold of a stripe is told twice: as time that passed, which has what the holder waited for a CPU (another
-thread, or another guest of the machine, had it), and as CPU time of the holder (which has what the system did meanwhile
-in its name, and on some machines what other guests took).
+The longest lock of a stripe is shown twice. As elapsed time it includes the waits of the lock's owner for a CPU, which
+another thread or another guest of the machine had. As CPU time of the owner it includes the system's work in its name
+meanwhile, and on some machines the work of other guests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ...ps_server.shard.engine import SWEEP_PAUSE_RATIO
 from .harness import Figure, median
 
 P99_LIMIT = 1.1
-_SLICE_SEC = 1e-4  # of a sweep (cpp_ext/store/store_sweep.cc)
+_SLICE_SEC = 1e-4  # seconds of a slice of a sweep (cpp_ext/store/store_sweep.cc)
 HOLD_LIMIT_MS = 2.0
 _TABLE = 1
 _NORM = 1e-3
@@ -48,16 +48,16 @@ Keys = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SweepsSize:
-    """Sizes of one run.
+    """The sizes of one run.
 
     Args:
-        rows: of the table, of ``dim`` float32 columns with Adagrad.
-        dim: columns.
-        batch: keys of a pull.
-        unwanted: rows of each sweep that it removes.
-        spell_sec: seconds of each spell.
-        spells: of each kind.
-        share: of what the table takes in memory that the store with an SSD may take.
+        rows: the number of rows of the table, with ``dim`` float32 columns and Adagrad.
+        dim: the number of columns.
+        batch: the number of keys of a pull.
+        unwanted: the number of rows that each sweep removes.
+        spell_sec: the seconds of each spell.
+        spells: the number of spells of each kind.
+        share: the share of the table's memory that the store with an SSD may use.
     """
 
     rows: int
@@ -77,8 +77,8 @@ def run_sweeps(size: SweepsSize, *, seed: int = 0) -> list[Figure]:
     """Measures p99 of pulls with and without sweeps, and with and without eviction.
 
     Args:
-        size: of the run; the full one takes about 2 GB of memory and 1 GB of disk.
-        seed: of keys and arrivals.
+        size: the sizes of the run; the full run takes about 2 GB of memory and 1 GB of disk.
+        seed: the seed of keys and arrivals.
     """
     random = np.random.default_rng(seed)
     figures = _sweeping(size, random)
@@ -158,7 +158,7 @@ def _evicting(size: SweepsSize, random: np.random.Generator, folder: str) -> lis
     grads = np.full((size.batch, size.dim), 0.1, np.float32)
     draw_hot = _uniform(random, hot, size.batch)
     draw_any = _uniform(random, size.rows, size.batch)
-    for _ in range(max(20, 20 * hot // size.batch)):  # what is hot has to be in memory first
+    for _ in range(max(20, 20 * hot // size.batch)):  # hot rows have to be in memory first
         store.apply(_TABLE, draw_hot(), grads, lr=0.01)
 
     def pushes(draw: Callable[[], Keys]) -> Callable[[], None]:
@@ -196,8 +196,8 @@ def _uniform(random: np.random.Generator, rows: int, count: int) -> Callable[[],
 
 @dataclass(frozen=True)
 class _Spells:
-    """What a second thread repeats in quiet and in busy spells, what is done before each, and what it repeats in spells
-    that are a reference of the busy ones.
+    """The work of a second thread in quiet and in busy spells, what is done before each spell, and the reference's
+    work.
     """
 
     quiet: Callable[[], None]
@@ -215,11 +215,11 @@ def _compare(
     name: str,
     what: str,
 ) -> list[Figure]:
-    """p99 of pulls in quiet and in busy spells, and in those of the reference."""
+    """Returns p99 of pulls in quiet and in busy spells, and in the spells of the reference."""
     probes = 200
     keys = np.concatenate([draw() for _ in range(probes)])
     with _Beside(spells.quiet):
-        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))  # its beginning is slower
+        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))  # a warm-up, because the first pulls are slower
         begun = time.perf_counter()
         _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
         interval = 2.0 * (time.perf_counter() - begun) / probes
@@ -249,7 +249,7 @@ def _compare(
 
 
 class _Beside:
-    """Repeats some work in a thread while the block runs; an error of the work is raised at its end."""
+    """Repeats some work in a thread while the block runs; an error of the work is raised at the end of the block."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._stop = work, threading.Event()

@@ -1,4 +1,4 @@
-"""The part of ``bench tiers`` that trains: a DLRM over a store with an SSD against one all in memory.
+"""The part of ``bench tiers`` that trains: a DLRM over a store with an SSD, against one all in memory.
 
 All its features look up one table, by the keys of the benchmark. Both stores are served from this process, so their
 threads share its CPUs with the training, as those of a shard on the same machine do. Batches are prefetched. The
@@ -41,14 +41,14 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """Sizes of the training.
+    """The sizes of the training.
 
     Args:
-        batch: samples of a step.
-        features: ids of a sample.
-        blocks: turns of each contender, the first of which warms up where there are more.
-        steps: of a block that are measured.
-        hints: batches that the shard is told of beyond those that are pulled ahead.
+        batch: the number of samples of a step.
+        features: the number of ids of a sample.
+        blocks: the number of turns of each contender; the first is a warm-up where there are more.
+        steps: the number of measured steps of a block.
+        hints: the number of batches beyond the prefetched ones that are announced to the shard.
     """
 
     batch: int
@@ -59,7 +59,7 @@ class TrainingSize:
 
 
 class _Rows(nn.Module):
-    """One table for all features: keys (B, features) -> (B, features, dim)."""
+    """One table for all features, which turns keys (B, features) into rows (B, features, dim)."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Rows(nn.Module):
 
 
 class _Catalog:
-    """Of a store that has its one table already."""
+    """A catalog of tables for a store that has its one table already."""
 
     def __init__(self, table_id: int) -> None:
         self._table_id = table_id
@@ -84,15 +84,15 @@ class _Catalog:
         return ()
 
     def drop_table(self, namespace: str, name: str) -> None:
-        raise FailedPrecondition(f"table {namespace}/{name}: stays for the time of the benchmark")
+        raise FailedPrecondition(f"table {namespace}/{name}: the table cannot be dropped during the benchmark")
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing, because there is nothing to close."""
 
 
 @contextmanager
 def _session(store: _server.Store, table_id: int, namespace: str) -> Iterator[Session]:
-    """Of a synchronous job of one worker on a shard that serves this store."""
+    """Yields a session of a synchronous job of one worker, on a shard that serves this store."""
     server = _server.Server(store, io_threads=2)
     owner = np.zeros(SLOT_COUNT, np.uint16)
     server.set_route(1, owner)
@@ -112,17 +112,17 @@ def _session(store: _server.Store, table_id: int, namespace: str) -> Iterator[Se
 
 @dataclass
 class _Runner:
-    """One contender: passes over batches, and what they took."""
+    """One contender: its passes over batches, and their measurements."""
 
     session: Session
     step: Callable[[Batch], None]
     store: _server.Store
     hints: int
-    seconds: list[float] = field(default_factory=list)  # of a step, by block
-    misses: list[float] = field(default_factory=list)  # keys of a step that were looked for on the SSD
+    seconds: list[float] = field(default_factory=list)  # seconds of a step, by block
+    misses: list[float] = field(default_factory=list)  # number of keys of a step that were looked for on the SSD
 
     def run(self, batches: list[Batch], dropped: int) -> None:
-        """One block; its first steps, which nothing ran ahead of, are not measured."""
+        """Runs one block; its first steps, for which nothing was prefetched, are not measured."""
         began, before = 0.0, 0.0
         for number, batch in enumerate(prefetch(batches, self.session, depth=DEPTH, hints=self.hints, ids=_ids)):
             if number == dropped:
@@ -166,15 +166,15 @@ def measure_training(
     size: TrainingSize,
     draw: Draw,
 ) -> Sequence[Figure]:
-    """Samples a second of each contender.
+    """Returns the samples per second of each contender.
 
     Args:
-        plain: all in memory; its table ``table_id`` has ``shape`` rows and columns, with Adagrad.
-        tiered: the same rows, most of them on an SSD.
-        table_id: in both.
-        shape: rows, columns.
-        size: of the training.
-        draw: keys (batch, features) of one more batch.
+        plain: a store all in memory, whose table ``table_id`` has Adagrad and ``shape``.
+        tiered: a store with the same rows, most of them on an SSD.
+        table_id: the id of the table in both.
+        shape: rows and columns of the table.
+        size: the sizes of the training.
+        draw: returns the keys (batch, features) of a new batch.
     """
     dropped = DEPTH + size.hints + 2
     random = torch.Generator().manual_seed(0)
@@ -200,7 +200,8 @@ def measure_training(
         }
         for block in range(size.blocks):
             for name in sorted(runners, reverse=block % 2 == 1):
-                runners[name].run(batches(), dropped)  # fresh ones: those of another block are in memory by now
+                # The batches are new, because rows of another block's batches are in memory by now.
+                runners[name].run(batches(), dropped)
     warm = 1 if size.blocks > 1 else 0
     rates = {name: size.batch / median(runner.seconds[warm:]) for name, runner in runners.items()}
     title, unit = f"DLRM step, {size.batch:,} samples of {size.features} ids, prefetch {DEPTH}", "samples/s"

@@ -1,21 +1,23 @@
-"""``sparserow bench tiers``: pull and commit of a store whose memory holds a tenth of its rows.
+"""``sparserow bench tiers``: measures pull and commit of a store whose memory has room for a tenth of its rows.
 
-Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad; a
-rate counts the unique rows. The references take turns with it, a block of batches each: the same store all in memory,
-and the SSD's database alone, which reads as many rows in one batch as the store looked up there and writes as many as
-it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their part ends.
+Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad. A
+rate counts the unique rows. The references take turns with it, a block of batches each. They are the same store all in
+memory, and the SSD's database alone. The database reads as many rows in one batch as the store looked up there, and
+writes as many as it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their
+part ends.
 
-A database goes on working behind its writes. In turns of one batch each had most of that work done while another had
-its turn, and the store that left both CPUs the least room seemed the fastest (5 million rows, uniform keys: it had
-0.42 of the database alone; in processes of their own, seconds at a time, it is 0.87). So turns are long, and the next
-one begins when both databases are at rest. And since the database that was filled last had more of its files in the
-system's cache, the files of both are read once before each law; what came from the disk all the same is told.
+A database continues to work after its writes. In turns of one batch each had most of that work done while another had
+its turn, and the store that left both CPUs the least room seemed the fastest. (With 5 million rows and uniform keys it
+had 0.42 of the database alone; in processes of their own, seconds at a time, it is 0.87.) So turns are long, and the
+next turn begins when both databases are at rest. The database that was filled last had more of its files in the
+system's cache. Therefore the files of both are read once before each law; what came from the disk all the same is
+shown.
 
-The stores are filled the rarest keys first, so that a tenth of the rows that is in memory then is about the tenth that
-a long run would have there. A store that is filled in any other order meets each key for the first time: of 20 million
-rows under Zipf(1.05) every miss of the first 500 batches was such a key (28.8 % of a batch's; 18 % are not among the
-tenth that is drawn most). Rows that will not stay in memory go in the order in which the database keeps them, which
-is less work for it.
+The stores are filled with the rarest keys first. So the tenth of the rows that is in memory then is about the tenth
+that a long run would have there. A store that is filled in any other order meets each key for the first time: of 20
+million rows under Zipf(1.05) every miss of the first 500 batches was such a key (28.8 % of a batch's; 18 % are not
+among the tenth that is drawn most). Rows that will not stay in memory are pushed in the order in which the database
+keeps them, which is less work for it.
 """
 
 from __future__ import annotations
@@ -45,24 +47,24 @@ RAW_LIMIT = 0.7
 SETTLED_SEC = 120.0
 _TABLE = 1
 _LR = 0.01
-_HEAD_BYTES = 24  # of a stored row
+_HEAD_BYTES = 24  # bytes of a stored row's header
 
 
 @dataclass(frozen=True)
 class TiersSize:
-    """Sizes of one run.
+    """The sizes of one run.
 
     Args:
-        rows: of the table.
-        dim: columns, float32.
-        batch: keys of one pull and push, with repeats.
-        share: of what the table takes in memory that the tiered store may take.
-        warm_up: batches before the first figure; before that of uniform keys, of which memory has the same share
-            whatever came before, a quarter.
-        repetitions: batches that are measured, of each contender.
-        block: batches of one turn.
-        exponent: of the Zipf law by which keys are drawn.
-        training: of the DLRM.
+        rows: the number of rows of the table.
+        dim: the number of float32 columns.
+        batch: the number of keys of a pull and push, with repeats.
+        share: the share of the table's memory that the tiered store may use.
+        warm_up: the number of batches before the first figure. Uniform keys have a quarter of it, because their hit
+            rate does not depend on earlier batches.
+        repetitions: the number of measured batches of each contender.
+        block: the number of batches of one turn.
+        exponent: the exponent of the Zipf law by which keys are drawn.
+        training: the sizes of the training of the DLRM.
     """
 
     rows: int
@@ -104,11 +106,11 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
     """Measures a tiered store in a folder of the system's temporary directory.
 
     Args:
-        size: of the run; the full one takes about 8 GB of memory and 20 GB of disk.
-        seed: of keys and gradients.
+        size: the sizes of the run; the full run takes about 8 GB of memory and 20 GB of disk.
+        seed: the seed of keys and gradients.
 
     Yields:
-        Figures under Zipf and under uniform keys, then of training; each set when it is there.
+        Figures with Zipf-distributed and with uniform keys, then of training; each set when it is complete.
 
     Raises:
         FailedPrecondition: this build has no SSD tier.
@@ -138,7 +140,7 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
 
 @contextmanager
 def _raw(ids: Keys, size: TiersSize) -> Iterator[tuple[_server.RawSsd, Path]]:
-    """The SSD's database alone, with every row, and its folder."""
+    """Yields the SSD's database alone, with every row, and its folder."""
     with tempfile.TemporaryDirectory() as folder:
         raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
         parts = np.array_split(_by_slot(ids), max(1, size.rows // 8192))
@@ -155,7 +157,9 @@ def _filled(store: _server.Store, ids: Keys, size: TiersSize, where: str) -> Fig
 
 
 def _fill(store: _server.Store, ids: Keys, size: TiersSize) -> None:
-    """ids: by how often they are drawn, most often first; pushed in the opposite order where that matters."""
+    """Fills a store with rows; ``ids`` are ordered by popularity, and pushed in the opposite
+    order where that matters.
+    """
     schema = _server.TableSchema(
         id=_TABLE,
         name="bench/tiers",
@@ -172,7 +176,7 @@ def _fill(store: _server.Store, ids: Keys, size: TiersSize) -> None:
 
 
 def _by_slot(ids: Keys) -> Keys:
-    """As the database keeps them."""
+    """Returns keys in the order in which the database keeps them."""
     return ids[np.lexsort((ids, _server.slots_of(_TABLE, ids, SLOT_COUNT)))]
 
 
@@ -185,7 +189,7 @@ def _with_progress(what: str, items: Sequence[Item]) -> Iterator[Item]:
 
 
 def _zipf(random: np.random.Generator, size: TiersSize, count: int) -> NDArray[np.int64]:
-    """Ranks drawn with probability as rank^-exponent, by the inverse of the law's integral."""
+    """Returns ranks drawn with a probability of rank^-exponent, by the inverse of the law's integral."""
     flat = 1.0 - size.exponent
     top = (size.rows + 1.0) ** flat - 1.0
     ranks = (random.random(count) * top + 1.0) ** (1.0 / flat)
@@ -217,12 +221,13 @@ class _Contest:
         return int(self._tier("misses")), int(self._tier("ssd_rows_written"))
 
     def figures(self, law: str, draw: Callable[[], Keys], is_judged_by_memory: bool) -> list[Figure]:
-        """Rates of the tiered store under one law, beside its references."""
+        """Returns the rates of the tiered store with one law, beside its references."""
         size = self._size
         warm_up = size.warm_up if is_judged_by_memory else size.warm_up // 4
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
         for block in _with_progress(f"{law}: warm up", blocks):
-            self._raw_block(self._cold_rows(self._tiered_block(block)))  # it has to be as busy behind its reads
+            # The database has to be as busy after its reads.
+            self._raw_block(self._cold_rows(self._tiered_block(block)))
         self._settle()
         _read_files(self._folders)
         tiered, plain, raw = _Taken(), _Taken(), _Taken()
@@ -258,7 +263,7 @@ class _Contest:
                 RAW_LIMIT,
                 raw.seconds / tiered.seconds,
             ),
-            # What is in memory has to be served too, which the database alone does not do.
+            # The tiered store serves also rows in memory, which the database alone does not do.
             Figure(
                 f"pull + push against the database and memory together: {shape}",
                 rate,
@@ -279,7 +284,7 @@ class _Contest:
 
     @contextmanager
     def _turn(self, taken: _Taken) -> Iterator[None]:
-        """One block of batches; begins when both databases are at rest, and is added up."""
+        """Times one block of batches, which begins when both databases are at rest, and adds it up."""
         self._settle()
         disk_bytes, cpu_seconds, seconds = self._disk_bytes(), time.process_time(), time.perf_counter()
         yield
@@ -288,7 +293,7 @@ class _Contest:
         taken.disk_bytes += self._disk_bytes() - disk_bytes
 
     def _tiered_block(self, block: list[Keys]) -> list[tuple[int, int]]:
-        """Rows that each batch had read from the SSD, and written to it."""
+        """Runs a block; returns the numbers of rows that each batch read from the SSD and wrote to it."""
         moved = []
         for keys in block:
             before = self._moved()
@@ -298,7 +303,7 @@ class _Contest:
         return moved
 
     def _room_made(self) -> tuple[int, int]:
-        """Waits until the store has made room for the next batch; rows that it read and wrote meanwhile."""
+        """Waits until the store has made room for the next batch; returns the rows that it read and wrote meanwhile."""
         before = self._moved()
         while self._tier("is_making_room"):
             time.sleep(1e-4)
@@ -316,7 +321,9 @@ class _Contest:
         return int(self._tier("ssd_disk_bytes_read")) + self._raw.stats()["disk_bytes_read"]
 
     def _settle(self) -> None:
-        """Waits until no database works behind its reads and writes, which would be work in the turn of another."""
+        """Waits until no database works after its reads and writes, because that work would fall into the turn of
+        another.
+        """
         deadline = time.monotonic() + SETTLED_SEC
         while self._tier("ssd_background_jobs") + self._raw.stats()["background_jobs"] > 0:
             if time.monotonic() > deadline:
@@ -333,18 +340,18 @@ class _Contest:
 
 
 def _read_files(folders: Sequence[Path]) -> None:
-    """In turns, so that where the cache cannot hold them all it has as much of each folder."""
+    """Reads the files of the folders in turns, so that the cache has as much of each when it cannot hold them all."""
     turns = zip_longest(*(sorted(folder.rglob("*")) for folder in folders))
     paths = [path for turn in turns for path in turn if path is not None]
     for path in _with_progress("files into the system's cache", paths):
-        with suppress(OSError), path.open("rb", buffering=0) as file:  # a folder, or gone meanwhile
+        with suppress(OSError), path.open("rb", buffering=0) as file:  # a folder, or a file that was removed meanwhile
             while file.read(1 << 22):
                 pass
 
 
 @dataclass
 class _Taken:
-    """What all turns of one contender took."""
+    """The sums of all turns of one contender."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0

@@ -1,9 +1,9 @@
-"""``bench tls``: rows over TLS against OpenSSL alone on a socket, and lookups beside strangers at a TLS port.
+"""``bench tls``: measures rows over TLS against OpenSSL alone on a socket, and lookups beside strangers at a TLS port.
 
-The reference is C++ with OpenSSL on a blocking socket (``_server.RawTls``), which moves the same bytes, takes turns
-with the measurement, and knows nothing of rows. The same pulls and pushes without TLS stand beside it. Strangers are
-a process that opens connections one after another and sends random bytes, every third beginning as a handshake does,
-while others send a byte and wait (slowloris).
+The reference is C++ with OpenSSL on a blocking socket (``_server.RawTls``). It moves the same bytes, takes turns with
+the measurement, and knows nothing of rows. The same pulls and pushes without TLS stand beside it. Strangers are a
+process that opens connections one after another and sends random bytes. Every third connection begins as a handshake
+does, and others send a byte and wait (slowloris).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HANDSHAKE = b"\x16\x03"  # how a TLS record of a handshake begins
 
 @dataclass(frozen=True)
 class Size:
-    """How much is moved, how often, and how many strangers come."""
+    """The amount that is moved, the number of repetitions, and the number of strangers."""
 
     table_rows: int = 2_000_000
     keys: int = 50_000
@@ -52,7 +52,7 @@ QUICK = Size(table_rows=20_000, keys=2_000, dim=16, repetitions=MIN_REPETITIONS,
 
 
 def run_tls(size: Size) -> Iterator[Figure]:
-    """M rows/s of pulls and pushes with their ratio to raw OpenSSL; p99 of lookups with strangers and without."""
+    """Yields M rows/s of pulls and pushes relative to raw OpenSSL, and p99 of lookups with strangers and without."""
     table = BenchTable("bench/tls", size.dim, size.table_rows)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         security = Security.load(init_security(Path(folder) / "files", ["127.0.0.1"], valid_sec=86_400))
@@ -131,11 +131,11 @@ def _beside_strangers(size: Size, table: BenchTable, client: Any, port: int) -> 
             seconds.append(time.perf_counter() - begin)
         return seconds
 
-    lookups()  # warm
+    lookups()  # warm-up
     alone = float(np.percentile(lookups(), 99))
     beside: list[float] = []
     with other_process(_come_as_strangers, (port, size.streams, size.waiting)) as ended_port:
-        # Each look at the port tells whether strangers are still coming: it listens when all have come.
+        # Each connection to the port shows whether strangers are still active: it listens once all have connected.
         while not beside or not _is_open(ended_port):
             beside += lookups()
     crowded = float(np.percentile(beside, 99))
@@ -151,7 +151,7 @@ def _is_open(port: int) -> bool:
 
 
 def _come_as_strangers(pipe: Connection, port: int, streams: int, waiting: int) -> None:
-    """Tells a port that listens once all streams were sent."""
+    """Connects as strangers do; listens on a port once all streams were sent."""
     ended = socket.socket()
     ended.bind(("127.0.0.1", 0))
     pipe.send(ended.getsockname()[1])
@@ -168,7 +168,7 @@ def _come_as_strangers(pipe: Connection, port: int, streams: int, waiting: int) 
             slow[-1].sendall(_HANDSHAKE[:1])
     ended.listen()
     with suppress(EOFError):
-        pipe.recv()  # until the benchmark is done
+        pipe.recv()  # returns when the benchmark is done
 
 
 @contextmanager

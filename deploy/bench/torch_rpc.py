@@ -1,7 +1,7 @@
-"""The rival that installs with torch itself: ``torch.distributed.rpc`` before a plain matrix, in a process of its own.
+"""The competitor that torch itself provides: ``torch.distributed.rpc`` before a plain matrix, in its own process.
 
-Rows are read by ``index_select`` and written by an Adagrad of indexed tensor operations, so there is no hashing, no
-admission of new keys and no exactly-once; TensorPipe moves tensors between processes of one machine through shared
+Rows are read by ``index_select``, and written by an Adagrad of indexed tensor operations. So there is no hashing, no
+admission of new keys and no exactly-once. TensorPipe moves tensors between processes of one machine through shared
 memory.
 """
 
@@ -21,7 +21,7 @@ from .processes import other_process
 __all__ = ["TorchRpc", "torch_rpc"]
 
 _EPS = 1e-10
-_held: dict[int, tuple[Tensor, Tensor]] = {}  # of the server process: weights and sums, by dim
+_held: dict[int, tuple[Tensor, Tensor]] = {}  # in the server process: weights and sums, by dim
 
 
 def _hold(dim: int, rows: int) -> None:
@@ -49,29 +49,29 @@ def _serve(parent: Connection) -> None:
         port = probe.getsockname()[1]
     parent.send(port)
     _join("server", 0, port)
-    rpc.shutdown()  # waits for the other side's
+    rpc.shutdown()  # waits for the shutdown of the other side
 
 
 class TorchRpc:
-    """Pulls and pushes rows of a plain matrix by torch RPC; call ``hold`` for a dim first."""
+    """Pulls and pushes rows of a plain matrix by torch RPC; ``hold`` has to be called for a dim first."""
 
     def hold(self, dim: int, rows: int) -> None:
-        """Makes the matrices of ``dim`` columns."""
+        """Creates the matrices of ``dim`` columns."""
         rpc.rpc_sync("server", _hold, args=(dim, rows))
 
     def pull(self, dim: int, rows: Tensor) -> Tensor:
-        """rows: (n) int64. Returns (n, dim) float32."""
+        """Returns (n, dim) float32 of ``rows`` (n) int64."""
         pulled: Tensor = rpc.rpc_sync("server", _pull, args=(dim, rows))
         return pulled
 
     def push(self, dim: int, rows: Tensor, grads: Tensor, lr: float) -> None:
-        """rows: (n) int64, unique. grads: (n, dim) float32."""
+        """Applies gradients ``grads`` (n, dim) float32 to ``rows`` (n) int64, which are unique."""
         rpc.rpc_sync("server", _push, args=(dim, rows, grads, lr))
 
 
 @contextmanager
 def torch_rpc(dims: Sequence[int], rows: int) -> Iterator[TorchRpc]:
-    """A server process that holds ``rows`` rows of each dim, and this process as its client."""
+    """Runs a server process with ``rows`` rows of each dim, and this process as its client."""
     with other_process(_serve, ()) as port:
         _join("client", 1, port)
         try:

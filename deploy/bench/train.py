@@ -1,8 +1,9 @@
-"""``bench train``: a step of a recommendation model against torch's own sparse training, and against no network.
+"""``bench train``: measures a step of a recommendation model against torch's own sparse training, and against no
+network.
 
-The same model three times: ``nn.EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``; distributed over one shard
-process on this machine; distributed over a store of this process. They take turns on fresh batches. CPU times are of
-whole processes, over the measured steps. Then with prefetch (``prefetched.py``).
+The same model runs three times: as ``nn.EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``; distributed over one
+shard process on this machine; and distributed over a store of this process. They take turns on new batches. CPU times
+are those of whole processes, over the measured steps. Then it runs with prefetch (``prefetched.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LIMIT_OF_TORCH = 0.7
 
 @contextmanager
 def sessions(hot: int) -> Iterator[tuple[LocalCluster, Session, Session]]:
-    """One shard process with a session, and a session over a store of this process."""
+    """Yields one shard process with a session, and a session over a store of this process."""
     with (
         local_cluster(shards=1) as cluster,
         connect(cluster.address, f"bench-{hot}") as remote,
@@ -50,7 +51,7 @@ def sessions(hot: int) -> Iterator[tuple[LocalCluster, Session, Session]]:
 
 
 def run_train(size: Size) -> list[Figure]:
-    """All figures; see the module's docstring."""
+    """Returns all figures; see the docstring of the module."""
     figures: list[Figure] = []
     for hot in size.hot:
         with sessions(hot) as (cluster, remote, local):
@@ -91,7 +92,7 @@ def _measure(size: Size, hot: int, cluster: LocalCluster, remote: Session, local
 
 
 def _fixed_cost(size: Size) -> list[Figure]:
-    """What a step costs however small its batch: Python and dispatch. In-process; the MLP's own step beside it."""
+    """Measures what a step costs however small its batch is: Python and dispatch, beside the step of the MLP alone."""
     one = Size(rows=size.rows, batch=1, hot=(1,), repetitions=size.repetitions)
     model = PooledClickModel(2)
     dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)

@@ -1,8 +1,8 @@
-"""``bench wire``: rows over the network, against raw TCP that moves the same bytes.
+"""``bench wire``: measures rows over the network, against raw TCP that moves the same bytes.
 
-One client process, one shard process, 50,000 fresh unique random keys of a table of two million rows: a pull, and
-an Adagrad push. The reference sends as many bytes one way and the other on a plain connection, one in flight, and
-takes turns with the measurement; so does torch RPC before a plain matrix.
+One client process pulls and pushes 50,000 new unique random keys of a table of two million rows in one shard process.
+The push uses Adagrad. The reference sends as many bytes in each direction on a plain connection, one in flight, and
+takes turns with the measurement. So does torch RPC before a plain matrix.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process, table_id
 from .torch_rpc import torch_rpc
 
-FRAME_BYTES = 64 + 16 + 40  # header, section header, table descriptor
+FRAME_BYTES = 64 + 16 + 40  # bytes of header, section header and table descriptor
 ACK_BYTES = 64 + 16 + 24
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is moved, and how often."""
+    """The amount that is moved, and the number of repetitions."""
 
     table_rows: int = 2_000_000
     keys: int = 50_000
@@ -37,7 +37,9 @@ QUICK = Size(table_rows=20_000, keys=2_000, dims=(16,), repetitions=MIN_REPETITI
 
 
 def run_wire(size: Size) -> Sequence[Figure]:
-    """Pull and push of each dim: M rows/s with the ratio to raw TCP, raw TCP itself, and the ratio to torch RPC."""
+    """Returns M rows/s of pull and push for each dim: relative to raw TCP, raw TCP itself, and
+    relative to torch RPC.
+    """
     tables = [BenchTable(f"bench/wire{dim}", dim, size.table_rows) for dim in size.dims]
     largest = size.keys * (8 + 4 * max(size.dims)) + 4096
     figures: list[Figure] = []

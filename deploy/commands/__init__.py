@@ -1,1 +1,1 @@
-"""One file per command of ``sparserow``; each has a function of the file's name."""
+"""The commands of ``sparserow``, one file each, with a function of the file's name."""

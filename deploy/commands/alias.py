@@ -1,4 +1,4 @@
-"""``sparserow alias``: has an alias name a version, or gives it a canary."""
+"""``sparserow alias``: lets an alias name a version, or gives it a canary."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from . import options
 
 
 def alias(
-    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone: NAME@live.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone means NAME@live.", show_default=False)],
     version: Annotated[int, typer.Argument(help="A version of the model.", show_default=False)],
     *,
     root: options.ModelRoot,
     canary: Annotated[
-        float | None, typer.Option(help="Share of routing keys, (0, 1], that the version answers; the others stay.")
+        float | None,
+        typer.Option(help="Share of routing keys in (0, 1] that the version answers; the others are unchanged."),
     ] = None,
 ) -> None:
     """Move an alias to a version, or have the version answer a share of its routing keys."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Benchmark(str, Enum):
     """The benchmarks; each is a module of ``deploy/bench/`` with ``run_NAME(size)``, ``FULL`` and ``QUICK``.
 
-    One that takes long gives its figures one by one.
+    A benchmark that takes long yields its figures one by one.
     """
 
     engine = "engine"
@@ -54,13 +54,14 @@ def bench(
     name: Annotated[Benchmark, typer.Argument(help="What to measure.", show_default=False)],
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the figures here: metric, value, unit, limit, ratio."),
+        typer.Option("--json", help="File to write the figures to: metric, value, unit, limit, ratio."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes, to see that it works; its figures judge nothing.")
+        bool, typer.Option("--quick", help="Use small sizes, to see that it works; the figures are not comparable.")
     ] = False,
     rows: Annotated[
-        int | None, typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: its own.")
+        int | None,
+        typer.Option(min=1000, help="Rows of the table, where the benchmark has one. Default: the benchmark's choice."),
     ] = None,
 ) -> None:
     """Measure one layer, by name, against a reference in the same run."""
@@ -69,13 +70,13 @@ def bench(
     from ..bench.harness import line_of, show, write_json
 
     if json_file is not None and not json_file.parent.is_dir():
-        raise InvalidArgument(f"--json {json_file}: its folder does not exist; create it first")
+        raise InvalidArgument(f"--json {json_file}: the folder of the file does not exist; create it first")
     given = _run(name.value, quick, rows)
     comes_by_parts = not isinstance(given, Sequence)
     figures: list[Figure] = []
     for figure in given:
         figures.append(replace(figure, limit=None) if quick else figure)
-        if comes_by_parts:  # what is there outlives an interruption
+        if comes_by_parts:  # figures are kept when the command is interrupted
             typer.echo(line_of(figures[-1]), err=True)
             if json_file is not None:
                 write_json(json_file, figures)

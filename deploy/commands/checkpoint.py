@@ -1,4 +1,4 @@
-"""``sparserow checkpoint``: rows of a running cluster to a checkpoint and back, and what checkpoints hold."""
+"""``sparserow checkpoint``: saves and restores the rows of a running cluster, and inspects checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
-Url = Annotated[str, typer.Argument(help="The folder that checkpoints are kept in: a path, or a URL (s3://bucket/x).")]
+Url = Annotated[str, typer.Argument(help="Folder of the checkpoints: a path, or a URL (s3://bucket/x).")]
 Coordinator = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
-Name = Annotated[str | None, typer.Option(help="Of one checkpoint, such as save-000003. Default: the newest.")]
+Name = Annotated[str | None, typer.Option(help="Name of a checkpoint, such as save-000003. Default: the newest.")]
 
 _SAVE_DEADLINE_SEC = 3600.0
 _WAIT_SEC = 0.5
@@ -35,22 +35,24 @@ def save_(
     url: Url,
     *,
     coordinator: Coordinator = options.DEFAULT_ADDRESS,
-    keep: Annotated[int, typer.Option(help="Afterwards all but the newest so many are removed; 0: none.")] = 0,
+    keep: Annotated[int, typer.Option(help="Number of newest checkpoints that stay after the save; 0: all.")] = 0,
     full_every: Annotated[
-        int, typer.Option(help="Of so many saves one holds all rows, the others those that changed; 1: each holds all.")
+        int, typer.Option(help="One save in full_every holds all rows, the others the changed rows; 1: each holds all.")
     ] = 1,
-    verify: Annotated[bool, typer.Option("--verify", help="Then read it back whole and compare checksums.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the checkpoint back afterwards, and compare checksums.")
+    ] = False,
 ) -> None:
-    """Save all tables as they are at one instant, after whole commits; jobs go on meanwhile."""
+    """Save all tables as they are at one instant, after whole commits; jobs continue meanwhile."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument, error_of
+    from ...proto.errors import error_of, not_allowed
 
     if keep < 0 or full_every < 1:
-        raise InvalidArgument(f"--keep {keep} --full-every {full_every}: allowed: >= 0, and >= 1")
+        raise not_allowed("--keep, --full-every", (keep, full_every), "--keep >= 0 and --full-every >= 1")
     folder = absolute(url)
     columns = (SpinnerColumn(), TextColumn("save: {task.completed:,} bytes"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
@@ -85,18 +87,18 @@ def restore_(
         list[str] | None, typer.Option("--rename", help="NAMESPACE/OLD=NAMESPACE/NEW; may be repeated.")
     ] = None,
     reset_optimizer: Annotated[
-        bool, typer.Option(help="Begin optimizer state anew where a table has another optimizer by now.")
+        bool, typer.Option(help="Reset the optimizer state of tables that have another optimizer now.")
     ] = False,
 ) -> None:
-    """Put the rows of a cluster on which no job is at work back to a checkpoint, whatever number of shards wrote it."""
+    """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it."""
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     pairs = [rename.partition("=") for rename in renames or ()]
     for pair in pairs:
         if not all(pair):
-            raise InvalidArgument(f"--rename {''.join(pair)!r} is not allowed; allowed: NAMESPACE/OLD=NAMESPACE/NEW")
+            raise not_allowed("--rename", "".join(pair), "NAMESPACE/OLD=NAMESPACE/NEW")
     request = pb.RestoreRequest(
         url=absolute(url),
         name=name or "",
@@ -140,9 +142,9 @@ def list_(url: Url) -> None:
 
 @app.command("verify")
 def verify_(url: Url, *, name: Name = None) -> None:
-    """Read every file of a checkpoint and compare sizes and checksums; the first that differs is named.
+    """Read every file of a checkpoint, and compare sizes and checksums; the first file that differs is named.
 
-    The last one that was read whole is kept when others are removed.
+    The checkpoint that was last read whole is kept when others are removed.
     """
     _verify(url, name)
 
@@ -157,8 +159,10 @@ def _verify(url: str, name: str | None) -> None:
     size = files.verify(folder, chain)
     try:
         files.note_read_whole(folder, chain[-1].name)
-    except (SparserowError, NotImplementedError) as error:  # a store that is only read, say
-        typer.echo(f"saves may remove {chain[-1].name}, since it is not noted as read whole: {error}")
+    except (SparserowError, NotImplementedError) as error:  # the store may be read-only
+        typer.echo(
+            f"saves may remove {chain[-1].name}, because the note that it was read whole could not be written: {error}"
+        )
     count = sum(len(found.files()) for found in chain)
     typer.echo(f"{chain[-1].name}: {count} files, {size:,} bytes: all as they were written")
 
@@ -191,7 +195,7 @@ def inspect_(url: Url, *, name: Name = None) -> None:
 
 
 @app.command("prune")
-def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="How many of the newest stay.")] = 3) -> None:
+def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="Number of newest checkpoints that stay.")] = 3) -> None:
     """Remove all but the newest checkpoints of a folder."""
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
@@ -201,7 +205,7 @@ def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="How many of the 
 
 
 def _tables_of(found: Manifest) -> Table:
-    """The tables; each has its rows' share of the bytes of a file that tables share."""
+    """Returns the table of tables; a table's share of a shared file's bytes is that of its rows."""
     table = _table("table", "rows", "dim", "dtype", "optimizer", "files", "MiB")
     rows_in = Counter[str]()
     for entry in found.tables:

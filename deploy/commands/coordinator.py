@@ -1,4 +1,4 @@
-"""``sparserow coordinator``: the control plane of a cluster whose shards run elsewhere."""
+"""``sparserow coordinator``: runs the control plane of a cluster whose shards run elsewhere."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def coordinator(
     state: Annotated[
         str | None,
         typer.Option(
-            help="What keeps ids, route and epochs over a restart: a file, or etcd://HOST:PORT[,HOST:PORT]/PREFIX "
-            "(etcds: with TLS) for several coordinators of which one leads. Default: memory only."
+            help="Where ids, route and epochs are kept over a restart: a file, or etcd://HOST:PORT[,HOST:PORT]/PREFIX "
+            "(etcds: with TLS) for several coordinators of which one leads. Default: in memory alone."
         ),
     ] = None,
     slot_count: options.SlotCount = 16384,
@@ -44,7 +44,7 @@ def coordinator(
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
-    del die_with_parent  # when it was read
+    del die_with_parent  # its callback has acted on it
     import uvloop
 
     from ...proto.config.config import ClusterConfig, LogConfig, validate

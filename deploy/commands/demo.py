@@ -1,4 +1,4 @@
-"""``sparserow demo``: the main job in a minute, on a synthetic click log."""
+"""``sparserow demo``: shows the main job in a minute, on a synthetic click log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def demo(
     rows: Annotated[int, typer.Option(help="Samples of the training part of the click log.")] = 800_000,
     shards: Annotated[int, typer.Option(help="Parameter servers.")] = 2,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the click log and of training.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the click log and of training.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write the result to.")] = None,
 ) -> None:
     """Train DLRM on a synthetic click log and serve it live: two shards, two workers, a serving process.
 
-    The log is written in Criteo's form to a temporary folder. Its generating model's own AUC is the best that can be
-    reached on average. While it trains, the model's rows are published and served, live sync brings what changes, and
-    at the end every serving row is compared with the training row. Everything is stopped again.
+    The log is written in Criteo's format to a temporary folder. The AUC of the model that generates it is the best that
+    can be reached on average. During training, the rows are published and served, and live sync sends the changes. At
+    the end every serving row is compared with the training row, and everything is stopped.
     """
     import contextlib
     import tempfile
@@ -31,7 +31,7 @@ def demo(
 
     from ...proto.config.config import ClusterConfig, LogConfig, load_config
     from ...proto.config.job import JobConfig
-    from ...proto.errors import Internal, InvalidArgument, ResourceExhausted
+    from ...proto.errors import Internal, ResourceExhausted, not_allowed
     from ...worker.data.synthetic import write_click_log
     from ..examples.serving_demo import ServingDemo
     from ..launch.local_cluster import start_local
@@ -41,7 +41,7 @@ def demo(
 
     check_result_file(json_file)
     if rows < 1:
-        raise InvalidArgument(f"--rows {rows} is not allowed; allowed: >= 1")
+        raise not_allowed("--rows", rows, ">= 1")
     job_file = Path(__file__).resolve().parents[1] / "jobs" / "demo.yaml"
     with tempfile.TemporaryDirectory(prefix="sparserow-demo-") as folder:
         sets = {

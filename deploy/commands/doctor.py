@@ -1,4 +1,4 @@
-"""``sparserow doctor``: what is wrong with a machine, its files and its cluster, and what to do."""
+"""``sparserow doctor``: finds problems of a machine, its files and its cluster, and says what to do."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import typer
 
 def doctor(
     *,
-    job: Annotated[Path | None, typer.Option(help="A job file to check.")] = None,
-    coordinator: Annotated[str | None, typer.Option(help="HOST:PORT of a cluster that must be reached.")] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file to check.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the coordinator of a cluster that must be reachable.")
+    ] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT that a server shall listen on; may be repeated.")
+        list[str] | None, typer.Option(help="HOST:PORT on which a server is to listen; may be repeated.")
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address under which this machine's servers are dialled; may be repeated."),
+        typer.Option(help="Name or address under which clients reach this machine's servers; may be repeated."),
     ] = None,
     disk: Annotated[
         list[Path] | None, typer.Option(help="Folder of rows, checkpoints or state; may be repeated.")
     ] = None,
-    disk_bytes: Annotated[str, typer.Option(help="That each of them must have free, such as 100GiB.")] = "1GiB",
+    disk_bytes: Annotated[str, typer.Option(help="Free space that each --disk must have, such as 100GiB.")] = "1GiB",
     memory_budget: Annotated[
-        str, typer.Option(help="Of all shards on this machine, such as 8GiB; 0: not known.")
+        str, typer.Option(help="Budget of all shards on this machine together, such as 8GiB; 0: not known.")
     ] = "0",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the findings as JSON.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write the findings to, as JSON.")] = None,
 ) -> None:
     """Check machine, config, ports, certificates, disks and cluster. Exit code 1 when something is wrong.
 
-    Certificates are those of the file that `sparserow --security FILE doctor` names.
+    The checked certificates are those of the file that `sparserow --security FILE doctor` names.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``sparserow gateway``: rows of a training cluster for programs in any language."""
+"""``sparserow gateway``: serves rows of a training cluster to programs in any language."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def gateway(
     insecure: options.Insecure = False,
     name: Annotated[
         str | None,
-        typer.Option(help="Of this gateway among those of the cluster: its jobs bear it. Default: HOSTNAME-PORT."),
+        typer.Option(help="Name of this gateway in the cluster, which its jobs have. Default: HOSTNAME-PORT."),
     ] = None,
-    namespaces: Annotated[int, typer.Option(help="Namespaces that it is in at once; idle ones make room.")] = 64,
+    namespaces: Annotated[
+        int, typer.Option(help="Number of namespaces that it serves at once; idle ones are left first.")
+    ] = 64,
     idle: Annotated[str, typer.Option(help="Time without a request after which it leaves a namespace.")] = "10min",
     metrics_port: options.MetricsPort = None,
     log_format: options.LogFormat = "plain",
@@ -42,7 +44,7 @@ def gateway(
     from ...proto import rows_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
     from ...ps_server.process.control_server import ControlServer
     from ...ps_server.process.listen import check_host, check_port_free
@@ -53,12 +55,12 @@ def gateway(
 
     idle_sec = validate(_Times, {"idle": idle}).idle
     if not 0 <= port <= 65535:
-        raise InvalidArgument(f"--port {port} is not allowed; allowed: [0, 65535]")
+        raise not_allowed("--port", port, "[0, 65535]")
     check_port_free(host, port, option="--port")
     check_host(host, insecure=insecure)
     start_log("gateway", validate(LogConfig, {"format": log_format, "level": log_level}))
     with ControlClient(coordinator) as control:
-        control.cluster()  # says now what is wrong with the address
+        control.cluster()  # raises now when the address is wrong
 
     async def run() -> None:
         stop = StopRequest()

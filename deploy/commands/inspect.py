@@ -1,4 +1,4 @@
-"""``sparserow inspect``: what a stopped shard left on its SSD."""
+"""``sparserow inspect``: shows the rows that a stopped shard left on its SSD."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...proto.errors import InvalidArgument
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A shard's folder: ssd_path/shard-N.", show_default=False)],
-    table: Annotated[str | None, typer.Option(help="With --key: an id, or namespace/name.")] = None,
+    table: Annotated[str | None, typer.Option(help="With --key: the table, by id or NAMESPACE/NAME.")] = None,
     key: Annotated[int | None, typer.Option(help="With --table: the row to decode.")] = None,
 ) -> None:
     """Show the rows and bytes by table in a stopped shard's SSD folder, and one row decoded.
 
-    Every row is checked. Rows that were in memory alone when the shard stopped are not there.
+    Every row is checked. Rows that were only in memory when the shard stopped are not there.
     """
     from rich.table import Table
 

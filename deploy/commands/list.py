@@ -1,4 +1,4 @@
-"""``sparserow list``: published models, their versions and aliases."""
+"""``sparserow list``: shows published models, their versions and aliases."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 from . import options
 
 
-def list(  # noqa: A001 - the command's name
+def list(  # noqa: A001 - the name of the command
     model: Annotated[str | None, typer.Argument(help="Name of a model. Default: all.", show_default=False)] = None,
     *,
     root: options.ModelRoot,
     namespace: Annotated[
-        str | None, typer.Option(help="Of the training cluster, whose tables were published. Default: all.")
+        str | None, typer.Option(help="Namespace of the training cluster whose tables were published. Default: all.")
     ] = None,
 ) -> None:
     """Show versions and aliases of published models."""
@@ -25,7 +25,7 @@ def list(  # noqa: A001 - the command's name
 
     registry = ModelRegistry(root)
     if model is not None:
-        registry.resolve(model, str((registry.versions(model) or [0])[-1]))  # says which models there are
+        registry.resolve(model, str((registry.versions(model) or [0])[-1]))  # raises an error with the existing models
     console = tables_console()
     columns = ("model", "version", "aliases", "created", "rows", "size", "program", "card")
     left = [column for column in columns if column not in ("version", "rows", "size")]

@@ -1,4 +1,4 @@
-"""``sparserow namespace``: the namespaces of a running cluster, and their end."""
+"""``sparserow namespace``: lists and drops the namespaces of a running cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def namespace() -> None:
 
 @app.command("list")
 def list_(*, coordinator: Coordinator = options.DEFAULT_ADDRESS) -> None:
-    """Name the namespaces that have tables, each with its tables."""
+    """List the namespaces that have tables, each with its tables."""
     from ...proto.control import ControlClient
 
     with ControlClient(coordinator) as client:
@@ -39,5 +39,5 @@ def drop_(
     yes: Yes = False,
     force: Force = False,
 ) -> None:
-    """Remove all tables of a namespace, and its name. Checkpoints and publications that were made stay."""
+    """Remove all tables of a namespace, and its name. Checkpoints and published versions stay."""
     drop(coordinator, name, None, dry_run=dry_run, yes=yes, force=force)

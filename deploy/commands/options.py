@@ -1,4 +1,4 @@
-"""Options that several commands have, with one help text each."""
+"""Options that several commands share, each with one help text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def _follow_parent(parent_pid: int) -> int:
 
 
 def cluster_config(handed_down: str | None, flags: dict[str, Any]) -> ClusterConfig:
-    """The cluster of a command: that of its flags, or the validated one that a parent process hands down.
+    """Returns the cluster section of a command: from its flags, or the one that a parent process passes on.
 
     Args:
-        handed_down: ``--cluster-json``, as :meth:`ClusterConfig.handed_down` wrote it; it stands in place of all flags.
+        handed_down: the value of ``--cluster-json``, as :meth:`ClusterConfig.handed_down` wrote it; it replaces all
+            flags.
         flags: values by key of ``ClusterConfig``.
 
     Raises:
-        InvalidArgument: a value is not allowed (names the key).
+        InvalidArgument: a value is not allowed; the text names the key.
     """
     import json
 
@@ -38,12 +39,12 @@ def cluster_config(handed_down: str | None, flags: dict[str, Any]) -> ClusterCon
     try:
         tree = json.loads(handed_down)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"--cluster-json: is no JSON: {error}") from None
+        raise InvalidArgument(f"--cluster-json: the value is not JSON: {error}") from None
     return validate(ClusterConfig, tree, where="--cluster-json")
 
 
 def absolute_roots(roots: list[str] | None) -> list[str]:
-    """Paths and URLs that mean the same to a process with another working folder."""
+    """Returns paths and URLs that mean the same to a process with another working folder."""
     from ...proto.checkpoint.urls import absolute
 
     return [absolute(root) for root in roots or ()]
@@ -54,64 +55,72 @@ DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_SERVING = "127.0.0.1:7100"
 
 Host = Annotated[
-    str, typer.Option(help="Address to listen on; one that is not loopback needs TLS and tokens, or --insecure.")
+    str, typer.Option(help="Address to listen on; an address that is not loopback needs TLS and tokens, or --insecure.")
 ]
 Advertise = Annotated[
     str | None,
     typer.Option(
-        help="HOST or HOST:PORT that others are told. Default: --host; where that is every address, that of the "
-        "interface which reaches the coordinator, and this host's name for the coordinator."
+        help="HOST or HOST:PORT that other processes use. Default: --host. When that is a wildcard: the address of the "
+        "interface that reaches the coordinator, and this host's name for the coordinator."
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen on an address that others can reach without TLS and tokens.")
+    bool, typer.Option("--insecure", help="Listen without TLS and tokens on an address that other machines can reach.")
 ]
 CheckpointRoot = Annotated[
     list[str] | None,
     typer.Option(
-        help="Path or URL below which checkpoints are saved and restored; may be given several times. Default: any on "
-        "loopback without tokens, else none."
+        help="Path or URL below which checkpoints are saved and restored; may be repeated. Default: any place on "
+        "loopback without tokens, otherwise none."
     ),
 ]
 MemoryBudget = Annotated[
-    str | None, typer.Option(help="Rows and indexes that a shard may hold, such as 8GiB. Default: no budget.")
+    str | None, typer.Option(help="Memory for the rows and indexes of a shard, such as 8GiB. Default: no budget.")
 ]
 SsdPath = Annotated[
     str | None,
-    typer.Option(help="Folder on an SSD for rows beyond --memory-budget, shard-N in it for each shard. Default: none."),
+    typer.Option(help="Folder on an SSD for rows beyond --memory-budget; shard N uses shard-N in it. Default: none."),
 ]
 SsdBytes = Annotated[
-    str | None, typer.Option(help="Files that a shard may keep there, such as 100GiB. Default: what the disk has.")
+    str | None,
+    typer.Option(help="Bytes of files of a shard in --ssd-path, such as 100GiB. Default: what the disk has."),
 ]
 SweepEvery = Annotated[
-    str, typer.Option(help="Between sweeps that remove rows by their table's policy, such as 60s; never: by command.")
+    str,
+    typer.Option(help="Time between sweeps that remove rows by their table's policy, such as 60s; never: by command."),
 ]
-IoThreads = Annotated[int, typer.Option(help="Network threads of a shard.")]
+IoThreads = Annotated[int, typer.Option(help="Number of network threads of a shard.")]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: none is served.")
+    int | None, typer.Option(help="Port of the Prometheus page, on the same host. Default: no page.")
 ]
 HealthPort = Annotated[
     int | None,
-    typer.Option(help="Port of gRPC health alone, without TLS, for probes of Kubernetes. Default: none is served."),
+    typer.Option(help="Port for gRPC health checks without TLS, as Kubernetes needs. Default: none."),
 ]
-LogFormat = Annotated[str, typer.Option(help="plain or json: how log lines are written to stderr.")]
-LogLevel = Annotated[str, typer.Option(help="Least severity that is logged: debug, info, warning or error.")]
+LogFormat = Annotated[str, typer.Option(help="Form of log lines on stderr: plain or json.")]
+LogLevel = Annotated[str, typer.Option(help="Lowest severity that is logged: debug, info, warning or error.")]
 ModelRoot = Annotated[str, typer.Option("--root", help="Path or URL of the folder of published models.")]
-Serving = Annotated[str, typer.Option(help="HOST:PORT of gRPC of serving processes, with commas.")]
+Serving = Annotated[str, typer.Option(help="HOST:PORT of the gRPC servers of serving processes, with commas.")]
 Shards = Annotated[int, typer.Option(help="Number of parameter servers that make up the cluster.")]
-SlotCount = Annotated[int, typer.Option(help="Slots that rows are spread over: a power of two, fixed for ever.")]
+SlotCount = Annotated[
+    int, typer.Option(help="Number of slots that rows are spread over: a power of two, which never changes.")
+]
 Modulo = Annotated[
     int | None,
-    typer.Option(min=1, help="The row is at key % MODULO: model.rows (or table_rows) of a job file's model."),
+    typer.Option(min=1, help="Divisor when the row is at key % MODULO: model.rows or table_rows of the job file."),
 ]
-WorkerLease = Annotated[str, typer.Option(help="Silence after which a worker leaves its job, such as 10s.")]
-ShardLease = Annotated[str, typer.Option(help="Silence after which a shard counts as lost, such as 10s.")]
+WorkerLease = Annotated[
+    str, typer.Option(help="Time without a heartbeat after which a worker leaves its job, such as 10s.")
+]
+ShardLease = Annotated[
+    str, typer.Option(help="Time without a heartbeat after which a shard counts as lost, such as 10s.")
+]
 
-# What a parent process writes: all of the cluster's configuration at once.
+# A parent process passes the whole cluster section in this option.
 ClusterJson = Annotated[str | None, typer.Option(hidden=True)]
 DieWithParent = Annotated[int, typer.Option(hidden=True, callback=_follow_parent)]
 
 
 def seconds_or_never(text: str) -> str | None:
-    """The value of an option that is a duration or ``never``."""
+    """Returns the value of an option that is a duration or ``never``, which becomes None."""
     return None if text == "never" else text

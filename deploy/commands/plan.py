@@ -1,4 +1,4 @@
-"""``sparserow plan``: what a table will take, before there is a cluster."""
+"""``sparserow plan``: computes what a table will take, before there is a cluster."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ import typer
 def plan(
     *,
     rows: Annotated[str, typer.Option(help="Rows of the table, such as 2e9.")],
-    dim: Annotated[int, typer.Option(help="Columns.")],
+    dim: Annotated[int, typer.Option(help="Number of elements of a row.")],
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adagrad, rowwise_adagrad or adam.")] = "adagrad",
-    dtype: Annotated[str, typer.Option(help="Of stored weights: float32, bfloat16 or float16.")] = "float32",
-    skew: Annotated[float, typer.Option(help="Exponent of the Zipf law of lookups; 0: all keys alike.")] = 1.05,
-    batch: Annotated[int, typer.Option(min=1, help="Samples of one worker's step.")] = 2048,
+    dtype: Annotated[str, typer.Option(help="Dtype of stored weights: float32, bfloat16 or float16.")] = "float32",
+    skew: Annotated[
+        float, typer.Option(help="Exponent of the Zipf law of lookups; 0: all keys are equally likely.")
+    ] = 1.05,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a step of one worker.")] = 2048,
     lookups: Annotated[int, typer.Option(min=1, help="Keys of the table in one sample.")] = 1,
-    workers: Annotated[int, typer.Option(help="Workers that take steps.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of workers.")] = 1,
     wire: Annotated[str, typer.Option(help="Dtype of rows and gradients on the network.")] = "float32",
-    memory_budget: Annotated[str, typer.Option(help="Of each shard, for this table, such as 64GiB.")] = "64GiB",
+    memory_budget: Annotated[str, typer.Option(help="Memory of each shard for this table, such as 64GiB.")] = "64GiB",
     ssd: Annotated[bool, typer.Option("--ssd", help="Rows beyond the memory budgets go to an SSD.")] = False,
-    shards: Annotated[int | None, typer.Option(help="Default: as few as hold the rows; with --ssd one.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the figures as JSON.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Number of shards. Default: as few as the rows need; with --ssd one.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write the figures to, as JSON.")] = None,
 ) -> None:
-    """Say what a table takes: bytes by tier, shards, network of a step, hit rates. docs/plan.md has the formulas."""
+    """Compute what a table takes: bytes by tier, shards, network of a step, hit rates.
+    docs/plan.md has the formulas.
+    """
     from dataclasses import asdict
 
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""``sparserow predict``: a published model on rows of a CSV file."""
+"""``sparserow predict``: scores the rows of a CSV file with a published model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def predict(
     *,
     model: Annotated[str, typer.Option(help="NAME[@ALIAS|@VERSION].")],
     input_file: Annotated[
-        Path, typer.Option("--input", help="CSV file; its columns are the program's arguments: ids, or ids[0], ids[1].")
+        Path,
+        typer.Option("--input", help="CSV file whose columns are the program's arguments: ids, or ids[0], ids[1]."),
     ],
     root: options.ModelRoot,
     serving: options.Serving = options.DEFAULT_SERVING,
-    output: Annotated[Path | None, typer.Option(help="Where the lines go. Default: standard output.")] = None,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows of a call of the model.")] = 1024,
+    output: Annotated[Path | None, typer.Option(help="File to write the lines to. Default: standard output.")] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows in one call of the model.")] = 1024,
 ) -> None:
     """Score the rows of a CSV file with a published model; its embedding rows come from the serving processes."""
     import sys
@@ -31,7 +32,7 @@ def predict(
     from ...serving.inference.prediction import format_output, read_batches
 
     if output is not None and not output.parent.is_dir():
-        raise InvalidArgument(f"--output {output}: its folder does not exist; create it first")
+        raise InvalidArgument(f"--output {output}: the folder of the file does not exist; create it first")
     with (
         ServingClient(serving, model=model) as client,
         ServedModel(client, root) as served,

@@ -1,4 +1,4 @@
-"""``sparserow probe``: how long a write in training takes to be served."""
+"""``sparserow probe``: measures how long a write in training takes to be served."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def probe(
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
     serving: options.Serving = options.DEFAULT_SERVING,
     model: Annotated[str | None, typer.Option(help="NAME[@ALIAS|@VERSION]. Default: the only one served.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Marked rows, written one after the other.")] = 20,
-    deadline: Annotated[str, typer.Option(help="For each to be served, such as 10s.")] = "10s",
+    count: Annotated[int, typer.Option(min=1, help="Number of marked rows, written one after another.")] = 20,
+    deadline: Annotated[str, typer.Option(help="Longest time for a row to be served, such as 10s.")] = "10s",
 ) -> None:
     """Write marked rows in training, look them up until they are served, and delete them again."""
     from ...proto.config.units import parse_seconds

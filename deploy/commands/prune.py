@@ -13,9 +13,9 @@ def prune(
     model: Annotated[str, typer.Argument(help="Name of the model.", show_default=False)],
     *,
     root: options.ModelRoot,
-    keep: Annotated[int, typer.Option(help="How many of the newest versions stay.")] = 3,
+    keep: Annotated[int, typer.Option(help="Number of newest versions that stay.")] = 3,
 ) -> None:
-    """Remove versions that are not among the newest, nor named by an alias, nor what one would roll back to."""
+    """Remove old versions, except the newest, those that an alias names, and those that a rollback would return to."""
     from ...proto.published.registry import ModelRegistry
 
     gone = ModelRegistry(root).prune(model, keep)

@@ -1,4 +1,4 @@
-"""``sparserow ps``: one parameter server."""
+"""``sparserow ps``: runs one parameter server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import options
 def ps(
     *,
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
-    shard: Annotated[int, typer.Option(help="Which shard to serve: 0, 1, ... below the cluster's number of shards.")],
+    shard: Annotated[int, typer.Option(help="Index of the shard to serve, from 0.")],
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the data plane; 0: any free one.")] = 0,
     advertise: options.Advertise = None,
@@ -36,8 +36,8 @@ def ps(
     cluster_json: options.ClusterJson = None,
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
-    """Run a parameter server until SIGTERM or Ctrl-C, then finish what is under way and leave."""
-    del die_with_parent  # when it was read
+    """Run a parameter server until SIGTERM or Ctrl-C; it then finishes the requests under way and leaves."""
+    del die_with_parent  # its callback has acted on it
     import uvloop
 
     from ...proto.config.config import ClusterConfig, LogConfig, validate

@@ -1,4 +1,4 @@
-"""``sparserow publish``: rows of a running cluster as a new version of a model."""
+"""``sparserow publish``: publishes rows of a running cluster as a new version of a model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ def publish(
     model: Annotated[str, typer.Argument(help="Name of the model.", show_default=False)],
     *,
     root: options.ModelRoot,
-    namespace: Annotated[str, typer.Option(help="Whose tables are published.")],
+    namespace: Annotated[str, typer.Option(help="Namespace whose tables are published.")],
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
-    alias: Annotated[str, typer.Option(help='Names the version once it is there; "": none does.')] = "live",
+    alias: Annotated[
+        str, typer.Option(help='Alias that names the version once it is complete; "": no alias.')
+    ] = "live",
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the rows: float32, bfloat16, float16 or int8, or PATTERN=DTYPE. Default: as in training."
+            help="Dtype of the rows: float32, bfloat16, float16 or int8, or PATTERN=DTYPE. Default: as in training."
         ),
     ] = None,
-    card: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the model card; may be repeated.")] = None,
+    card: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to add to the model card; may be repeated.")] = None,
     program: Annotated[
-        str | None, typer.Option(help="Path or URL of a program that a run has kept. Default: rows alone.")
+        str | None, typer.Option(help="Path or URL of a program that a run has kept. Default: only rows are published.")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option(help="Name of a table that is not published; may be repeated.")
@@ -37,7 +39,7 @@ def publish(
 ) -> None:
     """Publish the rows of a namespace, and the program that a run of a job file kept.
 
-    A trainer of one's own publishes both by ``sr.publish(session, name, model=...)``.
+    Your own trainer publishes both with ``sr.publish(session, name, model=...)``.
     """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -72,7 +74,7 @@ def _program(path: str, control: ControlClient, namespace: str, without: list[st
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...proto.published.manifest import SERVED_DTYPES
 
     chosen: dict[str, ServedDtype] = {}
@@ -80,19 +82,19 @@ def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:
         pattern, _, name = text.rpartition("=")
         dtype = next((dtype for dtype in SERVED_DTYPES if dtype == name), None)
         if dtype is None:
-            raise InvalidArgument(f"--dtype {text!r} is not allowed; allowed: {', '.join(SERVED_DTYPES)}")
+            raise not_allowed("--dtype", text, SERVED_DTYPES)
         chosen[pattern or "*"] = dtype
     return chosen or None
 
 
 def _card(given: list[str]) -> dict[str, str | float]:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     card: dict[str, str | float] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise InvalidArgument(f"--card {text!r} is not allowed; allowed: KEY=VALUE")
+            raise not_allowed("--card", text, "KEY=VALUE")
         try:
             card[key] = float(value)
         except ValueError:

@@ -1,4 +1,4 @@
-"""``sparserow query``: rows of a served model by key."""
+"""``sparserow query``: shows rows of a served model by key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ def query(
     model: Annotated[str | None, typer.Option(help="NAME[@ALIAS|@VERSION]. Default: the only one served.")] = None,
     hashed: Annotated[bool, typer.Option("--hash", help="Keys are strings, hashed as in training.")] = False,
     modulo: options.Modulo = None,
-    deadline_ms: Annotated[int, typer.Option(min=1, help="After which the result is partial.")] = 1000,
+    deadline_ms: Annotated[
+        int, typer.Option(min=1, help="Time after which the result is partial, in milliseconds.")
+    ] = 1000,
 ) -> None:
-    """Show rows as the serving processes have them. Exit code 1 when some shard did not answer."""
+    """Show rows as the serving processes have them. Exit code 1 when a shard did not answer."""
     from ...serving.client.client import ServingClient
     from ...serving.lookup import key_of_text
 

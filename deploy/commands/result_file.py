@@ -1,4 +1,4 @@
-"""The files behind ``--json`` and ``--trace``."""
+"""Writes the files of the options ``--json`` and ``--trace``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ def check_result_file(path: Path | None, option: str = "--json") -> None:
     """Refuses a file that could not be written, before the work begins.
 
     Args:
-        path: None is right.
-        option: that names it.
+        path: the file; None is allowed.
+        option: the option that names the file, for the error message.
 
     Raises:
-        InvalidArgument: its folder is absent or not writable, or it is a folder itself.
+        InvalidArgument: the folder of the file is absent or not writable, or the path is a folder.
     """
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InvalidArgument(f"{option} {path}: cannot be written; allowed: a file in a folder that exists")
+        raise InvalidArgument(
+            f"{option} {path}: the file cannot be written; allowed: a file in a folder that exists and can be written"
+        )
 
 
 def write_result(path: Path | None, values: dict[str, Any]) -> None:
-    """Writes ``values`` as JSON; a number that JSON has not (NaN) becomes null. Nothing happens without a path."""
+    """Writes ``values`` as JSON, with null for NaN and infinities; without a path it does nothing."""
     if path is not None:
         path.write_text(json.dumps(_finite(values), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""``sparserow rollback``: an alias goes back to the version that it named before."""
+"""``sparserow rollback``: lets an alias name the version that it named before."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import options
 
 
 def rollback(
-    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone: NAME@live.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS; NAME alone means NAME@live.", show_default=False)],
     *,
     root: options.ModelRoot,
 ) -> None:
-    """Have an alias name the version that it named before."""
+    """Let an alias name the version that it named before."""
     from ...proto.published.model_names import parse_model
     from ...proto.published.registry import ModelRegistry
 

@@ -1,4 +1,4 @@
-"""``sparserow security``: certificates and tokens of a cluster."""
+"""``sparserow security``: makes the certificates and tokens of a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import typer
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the authority, certificates and tokens.")]
-Hosts = Annotated[list[str], typer.Option("--host", help="Name or address that is dialled; may be repeated.")]
+Hosts = Annotated[
+    list[str], typer.Option("--host", help="Name or address under which clients reach a server; may be repeated.")
+]
 Valid = Annotated[str, typer.Option(help="How long the certificate is valid, such as 8760h.")]
 Tokens = Annotated[Path, typer.Argument(help="The tokens file.")]
 
 
 @app.callback()
 def security() -> None:
-    """Make certificates and tokens, or show what a security file gives."""
+    """Make certificates and tokens, or describe a security file."""
 
 
 @app.command("init")
@@ -33,11 +35,11 @@ def init_(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"], valid: Vali
 @app.command("certificate")
 def certificate_(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="Of the files NAME.pem and NAME.key.")],
+    name: Annotated[str, typer.Argument(help="Name of the files NAME.pem and NAME.key.")],
     hosts: Hosts,
     valid: Valid = "8760h",
 ) -> None:
-    """Sign another certificate with a folder's authority, or a newer one of the same name."""
+    """Sign another certificate with a folder's authority, or a newer certificate of the same name."""
     from ...proto.config.units import parse_seconds
     from ..launch.security_files import sign_certificate
 
@@ -47,10 +49,10 @@ def certificate_(
 
 @app.command("signing-key")
 def signing_key_(
-    folder: Annotated[Path, typer.Argument(help="Where the key pair goes; made when it is not there.")],
-    name: Annotated[str, typer.Argument(help="Of the files NAME.key and NAME.pub.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the key pair, which is created when it does not exist.")],
+    name: Annotated[str, typer.Argument(help="Name of the files NAME.key and NAME.pub.")],
 ) -> None:
-    """Make a publisher's key pair: NAME.key signs programs, NAME.pub lets others check them."""
+    """Make a publisher's key pair: NAME.key signs programs, and NAME.pub checks the signatures."""
     from ..launch.security_files import init_signing_key
 
     private, public = init_signing_key(folder, name)
@@ -60,21 +62,22 @@ def signing_key_(
 @app.command("token")
 def token_(
     tokens: Tokens,
-    name: Annotated[str, typer.Argument(help="Of the token, for people and logs.")],
-    role: Annotated[str, typer.Option(help="serve-read, train or admin; each may what those before it may.")],
+    name: Annotated[str, typer.Argument(help="Name of the token in logs.")],
+    role: Annotated[str, typer.Option(help="Role: serve-read, train or admin; each includes the roles before it.")],
     namespaces: Annotated[
-        list[str] | None, typer.Option("--namespace", help="Whose tables it reaches; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option("--namespace", help="Namespace whose tables the token reaches; may be repeated. Default: all."),
     ] = None,
 ) -> None:
-    """Make a token and print it, once; the file keeps its digest."""
+    """Make a token and print it once; the file has only its digest."""
     from ..launch.security_files import add_token
 
     print(add_token(tokens, name, role, namespaces or ()))  # type: ignore[arg-type]  # checked there
 
 
 @app.command("revoke")
-def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the token.")]) -> None:
-    """Take a token back; servers refuse it within seconds."""
+def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Name of the token.")]) -> None:
+    """Revoke a token; servers refuse it within seconds."""
     from ..launch.security_files import revoke_token
 
     revoke_token(tokens, name)
@@ -83,7 +86,7 @@ def revoke_(tokens: Tokens, name: Annotated[str, typer.Argument(help="Of the tok
 
 @app.command("show")
 def show_(path: Annotated[Path, typer.Argument(help="The security file.")]) -> None:
-    """Show what a security file gives: certificates, validity, tokens."""
+    """Describe a security file: certificates, validity, tokens."""
     from ...proto.security.security import Security
     from ..launch.security_files import describe_security
 

@@ -1,4 +1,4 @@
-"""``sparserow serve``: one serving process."""
+"""``sparserow serve``: runs one serving process."""
 
 from __future__ import annotations
 
@@ -14,66 +14,67 @@ DEFAULT_PORT = 7100
 def serve(
     *,
     model: Annotated[
-        list[str], typer.Option("--model", help="NAME[@ALIAS|@VERSION]; may be repeated. NAME alone: NAME@live.")
+        list[str], typer.Option("--model", help="NAME[@ALIAS|@VERSION]; may be repeated. NAME alone means NAME@live.")
     ],
     root: Annotated[
-        str | None, typer.Option(help="Path or URL of published models. Default: rows come from --follow alone.")
+        str | None,
+        typer.Option(help="Path or URL of the folder of published models. Default: serve the rows of --follow."),
     ] = None,
-    shard: Annotated[
-        str, typer.Option(help="I/N: this process answers for the I-th of N shards of the slots.")
-    ] = "0/1",
-    replica: Annotated[int, typer.Option(help="Which process of those that serve the same shard.")] = 0,
+    shard: Annotated[str, typer.Option(help="I/N: this process serves part I of N parts of the slots.")] = "0/1",
+    replica: Annotated[int, typer.Option(help="Index of this process among those that serve the same shard.")] = 0,
     peers: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of gRPC of the processes of all shards, with commas: gRPC and HTTP ask them for keys of "
-            "other shards. Default: such keys are not answered."
+            help="HOST:PORT of the gRPC servers of the processes of all shards, with commas: gRPC and HTTP ask them "
+            "for keys of other shards. Default: such keys are not answered."
         ),
     ] = None,
     follow: Annotated[
         str | None, typer.Option(help="HOST:PORT of the training cluster's coordinator. Default: no live sync.")
     ] = None,
-    namespace: Annotated[str | None, typer.Option(help="Without --root: whose tables are served.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Without --root: the namespace whose tables are served.")
+    ] = None,
     host: options.Host = "127.0.0.1",
     advertise: options.Advertise = None,
     port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
     data_port: Annotated[int, typer.Option(help="Port of the data plane; 0: any free one.")] = 0,
-    http_port: Annotated[
-        int | None, typer.Option(help="Port of HTTP/JSON; 0: any free one. Default: none is served.")
-    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of HTTP/JSON; 0: any free one. Default: no HTTP.")] = None,
     unix_path: Annotated[
         str | None, typer.Option(help="Path of a Unix socket of the data plane. Default: none.")
     ] = None,
     insecure: options.Insecure = False,
     memory_budget: Annotated[
-        str | None, typer.Option(help="Rows of each version in memory, such as 8GiB. Default: no budget.")
+        str | None, typer.Option(help="Memory for the rows of each version, such as 8GiB. Default: no budget.")
     ] = None,
     ssd_path: Annotated[
         str | None,
-        typer.Option(help="Folder on an SSD for rows beyond --memory-budget. Default: none; what does not fit fails."),
+        typer.Option(
+            help="Folder on an SSD for rows beyond --memory-budget. Default: none; a version that does not fit fails."
+        ),
     ] = None,
-    io_threads: Annotated[int, typer.Option(help="Network threads of the data plane.")] = 2,
+    io_threads: Annotated[int, typer.Option(help="Number of network threads of the data plane.")] = 2,
     sync_interval: Annotated[
         str,
         typer.Option(
-            help="Between rounds of live sync at least, such as 100ms: changes of a row within it are sent once. "
+            help="Shortest time between rounds of live sync, such as 100ms; changes of a row within it are sent once. "
             "Rounds that take long begin up to 1s after each other."
         ),
     ] = "100ms",
     sync_after_updates: Annotated[
-        int, typer.Option(help="Live sync sends a row when it was written so often since it was last sent. 0: at once.")
+        int, typer.Option(help="Number of writes since a row was last sent after which live sync sends it. 0: at once.")
     ] = 0,
     sync_after_move: Annotated[
         float,
-        typer.Option(help="Live sync sends a row when it has moved by more than this (L2) since then. 0: at once."),
+        typer.Option(help="L2 distance from the row as last sent beyond which live sync sends it. 0: at once."),
     ] = 0.0,
     sync_max_delay: Annotated[
-        str | None, typer.Option(help="With either: a row waits for so long at most. Default: 5s.")
+        str | None, typer.Option(help="With either of these: the longest wait of a changed row. Default: 5s.")
     ] = None,
     sync_hold: Annotated[str | None, typer.Option(hidden=True, help="The former name of --sync-max-delay.")] = None,
-    poll: Annotated[str, typer.Option(help="Between looks at the aliases, such as 500ms.")] = "500ms",
+    poll: Annotated[str, typer.Option(help="Time between checks of the aliases, such as 500ms.")] = "500ms",
     grace: Annotated[
-        str, typer.Option(help="How long a version that no alias names is still answered from, such as 30s.")
+        str, typer.Option(help="How long a version is still served after its alias has moved, such as 30s.")
     ] = "30s",
     metrics_port: options.MetricsPort = None,
     health_port: options.HealthPort = None,
@@ -82,12 +83,12 @@ def serve(
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
-    del die_with_parent  # when it was read
+    del die_with_parent  # its callback has acted on it
     import uvloop
 
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
     from ...ps_server.process.advertise import Advertised, advertised
     from ...ps_server.process.control_server import ControlServer
@@ -102,14 +103,17 @@ def serve(
 
     for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
         if not 0 <= number <= 65535:
-            raise InvalidArgument(f"{name} {number} is not allowed; allowed: [0, 65535]")
+            raise not_allowed(name, number, "[0, 65535]")
         check_port_free(host, number, option=name)
     check_host(host, insecure=insecure)
     told = advertised(advertise, host, follow)
     if sync_hold is not None:
         if sync_max_delay is not None:
             raise InvalidArgument("--sync-hold is the former name of --sync-max-delay; give only --sync-max-delay")
-        typer.echo("sparserow: --sync-hold is called --sync-max-delay now; the next version knows that alone", err=True)
+        typer.echo(
+            "sparserow: --sync-hold is called --sync-max-delay now; the next version knows only --sync-max-delay",
+            err=True,
+        )
         sync_max_delay = sync_hold
     config = ServeOptions.from_flags(
         model=model,

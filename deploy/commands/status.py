@@ -1,4 +1,4 @@
-"""``sparserow status``: one screen about a cluster."""
+"""``sparserow status``: shows the state of a cluster on one screen."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ def status(
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = options.DEFAULT_ADDRESS,
     serving: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of gRPC of serving processes, with commas, to show how fresh they are."),
+        typer.Option(
+            help="HOST:PORT of the gRPC servers of serving processes, with commas, to show how fresh they are."
+        ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Whose tables, jobs, faults and keys are shown. Default: all.")
+        str | None, typer.Option(help="Namespace whose tables, jobs, faults and keys are shown. Default: all.")
     ] = None,
     over: Annotated[
         str,
-        typer.Option(help="Between the two looks that rates and times come from, such as 1s; 0s: one look, no rates."),
+        typer.Option(help="Time between the two readings for rates and times, such as 1s; 0s: one reading, no rates."),
     ] = "0.5s",
-    faults: Annotated[
-        bool, typer.Option("--faults", help="Show why workers of all jobs ended, with tracebacks, instead.")
-    ] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Show only why workers ended, with tracebacks.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Where to write the figures as JSON; -: instead of the screen.")
+        Path | None,
+        typer.Option("--json", help="File to write the figures to, as JSON; -: print them instead of the screen."),
     ] = None,
 ) -> None:
-    """Show a cluster: shards, load, tables, hot keys, jobs, faults of workers. Exit code 1 when it cannot be reached
-    or is not ready.
+    """Show a cluster: shards, load, tables, hot keys, jobs, faults of workers. Exit code 1 when it cannot be reached or
+    is not ready.
     """
     import json
     from dataclasses import asdict

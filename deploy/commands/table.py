@@ -1,4 +1,4 @@
-"""``sparserow table``: rows of a running cluster's tables to files and back, and out by their policies."""
+"""``sparserow table``: moves rows of a running cluster's tables to files and back, and removes rows and tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 TableName = Annotated[str, typer.Argument(help="NAMESPACE/NAME of the table.")]
-Url = Annotated[str, typer.Argument(help="A path, or a URL such as s3://bucket/rows.parquet.")]
+Url = Annotated[str, typer.Argument(help="Path or URL of the file, such as s3://bucket/rows.parquet.")]
 Coordinator = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
 SWEPT_BY = ("older than evict_after_steps", "older than evict_after", "below evict_below_norm", "beyond the bound")
 
-BatchRows = Annotated[int, typer.Option(help="How many rows are moved at a time.")]
+BatchRows = Annotated[int, typer.Option(help="Number of rows that are moved at a time.")]
 
 
 @app.callback()
@@ -84,17 +84,17 @@ def import_weights_(
     coordinator: Coordinator = options.DEFAULT_ADDRESS,
     pairs: Annotated[
         list[str] | None,
-        typer.Option("--entry", help="ENTRY=TABLE; may be repeated. Default: every entry called as a table is."),
+        typer.Option("--entry", help="ENTRY=TABLE; may be repeated. Default: every entry with the name of a table."),
     ] = None,
     batch_rows: BatchRows = 65536,
 ) -> None:
     """Assign the embedding matrices of a state dict (.pt, .safetensors, .npz): row i becomes key i."""
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
     from ...worker.row_files import import_weights
 
     for pair in pairs or ():
         if not all(pair.partition("=")):
-            raise InvalidArgument(f"--entry {pair!r} is not allowed; allowed: ENTRY=TABLE")
+            raise not_allowed("--entry", pair, "ENTRY=TABLE")
     tables = {entry: name for entry, _, name in (pair.partition("=") for pair in pairs)} if pairs else None
     with lone_session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
         rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
@@ -104,13 +104,17 @@ def import_weights_(
 
 @app.command("sweep")
 def sweep_(
-    table: Annotated[str | None, typer.Argument(help="NAMESPACE/NAME; default: every table that has a policy.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(help="NAMESPACE/NAME of the table. Default: every table with a policy.")
+    ] = None,
     *,
     coordinator: Coordinator = options.DEFAULT_ADDRESS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the rows that would be removed, and remove none.")
+    ] = False,
     deadline: Annotated[str, typer.Option(help="How long one table may take, such as 10min.")] = "1h",
 ) -> None:
-    """Remove the rows that a table's policy no longer wants, or say how many there are, by rule."""
+    """Remove the rows that a table's policy no longer keeps, or count them, by rule."""
     from ...proto.config.units import format_bytes, parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import FailedPrecondition
@@ -135,35 +139,38 @@ def sweep_(
                     typer.echo(f"  {rule}: {freed.rows:,} rows, {format_bytes(freed.bytes)}")
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Although a job of the namespace has workers: their calls end as NotFound.")
+    bool,
+    typer.Option(
+        "--force", help="Remove also while a job of the namespace has workers, whose calls then end as NotFound."
+    ),
 ]
 
 
 @app.command("drop")
 def drop_(
-    tables: Annotated[list[str], typer.Argument(help="NAMESPACE/NAME of each table, of one namespace.")],
+    tables: Annotated[list[str], typer.Argument(help="NAMESPACE/NAME of each table; all of one namespace.")],
     *,
     coordinator: Coordinator = options.DEFAULT_ADDRESS,
     dry_run: DryRun = False,
     yes: Yes = False,
     force: Force = False,
 ) -> None:
-    """Remove tables with all of their rows, for ever. Checkpoints and publications that were made stay."""
-    from ...proto.errors import InvalidArgument
+    """Remove tables with all of their rows, for ever. Checkpoints and published versions stay."""
+    from ...proto.errors import not_allowed
 
     namespaces, names = zip(*map(parts_of, tables), strict=True)
     if len(set(namespaces)) > 1:
-        raise InvalidArgument(f"table drop: {' '.join(tables)} is not allowed; allowed: tables of one namespace")
+        raise not_allowed("table drop", " ".join(tables), "tables of one namespace")
     drop(coordinator, namespaces[0], names, dry_run=dry_run, yes=yes, force=force)
 
 
 def drop(
     coordinator: str, namespace: str, names: Sequence[str] | None, *, dry_run: bool, yes: bool, force: bool
 ) -> None:
-    """Asks, and removes tables of a namespace; ``names`` None: the namespace."""
+    """Asks for confirmation, and removes tables of a namespace; ``names`` None removes the whole namespace."""
     import sys
 
     from ...proto.config.units import format_bytes
@@ -182,7 +189,7 @@ def drop(
             typer.echo(f"would remove {what}")
             return
         if not yes and not sys.stdin.isatty():
-            raise InvalidArgument("drop: there is no terminal to ask at; allowed: --yes, or --dry-run")
+            raise InvalidArgument("drop: there is no terminal for the confirmation; allowed: --yes, or --dry-run")
         if not yes and not typer.confirm(f"remove {what}, for ever?", err=True):
             typer.echo("nothing was removed", err=True)
             raise typer.Exit(1)
@@ -191,17 +198,17 @@ def drop(
 
 
 def parts_of(table: str) -> tuple[str, str]:
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import not_allowed
 
     namespace, slash, name = table.partition("/")
     if not (namespace and slash and name):
-        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("table", table, "NAMESPACE/NAME")
     return namespace, name
 
 
 @contextmanager
 def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
-    """A session that is alone in a job of its own, so that no worker waits for another."""
+    """Yields a session in a job of its own, so that no worker waits for another."""
     from ...worker.session.connect import connect
 
     job = f"table-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""``sparserow top``: the screen of ``sparserow status``, kept up to date."""
+"""``sparserow top``: shows the screen of ``sparserow status`` and keeps it up to date."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from . import options
 def top(
     *,
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = options.DEFAULT_ADDRESS,
-    every: Annotated[str, typer.Option(help="Between looks, such as 1s; at least 0.1s.")] = "1s",
+    every: Annotated[str, typer.Option(help="Time between two readings, such as 1s; at least 0.1s.")] = "1s",
     namespace: Annotated[
-        str | None, typer.Option(help="Whose tables, jobs, faults and keys are shown. Default: all.")
+        str | None, typer.Option(help="Namespace whose tables, jobs, faults and keys are shown. Default: all.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show one screen, after two looks, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show one screen after two readings, and end.")] = False,
 ) -> None:
-    """Watch a cluster in the terminal; q or Ctrl-C ends it. A coordinator that is away is waited for.
+    """Watch a cluster in the terminal; q or Ctrl-C ends it. It waits for a coordinator that is away.
 
     Arrows, page up, page down, home and end scroll; so do k, j, b, the space bar, g and G.
     """
@@ -28,12 +28,12 @@ def top(
 
     from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import InvalidArgument, not_allowed
     from ..observe.live_screen import watch
 
     seconds = parse_seconds(every)
     if not 0.1 <= seconds <= 3600:
-        raise InvalidArgument(f"--every {every!r} is not allowed; allowed: 0.1s to 1h")
+        raise not_allowed("--every", every, "0.1s to 1h")
     console = Console()
     if not once and not console.is_terminal:
         raise InvalidArgument("top: needs a terminal; without one use --once, or sparserow status")

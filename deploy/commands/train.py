@@ -12,15 +12,18 @@ def train(
     job: Annotated[Path, typer.Argument(help="The job file (YAML); docs/configuration.md lists its keys.")],
     *,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY.KEY=VALUE in place of the file's; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="KEY.KEY=VALUE that replaces the value in the file; may be repeated."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; in place of train.workers.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of worker processes, which replaces train.workers.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File to write the result to.")] = None,
     resume: Annotated[
         str,
         typer.Option(
-            help="auto: go on from the newest checkpoint in train.checkpoint.url, also when a process ends; never; or "
-            "a checkpoint's name."
+            help="auto: continue from the newest checkpoint in train.checkpoint.url, also when a process ends; never; "
+            "or the name of a checkpoint."
         ),
     ] = "never",
     overwrite_checkpoints: Annotated[
@@ -30,13 +33,13 @@ def train(
     trace_file: Annotated[
         Path | None,
         typer.Option(
-            "--trace", help="Where to write what ran when, for Perfetto; with train.dense ps also FILE.1, FILE.2, ..."
+            "--trace", help="File to write a trace for Perfetto to; with train.dense ps also FILE.1, FILE.2, ..."
         ),
     ] = None,
 ) -> None:
-    """Train a model on a click log: embedded or running cluster, one or several workers.
+    """Train a model on a click log, with an own or a running cluster, and one or several workers.
 
-    Under torchrun each process is one worker. Without cluster.address a cluster is started for the run, and stopped.
+    Under torchrun each process is one worker. Without cluster.address a cluster runs for the duration of the job.
     """
     from rich.console import Console
 

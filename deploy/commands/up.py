@@ -1,4 +1,4 @@
-"""``sparserow up``: a whole cluster on this machine, in the foreground."""
+"""``sparserow up``: runs a whole cluster on this machine, in the foreground."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def up(
     *,
     on: Annotated[
         str | None,
-        typer.Option(help="Ray that shall run it: auto, ray://HOST:PORT or HOST:PORT. Default: this machine runs it."),
+        typer.Option(help="Ray cluster to run on: auto, ray://HOST:PORT or HOST:PORT. Default: this machine."),
     ] = None,
     cpus_per_shard: Annotated[float, typer.Option(help="With --on: CPUs that Ray reserves for each shard.")] = 1.0,
     strategy: Annotated[
-        str, typer.Option(help="With --on: how shards are placed: SPREAD, STRICT_SPREAD or PACK.")
+        str, typer.Option(help="With --on: how Ray places shards: SPREAD, STRICT_SPREAD or PACK.")
     ] = "SPREAD",
     serve: Annotated[
         str | None, typer.Option(help="With --on: NAME[@ALIAS|@VERSION] that serving processes serve. Default: none.")
     ] = None,
     serve_root: Annotated[
-        str | None, typer.Option(help="With --serve: path or URL of published models, which every node reaches.")
+        str | None, typer.Option(help="With --serve: path or URL of published models that every node reaches.")
     ] = None,
     serve_namespace: Annotated[
-        str | None, typer.Option(help="With --serve, without --serve-root: whose tables are served.")
+        str | None, typer.Option(help="With --serve, without --serve-root: the namespace whose tables are served.")
     ] = None,
-    serve_processes: Annotated[int, typer.Option(help="With --serve: how many serving processes.")] = 1,
+    serve_processes: Annotated[int, typer.Option(help="With --serve: the number of serving processes.")] = 1,
     shards: options.Shards = 2,
     host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = options.DEFAULT_PORT,
@@ -52,13 +52,15 @@ def up(
     checkpoint_root: options.CheckpointRoot = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="Prometheus page of the coordinator; the shards use the ports after it. Default: none."),
+        typer.Option(
+            help="Port of the coordinator's Prometheus page; the shards use the ports after it. Default: none."
+        ),
     ] = None,
     log_format: options.LogFormat = "plain",
     log_level: Annotated[
         str | None,
         typer.Option(
-            help="Least severity that is logged: debug, info, warning or error. Default: warning; on Ray info."
+            help="Lowest severity that is logged: debug, info, warning or error. Default: warning; on Ray info."
         ),
     ] = None,
     cluster_json: options.ClusterJson = None,
@@ -66,8 +68,8 @@ def up(
 ) -> None:
     """Run a coordinator and its shards on this machine, or on Ray, until Ctrl-C.
 
-    A shard that ends by itself comes back with its rows from the newest checkpoint, if there is one and no synchronous
-    job is at work. Else the whole cluster stops with an error: start it anew and restore a checkpoint.
+    A shard that ends by itself is restored from the newest checkpoint, if there is one and no synchronous job runs.
+    Otherwise the whole cluster stops with an error: start a new one and restore a checkpoint.
     """
     import uvloop
 
@@ -119,7 +121,7 @@ def up(
             None,
             1,
         ):
-            raise InvalidArgument("--cpus-per-shard, --strategy, --serve and its like: have no effect without --on")
+            raise InvalidArgument("--cpus-per-shard, --strategy and --serve*: have no effect without --on")
         start_log("coordinator", log)
         uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
     except SparserowError as error:
@@ -155,7 +157,9 @@ async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
 
 
 def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[None]:
-    """Stops when the other end of ``parent`` is closed, or the parent process is gone (a fork may keep that end)."""
+    """Stops when the other end of ``parent`` is closed, or the parent process has ended, because a fork may keep that
+    end open.
+    """
     import os
 
     from ...ps_server.process.parent import watch_parent
@@ -173,5 +177,5 @@ def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[Non
 def _tell(parent: socket.socket, message: dict[str, object]) -> None:
     try:
         parent.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:  # the parent is gone; the watch ends this process
+    except OSError:  # the parent has ended, and the watch ends this process
         return

@@ -1,1 +1,1 @@
-"""Small programs that show one thing each; run with ``python -m sparserow.deploy.examples.NAME``."""
+"""Small programs that show one thing each; run one with ``python -m sparserow.deploy.examples.NAME``."""

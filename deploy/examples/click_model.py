@@ -1,4 +1,4 @@
-"""A small model of plain torch for the examples of other libraries' loops."""
+"""A small model in plain torch, for the examples with the training loops of other libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from .foreign_clicks import COLUMNS, VALUES
 
 
 class ClickModel(nn.Module):
-    """One embedding a column, and an MLP over all of them; returns what Hugging Face's Trainer asks of a model."""
+    """A click model with one embedding per column and an MLP over all of them, in the form that Hugging Face's Trainer
+    needs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,7 +20,7 @@ class ClickModel(nn.Module):
         self.tower = nn.Sequential(nn.Linear(4 * len(COLUMNS), 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """Logits (n) of ids (n, columns), and with labels (n) the mean loss."""
+        """Returns the logits (n) of ids (n, columns) int64, and with labels (n) float32 the mean loss."""
         parts = [self.tables[name](ids[:, index]) for index, name in enumerate(COLUMNS)]
         logits = self.tower(torch.cat(parts, dim=1)).squeeze(1)
         if labels is None:

@@ -1,8 +1,8 @@
-"""DeepFM of DeepCTR-Torch, trained by the library's own ``fit``, with its embeddings on parameter servers.
+"""Trains DeepFM of DeepCTR-Torch with the library's own ``fit``, and its embeddings on parameter servers.
 
     python -m sparserow.deploy.examples.deepctr_model
 
-It needs ``pip install deepctr-torch``. docs/foreign-models.md says what the lines about the session are for.
+It needs ``pip install deepctr-torch``. docs/foreign-models.md explains the lines about the session.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .foreign_clicks import BATCH, COLUMNS, VALUES, Clicks, clicks, held_out_cli
 
 
 def make_model(session: sr.Session) -> Any:
-    """DeepFM with its 8 tables on the servers: a vector and a weight for each id."""
+    """Returns DeepFM with its 8 tables on the servers: a vector and a weight for each id."""
     columns = [SparseFeat(name, VALUES, embedding_dim=4) for name in COLUMNS]
     model = DeepFM(columns, columns, dnn_hidden_units=(16,), l2_reg_linear=0, l2_reg_embedding=0, seed=1)
-    model.regularization_weight.clear()  # it has the weights that move to the servers; sr.Adagrad has weight_decay
+    model.regularization_weight.clear()  # it lists weights that move to the servers
     return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:
-    """Two epochs of ``fit``."""
+    """Trains two epochs with ``fit``."""
     model.compile(optimizer, "binary_crossentropy")
     model.fit(_inputs(log), log.labels.numpy(), batch_size=BATCH, epochs=2, verbose=0)
 
 
 def scores(model: Any, log: Clicks) -> torch.Tensor:
-    """The library's ``predict``: (n) probabilities."""
+    """Returns the probabilities (n) from the library's ``predict``."""
     return torch.from_numpy(model.predict(_inputs(log), batch_size=BATCH)).flatten()
 
 

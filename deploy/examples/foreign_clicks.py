@@ -1,4 +1,4 @@
-"""A small click log for the examples of other libraries' models and loops: columns of ids, and a label for each sample.
+"""A small click log for the examples with other libraries: columns of ids, and a label for each sample.
 
 Each id has a planted logit, and the label of a sample is drawn from the sum of its ids' logits.
 """
@@ -12,14 +12,14 @@ import torch
 from ...worker.metrics.binary import auc
 
 COLUMNS = ("user", "item", "shop", "city")
-VALUES = 300  # ids of a column, from 0
+VALUES = 300  # number of ids of a column; they start at 0
 SAMPLES, TEST_SAMPLES, BATCH = 12_800, 4_000, 256
 _PLANTED_STD = 0.7
 
 
 @dataclass(frozen=True)
 class Clicks:
-    """Samples.
+    """Samples of the click log.
 
     Attributes:
         ids: (n, columns) int64.
@@ -30,11 +30,11 @@ class Clicks:
     labels: torch.Tensor
 
     def column(self, name: str) -> torch.Tensor:
-        """Ids of a column, (n) int64."""
+        """Returns the ids of a column, (n) int64."""
         return self.ids[:, COLUMNS.index(name)]
 
     def auc(self, scores: torch.Tensor) -> float:
-        """How well ``scores`` (n), higher for a click, tell the labels."""
+        """Returns the AUC of ``scores`` (n), which should be higher for a click."""
         return auc(scores.detach().flatten().double().numpy(), self.labels.numpy())
 
 
@@ -49,5 +49,5 @@ def clicks(samples: int = SAMPLES, *, seed: int = 1) -> Clicks:
 
 
 def held_out_clicks() -> Clicks:
-    """Samples that no example trains on."""
+    """Returns samples that no example trains on."""
     return clicks(TEST_SAMPLES, seed=2)

@@ -1,4 +1,4 @@
-"""A model with its embeddings on parameter servers, trained by the Trainer of Hugging Face's transformers.
+"""Trains a model with the Trainer of Hugging Face's transformers, and its embeddings on parameter servers.
 
     python -m sparserow.deploy.examples.hugging_face_trainer
 
@@ -19,7 +19,7 @@ from .foreign_clicks import BATCH, VALUES, Clicks, clicks, held_out_clicks
 
 
 class _Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Samples by index, as the Trainer's collator takes them."""
+    """Samples by index, in the form that the Trainer's collator takes."""
 
     def __init__(self, log: Clicks) -> None:
         self._log = log
@@ -32,13 +32,13 @@ class _Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def make_model(session: sr.Session) -> Any:
-    """The model with its 4 tables on the servers."""
+    """Returns the model with its 4 tables on the servers."""
     torch.manual_seed(1)
     return sr.distribute(ClickModel(), session, optimizer=sr.Adagrad(lr=0.2), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer | None, log: Clicks) -> None:
-    """Two epochs of the Trainer, which makes an optimizer of its own where ``optimizer`` is None."""
+    """Trains two epochs with the Trainer, which makes its own optimizer when ``optimizer`` is None."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -55,7 +55,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer | None, log: Clicks) -> N
 
 @torch.no_grad()
 def scores(model: Any, log: Clicks) -> torch.Tensor:
-    """(n) logits."""
+    """Returns the logits (n) of the samples."""
     model.eval()
     logits: torch.Tensor = model(log.ids)["logits"]
     return logits

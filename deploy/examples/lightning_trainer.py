@@ -1,4 +1,4 @@
-"""A model with its embeddings on parameter servers, trained by Lightning.
+"""Trains a model with Lightning, and its embeddings on parameter servers.
 
     python -m sparserow.deploy.examples.lightning_trainer
 
@@ -19,31 +19,31 @@ from .foreign_clicks import BATCH, VALUES, Clicks, clicks, held_out_clicks
 
 
 class _Task(pl.LightningModule):  # type: ignore[misc]
-    """What Lightning trains; it is given the optimizer, and hands it on."""
+    """The module that Lightning trains, with an optimizer that the caller provides."""
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
         self.model, self._optimizer = model, optimizer
 
     def training_step(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch."""
+        """Returns the loss of a batch."""
         ids, labels = batch
         loss: torch.Tensor = self.model(ids, labels)["loss"]
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """``session.wrap(dense)``, so that each of Lightning's steps is the session's."""
+        """Returns ``session.wrap(dense)``, so that each step of Lightning is a step of the session."""
         return self._optimizer
 
 
 def make_model(session: sr.Session) -> Any:
-    """The model with its 4 tables on the servers."""
+    """Returns the model with its 4 tables on the servers."""
     torch.manual_seed(1)
     return sr.distribute(ClickModel(), session, optimizer=sr.Adagrad(lr=0.2), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:
-    """Two epochs of Lightning's Trainer."""
+    """Trains two epochs with Lightning's Trainer."""
     trainer = pl.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -52,13 +52,13 @@ def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model.train()  # Lightning trains in the mode that it finds, and rows move in this one alone
+    model.train()  # Lightning keeps the mode that it finds, and rows are trained only in this mode
     trainer.fit(_Task(model, optimizer), DataLoader(TensorDataset(log.ids, log.labels), batch_size=BATCH))
 
 
 @torch.no_grad()
 def scores(model: Any, log: Clicks) -> torch.Tensor:
-    """(n) logits."""
+    """Returns the logits (n) of the samples."""
     model.eval()
     logits: torch.Tensor = model(log.ids)["logits"]
     return logits

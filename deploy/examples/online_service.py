@@ -1,12 +1,12 @@
-"""An online service with FastAPI: POST /predict with a published model's arguments gives its outputs.
+"""An online service with FastAPI: POST /predict with a published model's arguments returns its outputs.
 
     python -m sparserow.deploy.examples.online_service --root models --serving 127.0.0.1:7100 --model ctr
 
     curl -d '{"arguments": [[[1, 2], [3, 4]]]}' -H 'Content-Type: application/json' 127.0.0.1:8000/predict
 
-It needs ``pip install fastapi uvicorn``. The dense part runs here; rows come from the serving processes. When the alias
-moves, the service takes the new program and its rows over together; dense weights that training publishes meanwhile, by
-themselves. Replies name both versions.
+It needs ``pip install fastapi uvicorn``. The dense part runs here; rows come from the serving processes.
+When the alias moves, the service takes over the new program together with its rows. Dense weights that training
+publishes meanwhile are taken over alone. Replies name both versions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MOST_REQUESTS = 64
 
 
 def make_app(model: ServedModel) -> FastAPI:
-    """The service around a model, which stays the caller's."""
+    """Returns the service around a model, which the caller closes."""
 
     async def keep_fresh() -> None:
         while True:
             await asyncio.sleep(_REFRESH_SEC)
-            with contextlib.suppress(SparserowError):  # what is loaded goes on; a call says itself what fails
+            with contextlib.suppress(SparserowError):  # the loaded version stays; a failing call reports its own error
                 await asyncio.to_thread(model.refresh)
 
     @contextlib.asynccontextmanager
@@ -51,7 +51,7 @@ def make_app(model: ServedModel) -> FastAPI:
     async def bound_body(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         length = request.headers.get("content-length", "0")
         if "transfer-encoding" in request.headers or not length.isdecimal():
-            return JSONResponse({"detail": "Content-Length: is missing"}, 411)
+            return JSONResponse({"detail": "Content-Length: the header is missing"}, 411)
         if len(length) > 18 or int(length) > _MOST_BYTES:
             return JSONResponse({"detail": f"Content-Length: allowed: [0, {_MOST_BYTES}]"}, 413)
         return await call_next(request)
@@ -88,7 +88,9 @@ def _tensors(model: ServedModel, arguments: object) -> list[torch.Tensor]:
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"arguments: {wanted.name}: {error}") from None
         if tensor.dim() != len(wanted.shape):
-            raise InvalidArgument(f"arguments: {wanted.name}: has {tensor.dim()} dimensions, not {len(wanted.shape)}")
+            raise InvalidArgument(
+                f"arguments: {wanted.name}: {tensor.dim()} dimensions are not allowed; allowed: {len(wanted.shape)}"
+            )
         tensors.append(tensor)
     return tensors
 

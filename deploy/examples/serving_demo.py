@@ -1,4 +1,4 @@
-"""What the demo does beside training: publishes, serves with live sync, looks up, and compares rows at the end."""
+"""The serving part of the demo: it publishes, serves with live sync, looks up rows, and compares them at the end."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from ..launch.local_serving import LocalServing, local_serving
 
 _POLL_SEC = 0.2
 _LOOKUP_KEYS = 100
-_PAUSE_SEC = 0.02  # between lookups, which are a sign of life here and no load
+_PAUSE_SEC = 0.02  # between lookups, which only show that serving works and are no load
 _CATCH_UP_SEC = 30.0
 
 
 @dataclass(frozen=True)
 class ServingFigures:
-    """What came of it.
+    """The figures of the serving part.
 
     Attributes:
-        rows_checked, rows_equal: training rows at the end, and those whose serving row has the same bits.
-        freshness_p99_ms: from a row's change to its being served: the bucket below which 99 in 100 were; None when
-            nothing changed while it was followed.
-        lookup_p50_ms: of 100 keys, while training went on.
-        version: that was published.
+        rows_checked, rows_equal: the number of training rows at the end, and of those whose serving row has the same
+            bits.
+        freshness_p99_ms: the bound in milliseconds below which 99 of 100 changes were served; None when nothing
+            changed.
+        lookup_p50_ms: the median time of a lookup of 100 keys during training, in milliseconds.
+        version: the number of the published version.
     """
 
     rows_checked: int
@@ -44,12 +45,12 @@ class ServingFigures:
 
 
 class ServingDemo:
-    """Runs beside a training in a thread of its own, from ``start`` to ``finish``.
+    """The serving part, which runs beside a training in a thread of its own, from ``start`` to ``finish``.
 
     Args:
-        coordinator: of the training cluster.
-        namespace: of its tables.
-        root: folder for published models.
+        coordinator: ``HOST:PORT`` of the training cluster's coordinator.
+        namespace: the namespace of its tables.
+        root: the folder for published models.
     """
 
     def __init__(self, coordinator: str, namespace: str, root: str) -> None:
@@ -63,14 +64,14 @@ class ServingDemo:
         self._thread = threading.Thread(target=self._run, name="sparserow-serving-demo", daemon=True)
 
     def start(self) -> None:
-        """Begins to wait for rows."""
+        """Starts the thread, which waits for rows."""
         self._thread.start()
 
     def finish(self) -> ServingFigures:
-        """Once the training has ended and its cluster is still there: waits for the comparison.
+        """Waits for the comparison, once the training has ended and while its cluster still runs.
 
         Raises:
-            SparserowError: what failed.
+            SparserowError: the serving part has failed.
         """
         self._trained.set()
         self._thread.join()
@@ -80,7 +81,7 @@ class ServingDemo:
         return self._figures
 
     def abandon(self) -> None:
-        """The training has failed: stops everything."""
+        """Stops everything, because the training has failed."""
         self._abandoned.set()
         self._trained.set()
         self._thread.join()
@@ -113,7 +114,7 @@ class ServingDemo:
             self._failure = error
 
     def _wait_for_rows(self) -> None:
-        """Until training has made rows, or is over."""
+        """Waits until training has made rows, or is over."""
         while not self._trained.is_set():
             with ControlClient(self._coordinator) as control:
                 status = control.status()
@@ -145,7 +146,7 @@ class ServingDemo:
         return checked, equal
 
     def _pages(self, *, first_only: bool = False) -> list[tuple[str, Any, Any]]:
-        """(table, keys, rows) of the training cluster."""
+        """Returns (table, keys, rows) pages of the training cluster."""
         with ControlClient(self._coordinator) as control:
             view = control.cluster()
             schemas = control.list_tables(self._namespace)
@@ -179,7 +180,7 @@ def _wait_until_caught_up(serving: LocalServing) -> None:
         if all(version.behind_sec < quiet_sec for version in versions):
             return
         time.sleep(0.05)
-    raise DeadlineExceeded(f"live sync: has not caught up within {_CATCH_UP_SEC:g} s")
+    raise DeadlineExceeded(f"live sync: the serving process has not caught up within {_CATCH_UP_SEC:g} s")
 
 
 def _freshness_p99_ms(serving: LocalServing) -> float | None:

@@ -1,13 +1,14 @@
-"""Where learning rate times staleness matters: a bound of 2 is harmless, a far too large one is not.
+"""Shows where learning rate times staleness matters: a bound of 2 is harmless, a far too large one is not.
 
-A planted log of 32 keys: a sample has one key, and its label is drawn from the logistic of the key's planted logit.
-One worker trains a logistic model (a table of dim 1) with SGD on it, rows pulled ``k`` batches ahead, so that a
-gradient is about k steps late when it is applied. Keys do not share samples, so each swings for itself; AUC sees it.
+The planted log has 32 keys: a sample has one key, and its label is drawn from the logistic of the key's planted logit.
+One worker trains a logistic model (a table of dim 1) with SGD on it. Rows are pulled ``k`` batches ahead, so that a
+gradient is about k steps late when it is applied. Keys do not share samples, so each key oscillates for itself, which
+lowers the AUC.
 
 Why it breaks: near its optimum a row follows w <- w - a (w(t - k) - w*), with a = learning rate * the key's share of a
-batch * p (1 - p). That swings with growing amplitude when a > 2 sin(pi / (2 (2 k + 1))) (the stability bound of a
-delayed linear recursion; Levin and May, "A note on difference-delay equations", 1976): k = 0 bears a < 2, k = 2
-a < 0.62, k = 32 a < 0.05. The learning rate here makes a between 0.05 and 0.25.
+batch * p (1 - p). It oscillates with growing amplitude when a > 2 sin(pi / (2 (2 k + 1))), the stability bound of a
+delayed linear recursion (Levin and May, "A note on difference-delay equations", 1976). k = 0 is stable up to a < 2, k =
+2 up to a < 0.62, and k = 32 up to a < 0.05. The learning rate here makes a between 0.05 and 0.25.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _RATE = 32.0  # times a share of 1/32 of a batch for each key, times p (1 - p) <
 
 
 class _Clicks:
-    """Batches of ids (batch, 1) and labels (batch), drawn from planted logits; each pass draws anew."""
+    """Batches of ids (batch, 1) and labels (batch), drawn from planted logits; each pass draws the same samples."""
 
     def __init__(self, batches: int, *, seed: int) -> None:
         self._batches, self._seed = batches, seed
@@ -49,7 +50,7 @@ class _Clicks:
             yield ids, torch.bernoulli(torch.sigmoid(self._logits[ids].sum(1)), generator=random)
 
     def bayes_auc(self) -> float:
-        """Of the model that made the log."""
+        """Returns the AUC of the model that made the log."""
         scores, labels = zip(*((self._logits[ids].sum(1), labels) for ids, labels in self), strict=True)
         return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
 
@@ -66,12 +67,12 @@ class _Logistic(nn.Module):
 
 
 def train(address: str, k: int, *, steps: int) -> float:
-    """Trains with rows ``k`` steps late and returns the test AUC.
+    """Trains with rows ``k`` steps late, and returns the test AUC.
 
     Args:
-        address: of a cluster.
-        k: staleness and depth of prefetch; 0 is synchronous.
-        steps: batches of 512 samples.
+        address: ``HOST:PORT`` of a cluster's coordinator.
+        k: the staleness and the depth of prefetch; 0 is synchronous.
+        steps: the number of batches of 512 samples.
     """
     test = _Clicks(40, seed=2)
     with connect(address, namespace=f"too-stale-{k}", staleness=k) as session:
@@ -89,7 +90,7 @@ def train(address: str, k: int, *, steps: int) -> float:
 
 
 def compare(staleness: Sequence[int], *, steps: int) -> dict[int, float]:
-    """Test AUC by staleness, each run on tables of its own in one local cluster."""
+    """Returns the test AUC by staleness; each run has tables of its own in one local cluster."""
     with local_cluster(shards=1) as cluster:
         return {k: train(cluster.address, k, steps=steps) for k in staleness}
 

@@ -1,8 +1,8 @@
-"""DLRM of torchrec, fed with keyed jagged tensors, with its embedding bags on parameter servers.
+"""Trains DLRM of torchrec on keyed jagged tensors, with its embedding bags on parameter servers.
 
     python -m sparserow.deploy.examples.torchrec_model
 
-It needs torchrec and the fbgemm that fits the torch that is installed: docs/foreign-models.md says which.
+It needs torchrec, and the fbgemm that fits the installed torch; docs/foreign-models.md says which.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .foreign_clicks import BATCH, COLUMNS, VALUES, Clicks, clicks, held_out_cli
 
 
 def make_model(session: sr.Session) -> Any:
-    """DLRM with its 4 tables on the servers."""
+    """Returns DLRM with its 4 tables on the servers."""
     torch.manual_seed(1)
     tables = [
         EmbeddingBagConfig(name=name, feature_names=[name], num_embeddings=VALUES, embedding_dim=4) for name in COLUMNS
@@ -32,7 +32,7 @@ def make_model(session: sr.Session) -> Any:
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:
-    """Two epochs, as a loop of torchrec's tutorials has them."""
+    """Trains two epochs with a loop like those in torchrec's tutorials."""
     model.train()
     for _ in range(2):
         for ids, labels in zip(log.ids.split(BATCH), log.labels.split(BATCH), strict=True):
@@ -42,7 +42,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:
 
 
 def features(ids: torch.Tensor) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-    """A batch of ids (n, columns) as DLRM takes it: dense features (n, 1), which say nothing here, and sparse ones."""
+    """Returns a batch of ids (n, columns) as DLRM takes it: constant dense features (n, 1), and sparse features."""
     sparse = KeyedJaggedTensor(
         keys=list(COLUMNS), values=ids.t().flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int32)
     )
@@ -51,7 +51,7 @@ def features(ids: torch.Tensor) -> tuple[torch.Tensor, KeyedJaggedTensor]:
 
 @torch.no_grad()
 def scores(model: Any, log: Clicks) -> torch.Tensor:
-    """(n) logits."""
+    """Returns the logits (n) of the samples."""
     model.eval()
     logits: torch.Tensor = model(*features(log.ids))
     return logits.squeeze(1)

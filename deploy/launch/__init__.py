@@ -1,1 +1,1 @@
-"""Starts processes on this machine and waits until they are ready."""
+"""Starts processes on this machine, and waits until they are ready."""

@@ -1,4 +1,4 @@
-"""``local_cluster``: a cluster on this machine for the duration of a script, a notebook or a test."""
+"""``local_cluster``: runs a cluster on this machine for the duration of a script, a notebook or a test."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STOP_DEADLINE_SEC = 30.0
 
 
 class LocalCluster:
-    """A running local cluster: one process for the coordinator and one per shard. Made by :func:`local_cluster`.
+    """A running local cluster, made by :func:`local_cluster`: one process for the coordinator and one per shard.
 
     Attributes:
         address: ``HOST:PORT`` of the coordinator, for ``connect``.
-        shards: data-plane addresses, by index.
-        shard_pids: process ids, by index.
-        pid: of the coordinator's process, which is the parent of the shards'.
+        shards: the data-plane addresses of the shards, by index.
+        shard_pids: the process ids of the shards, by index.
+        pid: the id of the coordinator's process, which is the parent of the shards' processes.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, hello: dict[str, Any]) -> None:
@@ -40,10 +40,10 @@ class LocalCluster:
         self.pid = process.pid
 
     def check(self) -> None:
-        """Raises what ended the cluster, if it has ended.
+        """Raises the error that ended the cluster, if it has ended.
 
         Raises:
-            Unavailable: a shard or the coordinator is gone (the text says which).
+            Unavailable: a shard or the coordinator has ended; the text says which.
         """
         code = self._process.poll()
         if code is not None:
@@ -53,14 +53,14 @@ class LocalCluster:
             raise _failure(self._last_words, code)
 
     def stop(self) -> None:
-        """Stops all processes and waits for their end; harmless when they have stopped."""
+        """Stops all processes and waits for their end; the call is harmless when they have stopped."""
         self._link.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
             self._process.wait(_STOP_DEADLINE_SEC)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # its children follow
+            self._process.kill()  # its children end with it
             self._process.wait()
 
 
@@ -81,28 +81,32 @@ def local_cluster(
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalCluster]:
-    """Starts a cluster on this machine and stops it at the end of the block, or with this process.
+    """Starts a cluster on this machine, and stops it at the end of the block or with this process.
 
     Args:
-        shards: parameter-server processes.
-        memory_budget: bytes of rows and indexes per shard (``"8GiB"``); None is no budget.
-        ssd_path: folder on an SSD for rows beyond the budget, which must be at least 16 MiB; None: memory alone.
-        ssd_bytes: bytes of files per shard there (``"100GiB"``); None is what the disk has.
-        sweep_every: seconds between sweeps of tables whose policy removes rows; None: by command alone.
-        port: of the coordinator; 0 lets the system choose.
-        slot_count: power of two in [2, 65536].
-        io_threads: network threads of each shard.
-        worker_lease: seconds of silence after which a worker is given up.
-        shard_lease: seconds of silence after which a shard is given up.
-        checkpoint_roots: absolute paths or URLs below which checkpoints are saved and restored; empty: any where no
-            tokens are asked for, else none.
-        log_level: least severity that the processes write to stderr.
-        deadline_sec: within which the cluster must be ready.
+        shards: the number of parameter servers.
+        memory_budget: the budget of rows and indexes per shard, in bytes or as text (``"8GiB"``); None means no budget.
+        ssd_path: the folder on an SSD for rows beyond the budget, which must be at least 16 MiB; None keeps all rows in
+            memory.
+        ssd_bytes: the bound on files there per shard, in bytes or as text (``"100GiB"``); None means what the disk has.
+        sweep_every: the seconds between sweeps of tables whose policy removes rows; None sweeps by command alone.
+        port: the port of the coordinator; 0 lets the system choose.
+        slot_count: the number of slots, a power of two in [2, 65536].
+        io_threads: the number of network threads of each shard.
+        worker_lease: the seconds without a heartbeat after which a worker loses its place.
+        shard_lease: the seconds without a heartbeat after which a shard counts as lost.
+        checkpoint_roots: absolute paths or URLs below which checkpoints are saved and restored. Without any, every
+            place is allowed while the cluster asks for no tokens, and none otherwise.
+        log_level: the lowest severity that the processes write to stderr.
+        deadline_sec: the time in which the cluster must be ready, in seconds.
+
+    Yields:
+        The running cluster.
 
     Raises:
         InvalidArgument: an option is out of range.
         Unavailable: the port is taken, or a process ended by itself, also while the block ran.
-        DeadlineExceeded: not ready in time.
+        DeadlineExceeded: the cluster was not ready in time.
     """
     config = validate(
         ClusterConfig,
@@ -130,10 +134,10 @@ def local_cluster(
 
 
 def start_local(config: ClusterConfig, log: LogConfig, *, deadline_sec: float) -> LocalCluster:
-    """Starts a cluster of ``config``; the caller stops it.
+    """Starts a cluster of ``config``, which the caller has to stop.
 
     Raises:
-        SparserowError: as :func:`local_cluster`; nothing is left behind.
+        SparserowError: as for :func:`local_cluster`; all processes have ended then.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -142,7 +146,7 @@ def start_local(config: ClusterConfig, log: LogConfig, *, deadline_sec: float) -
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # Ctrl-C goes to the script, which then stops the cluster in order
+            start_new_session=True,  # Ctrl-C reaches the script alone, which then stops the cluster in order
         )
     try:
         ours.settimeout(deadline_sec)
@@ -162,7 +166,7 @@ def start_local(config: ClusterConfig, log: LogConfig, *, deadline_sec: float) -
 
 def _abandon(process: subprocess.Popen[bytes], link: socket.socket) -> None:
     link.close()
-    process.kill()  # its children follow
+    process.kill()  # its children end with it
     process.wait()
 
 
@@ -174,7 +178,7 @@ def _failure(line: bytes, code: int) -> Exception:
 
 
 def _read_line(link: socket.socket) -> bytes:
-    """One line, or what came before the other end was closed."""
+    """Returns one line, or what came before the other end was closed."""
     deadline = time.monotonic() + (link.gettimeout() or 0.0)
     line = b""
     while not line.endswith(b"\n"):

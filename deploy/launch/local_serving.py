@@ -1,4 +1,4 @@
-"""``local_serving``: serving processes on this machine for the duration of a script, a notebook or a test."""
+"""``local_serving``: runs serving processes on this machine for the duration of a script, a notebook or a test."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LocalServing:
     """Running serving processes.
 
     Attributes:
-        addresses: ``HOST:PORT`` of gRPC of each, for ``ServingClient``.
-        pids: of the processes.
+        addresses: ``HOST:PORT`` of each process's gRPC server, for ``ServingClient``.
+        pids: the ids of the processes.
     """
 
     addresses: tuple[str, ...]
@@ -48,26 +48,31 @@ def local_serving(
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalServing]:
-    """Starts serving processes on this machine and stops them at the end of the block. Each answers for every key over
-    gRPC, also where the slots are shared out: the processes know each other.
+    """Starts serving processes on this machine, and stops them at the end of the block.
+
+    Each process answers for every key over gRPC, also when the slots are split between them, because they know each
+    other.
 
     Args:
         model: ``NAME[@ALIAS|@VERSION]``.
-        root: folder of published models; None: rows come from the cluster at ``follow`` alone.
-        follow: ``HOST:PORT`` of the training cluster's coordinator; None: no live sync.
-        namespace: of the tables, without a root.
-        shards: how many processes share the slots out.
-        replicas: how many processes serve each share.
-        sync_interval: seconds between rounds of live sync, as in ``sparserow serve``.
-        poll: seconds between looks at the aliases, as in ``sparserow serve``.
-        unix_path: of a Unix socket of the data plane, where there is one process; None: none.
-        log_level: least severity that the processes write to stderr.
-        deadline_sec: within which all must be ready.
+        root: the folder of published models; None serves the rows of the cluster at ``follow``.
+        follow: ``HOST:PORT`` of the training cluster's coordinator; None means no live sync.
+        namespace: the namespace of the tables, when there is no root.
+        shards: the number of parts into which the slots are split.
+        replicas: the number of processes that serve each part.
+        sync_interval: the time between rounds of live sync, as in ``sparserow serve``.
+        poll: the time between checks of the aliases, as in ``sparserow serve``.
+        unix_path: the path of a Unix socket of the data plane, for a single process; None makes none.
+        log_level: the lowest severity that the processes write to stderr.
+        deadline_sec: the time in which all processes must be ready, in seconds.
+
+    Yields:
+        The running processes.
 
     Raises:
-        InvalidArgument: ``shards`` or ``replicas`` is below 1, or there is one ``unix_path`` for several processes.
+        InvalidArgument: ``shards`` or ``replicas`` is below 1, or there is a ``unix_path`` for several processes.
         Unavailable: a process ended before it was ready; its message is on stderr.
-        DeadlineExceeded: not ready in time.
+        DeadlineExceeded: a process was not ready in time.
     """
     if shards < 1 or replicas < 1:
         raise InvalidArgument(f"local_serving: shards {shards}, replicas {replicas}; allowed: >= 1")
@@ -96,9 +101,9 @@ def local_serving(
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port that the system gives to no other process meanwhile.
+    """Yields a free port that the system gives to no other process meanwhile.
 
-    A socket is bound to it and never listens, so that a process that names the port can.
+    A socket is bound to the port and never listens, so that a process that names the port can use it.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,7 +125,7 @@ def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C goes to the script, which then stops them in order
+        start_new_session=True,  # Ctrl-C reaches the script alone, which then stops the processes in order
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
 
@@ -129,5 +134,7 @@ def _ready_address(process: subprocess.Popen[str], deadline: float) -> str:
     match = _READY.search(first_line(process, deadline, "sparserow serve"))
     if match is None:
         code = process.wait(_STOP_DEADLINE_SEC)
-        raise Unavailable(f"sparserow serve: ended with exit code {code} before it was ready; its message is on stderr")
+        raise Unavailable(
+            f"sparserow serve: the process ended with exit code {code} before it was ready; its message is on stderr"
+        )
     return match[1]

@@ -12,15 +12,15 @@ _POLL_SEC = 0.2
 
 
 def wait_until_ready(coordinator: str, deadline_sec: float, security: str | None = None) -> None:
-    """Returns when the coordinator says that every shard serves; a shard whose node is gone is waited for.
+    """Returns when the coordinator reports that every shard serves.
 
     Args:
-        coordinator: ``HOST:PORT``.
-        deadline_sec: to wait at most.
-        security: path of the file to show; None: the process's own.
+        coordinator: ``HOST:PORT`` of the coordinator.
+        deadline_sec: the longest wait, in seconds.
+        security: the path of the security file to use; None uses that of the process.
 
     Raises:
-        DeadlineExceeded: not in time; says what it waited for.
+        DeadlineExceeded: the cluster was not ready in time; the text says what was missing.
     """
     deadline = time.monotonic() + deadline_sec
     shown: Security | None = None if security is None else loaded_security(security)
@@ -29,7 +29,7 @@ def wait_until_ready(coordinator: str, deadline_sec: float, security: str | None
             with ControlClient(coordinator, security=shown) as control:
                 control.cluster()
             return
-        except SparserowError as error:  # also: which shards it waits for
+        except SparserowError as error:  # its text also has the shards that are missing
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"the cluster at {coordinator} was not ready within {deadline_sec:.0f} s: {error}"

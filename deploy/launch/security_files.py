@@ -1,4 +1,4 @@
-"""Security files of a cluster: a small authority of its own, certificates, tokens; and how a command hands them on."""
+"""Makes the security files of a cluster: a small authority of its own, certificates and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from ...cpp_ext import _server
 from ...proto.config.config import load_config, validate
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, not_allowed
 from ...proto.security.security import (
     Role,
     Security,
@@ -29,31 +29,34 @@ _AUTHORITY_SEC = 10 * 365 * 86400
 
 
 def security_arguments() -> list[str]:
-    """Of a command line of ``sparserow``, before the command; empty without a security file."""
+    """Returns the arguments that pass the security file to a ``sparserow`` process; empty without a security file.
+
+    They stand before the command.
+    """
     path = process_security().path
     return [] if path is None else [f"--security={path.resolve()}"]
 
 
 def init_security(folder: Path, hosts: Sequence[str], *, valid_sec: int) -> Path:
-    """Makes an authority, a certificate for servers, an admin token and the file that names them all.
+    """Makes an authority, a certificate for servers, an admin token and the security file that names them.
 
     Args:
-        folder: new or empty.
-        hosts: names and addresses under which servers are dialled.
-        valid_sec: of the certificate; the authority lasts ten years.
+        folder: a new or empty folder.
+        hosts: the names and addresses under which clients reach the servers.
+        valid_sec: the validity of the certificate, in seconds; the authority is valid for ten years.
 
     Returns:
         The path of ``security.yaml``.
 
     Raises:
-        FailedPrecondition: the folder holds files already.
-        InvalidArgument: a host is none, or the folder cannot be written.
+        FailedPrecondition: the folder has files already.
+        InvalidArgument: a host is neither a name nor an address, or the folder cannot be written.
     """
     names = certificate_names(hosts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise FailedPrecondition(f"{folder}: holds files already; name a new folder")
+            raise FailedPrecondition(f"{folder}: the folder has files already; name a new folder")
         authority = _server.make_authority("sparserow", _AUTHORITY_SEC)
         certificate = _server.sign_certificate(authority, hosts[0], names, valid_sec=valid_sec)
         _write(folder / "ca.pem", authority[0])
@@ -67,18 +70,29 @@ def init_security(folder: Path, hosts: Sequence[str], *, valid_sec: int) -> Path
             "ca: ca.pem\ncert: server.pem\nkey: server.key\ntoken_file: token\ntokens: tokens.yaml\n",
         )
     except OSError as error:
-        raise InvalidArgument(f"{folder}: cannot be written: {error}") from None
+        raise InvalidArgument(f"{folder}: the folder cannot be written: {error}") from None
     return folder / "security.yaml"
 
 
 def sign_certificate(folder: Path, name: str, hosts: Sequence[str], *, valid_sec: int) -> tuple[Path, Path]:
-    """Another certificate of the folder's authority, as ``NAME.pem`` and ``NAME.key``; an older one is replaced.
+    """Signs another certificate with the folder's authority, and writes ``NAME.pem`` and ``NAME.key``.
+
+    An older certificate of that name is replaced.
+
+    Args:
+        folder: the folder of the authority.
+        name: the name of the files, and the subject of the certificate.
+        hosts: the names and addresses under which clients reach the servers.
+        valid_sec: the validity of the certificate, in seconds.
+
+    Returns:
+        The paths of the certificate and of its key.
 
     Raises:
-        InvalidArgument: the name or a host is none, or the folder has no authority.
+        InvalidArgument: the name or a host is not allowed, or the folder has no authority.
     """
     if not re.fullmatch(r"[\w.-]{1,64}", name) or name in ("ca", ".", ".."):
-        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -, and not ca")
+        raise not_allowed("name", name, "letters, digits, _ . -, and not ca")
     names = certificate_names(hosts)
     try:
         authority = ((folder / "ca.pem").read_text(), (folder / "ca.key").read_text())
@@ -87,54 +101,65 @@ def sign_certificate(folder: Path, name: str, hosts: Sequence[str], *, valid_sec
         _write(paths[1], certificate[1], secret=True)
         _write(paths[0], certificate[0])
     except OSError as error:
-        raise InvalidArgument(f"{folder}: {error}; it is made by `sparserow security init`") from None
+        raise InvalidArgument(f"{folder}: {error}; `sparserow security init` makes the folder") from None
     return paths
 
 
 def init_signing_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """Makes a publisher's key pair as ``NAME.key`` (the owner's alone to read) and ``NAME.pub``; returns their paths.
+    """Makes a publisher's key pair as ``NAME.key``, which only its owner can read, and ``NAME.pub``; returns their
+    paths.
 
     Raises:
-        FailedPrecondition: one of the files is there already.
+        FailedPrecondition: one of the files exists already.
         InvalidArgument: the name is not allowed, or the folder cannot be written.
     """
     if not re.fullmatch(r"[\w-][\w.-]{0,63}", name):
-        raise InvalidArgument(f"name {name!r} is not allowed; allowed: letters, digits, _ . -")
+        raise not_allowed("name", name, "letters, digits, _ . -")
     paths = folder / f"{name}.key", folder / f"{name}.pub"
     existing = next((path for path in paths if path.exists()), None)
     if existing is not None:
-        raise FailedPrecondition(f"{existing}: is there already; name another key")
+        raise FailedPrecondition(f"{existing}: the file exists already; name another key")
     private, public = make_key_pair()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(paths[0], private, secret=True)
         _write(paths[1], public)
     except OSError as error:
-        raise InvalidArgument(f"{folder}: cannot be written: {error}") from None
+        raise InvalidArgument(f"{folder}: the folder cannot be written: {error}") from None
     return paths
 
 
 def certificate_names(hosts: Sequence[str]) -> str:
-    """Hosts as a certificate names them.
+    """Returns hosts in the form in which a certificate names them.
 
     Raises:
-        InvalidArgument: there is none, or one is neither a name nor an address.
+        InvalidArgument: ``hosts`` is empty, or a host is neither a name nor an address.
     """
     if not hosts:
-        raise InvalidArgument("--host: is missing; allowed: names and addresses under which servers are dialled")
+        raise InvalidArgument(
+            "--host: the option is missing; allowed: names and addresses under which clients reach the servers"
+        )
     names = []
     for host in hosts:
         with contextlib.suppress(ValueError):
             names.append(f"IP:{ipaddress.ip_address(host)}")
             continue
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251})", host):
-            raise InvalidArgument(f"--host {host!r} is not allowed; allowed: a DNS name or an IP address")
+            raise not_allowed("--host", host, "a DNS name or an IP address")
         names.append(f"DNS:{host}")
     return ",".join(names)
 
 
 def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> str:
-    """Makes a token, adds its digest to a tokens file (made when there is none), and returns it: no file keeps it.
+    """Makes a token, adds its digest to a tokens file, and returns the token, which no file keeps.
+
+    The file is created when there is none.
+
+    Args:
+        path: the tokens file.
+        name: the name of the token in logs.
+        role: the role of the token.
+        namespaces: the namespaces that the token reaches; empty means all.
 
     Raises:
         FailedPrecondition: the file has a token of that name.
@@ -142,7 +167,7 @@ def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> s
     """
     entries = read_tokens(path) if path.exists() else ()
     if any(entry.name == name for entry in entries):
-        raise FailedPrecondition(f"{path}: has a token named {name!r}; revoke it first")
+        raise FailedPrecondition(f"{path}: the file has a token named {name!r}; revoke that token first")
     token = secrets.token_urlsafe(32)
     entry = validate(
         TokenEntry, {"name": name, "sha256": digest_of(token), "role": role, "namespaces": list(namespaces)}
@@ -152,29 +177,31 @@ def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> s
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Removes a token's digest; servers refuse it within seconds.
+    """Removes a token's digest from a tokens file; servers refuse the token within seconds.
 
     Raises:
-        NotFound: there is none of that name (lists those there).
+        NotFound: there is no token of that name; the text lists the existing ones.
     """
     entries = read_tokens(path)
     kept = tuple(entry for entry in entries if entry.name != name)
     if len(kept) == len(entries):
-        raise NotFound(f"{path}: has no token named {name!r}; it has: {', '.join(e.name for e in entries) or 'none'}")
+        raise NotFound(
+            f"{path}: the file has no token named {name!r}; it has: {', '.join(e.name for e in entries) or 'none'}"
+        )
     _write_tokens(path, kept)
 
 
 def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
-    """The tokens of a file.
+    """Returns the tokens of a file.
 
     Raises:
-        InvalidArgument: it cannot be read, or holds something else.
+        InvalidArgument: the file cannot be read, or is not a tokens file.
     """
     return load_config(TokensFile, path).tokens
 
 
 def describe_security(security: Security) -> list[tuple[str, str]]:
-    """What a security file gives: pairs of a thing and its state, for people."""
+    """Returns (thing, state) pairs that describe a security file to users."""
     lines = [("file", str(security.path))]
     lines.append(("connections made", "TLS, servers are checked" if security.authorities else "plain"))
     listens = "plain"
@@ -200,7 +227,7 @@ def _write_tokens(path: Path, entries: Sequence[TokenEntry]) -> None:
 
 
 def _write(path: Path, text: str, *, secret: bool = False) -> None:
-    """Whole or not at all; a secret is the owner's alone to read."""
+    """Writes a file whole or not at all; a secret can be read only by its owner."""
     beside = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()

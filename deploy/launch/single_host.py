@@ -1,7 +1,7 @@
-"""A whole cluster on this machine: the coordinator in this process, one child process per shard.
+"""Runs a whole cluster on this machine: the coordinator in this process, and one child process per shard.
 
-Behind ``sparserow up``, and through it behind ``local_cluster``. Children never outlive this process: each asks the
-kernel for it (ps_server/process/parent.py), which is why ``run_embedded`` belongs on the main thread.
+``sparserow up`` uses it, and through that command ``local_cluster``. Children never outlive this process, because each
+asks the kernel for that (ps_server/process/parent.py). Therefore ``run_embedded`` must run on the main thread.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ _DRAIN_SEC = 10.0
 _KILL_AFTER_SEC = _DRAIN_SEC + 5.0
 _READY_POLL_SEC = 0.02
 _FAILURE_POLL_SEC = 0.2
-_MOST_RESTARTS, _RESTARTS_WITHIN_SEC = 3, 60.0  # of one shard
+_MOST_RESTARTS, _RESTARTS_WITHIN_SEC = 3, 60.0  # how often one shard may be restarted within that time
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EmbeddedOptions:
-    """How the cluster is run.
+    """The options of a cluster on this machine.
 
     Args:
-        cluster: shards, budget, port, slots, leases; its ``address`` is None.
-        log: of all its processes.
-        host, insecure: of all its servers.
-        advertise: ``HOST[:PORT]`` of the coordinator that others are told, HOST of the shards; None: see
-            ps_server/process/advertise.py.
-        metrics_port: of the coordinator; shard i has the i+1-th port after it. None is off.
+        cluster: shards, budget, port, slots and leases; its ``address`` is None.
+        log: the log options of all its processes.
+        host, insecure: the address and the acceptance of unprotected connections, for all its servers.
+        advertise: ``HOST[:PORT]`` of the coordinator that other processes use, and HOST for the shards; None chooses it
+            as in ps_server/process/advertise.py.
+        metrics_port: the port of the coordinator's Prometheus page; shard i has the port i + 1 further. None means no
+            pages.
     """
 
     cluster: ClusterConfig
@@ -58,7 +59,7 @@ class EmbeddedOptions:
 
 @dataclass(frozen=True)
 class ShardProcess:
-    """One child process and where its data plane listens."""
+    """A child process of one shard, and the address on which its data plane listens."""
 
     index: int
     host: str
@@ -68,7 +69,7 @@ class ShardProcess:
 
 @dataclass(frozen=True)
 class EmbeddedCluster:
-    """A cluster that is ready."""
+    """A cluster that is ready: the coordinator's address and the processes of the shards."""
 
     address: str
     shards: tuple[ShardProcess, ...]
@@ -79,11 +80,16 @@ async def run_embedded(
 ) -> None:
     """Runs a cluster until it is asked to stop; every process has ended when this returns.
 
+    Args:
+        options: the options of the cluster.
+        stop: asks the cluster to stop.
+        on_ready: called once the cluster is ready.
+
     Raises:
-        Unavailable: a shard's process ended by itself and could not be restored; all others are stopped. Its rows
-            are lost: start anew, from a checkpoint.
-        DeadlineExceeded: not ready within ``READY_DEADLINE_SEC``.
-        SparserowError: an option or a port is at fault.
+        Unavailable: the process of a shard ended by itself and could not be restored. All others are stopped, and its
+            rows are lost: start a new cluster from a checkpoint.
+        DeadlineExceeded: the cluster was not ready within ``READY_DEADLINE_SEC``.
+        SparserowError: an option or a port is not allowed.
     """
     coordinator_options = CoordinatorOptions(
         cluster=ClusterOptions.of_config(options.cluster, is_loopback=is_loopback(options.host)),
@@ -132,8 +138,10 @@ async def _until_ready(cluster: Cluster) -> None:
 async def _supervise(
     options: EmbeddedOptions, coordinator: Coordinator, children: list[asyncio.subprocess.Process]
 ) -> str:
-    """Starts again, at its old address, what ends by itself and can come back from a checkpoint; the end of another
-    shard is this call's, which says which and how.
+    """Restarts shards that end by themselves and can be restored from a checkpoint, at their old addresses.
+
+    Returns:
+        Why the cluster has to end: which shard cannot be restored, and how it ended.
     """
     watches = [
         asyncio.create_task(_restart_shard(options, coordinator, children, shard)) for shard in range(len(children))
@@ -161,11 +169,12 @@ async def _restart_shard(
             problem = f"it has ended {len(ends)} times within {_RESTARTS_WITHIN_SEC:.0f} s"
         if problem or shard.data is None:
             return (
-                f"shard {index} ended {how}; its rows are lost, so the cluster was stopped; start it anew, and restore "
+                f"shard {index} ended {how}; its rows are lost, so the cluster was stopped; start a new one, and "
+                f"restore "
                 "a checkpoint" + (f" ({problem})" if problem else "")
             )
-        source = "the newest checkpoint" if coordinator.cluster.damage is None else "what is being restored"
-        log.warning("shard %d ended %s; it is started again, from %s", index, how, source)
+        source = "the newest checkpoint" if coordinator.cluster.damage is None else "the checkpoint being restored"
+        log.warning("shard %d ended %s; it is restarted with the rows of %s", index, how, source)
         coordinator.cluster.shards.leave(index, shard.instance)
         children[index] = await _start_shard(options, coordinator.address, index, shard.data[1])
 
@@ -173,7 +182,7 @@ async def _restart_shard(
 async def _recovery_failure(coordinator: Coordinator) -> str:
     while not coordinator.recoveries.failure:
         await asyncio.sleep(_FAILURE_POLL_SEC)
-    return f"{coordinator.recoveries.failure}; the cluster was stopped; start it anew, and restore a checkpoint"
+    return f"{coordinator.recoveries.failure}; the cluster was stopped; start a new one, and restore a checkpoint"
 
 
 def _how(code: int) -> str:
@@ -182,7 +191,9 @@ def _how(code: int) -> str:
 
 @contextlib.asynccontextmanager
 async def _children(options: EmbeddedOptions, coordinator: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """One process per shard for the duration of the block: asked to drain at its end, killed when they do not."""
+    """Starts one process per shard for the duration of the block; at its end they drain, and
+    are killed if that fails.
+    """
     children: list[asyncio.subprocess.Process] = []
     try:
         for index in range(options.cluster.shards):
@@ -199,7 +210,7 @@ async def _start_shard(options: EmbeddedOptions, coordinator: str, index: int, p
     return await asyncio.create_subprocess_exec(
         *_shard_command(options, coordinator, index, port),
         stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is this process's to handle, in order
+        start_new_session=True,  # this process handles Ctrl-C, and stops the shards in order
     )
 
 

@@ -1,1 +1,1 @@
-"""What an operator looks at: screens, views and inspections of a running cluster."""
+"""The screens, views and inspections through which an operator sees a running cluster."""

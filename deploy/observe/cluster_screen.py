@@ -1,4 +1,4 @@
-"""A cluster on one screen: the tables that ``sparserow status`` prints and ``sparserow top`` keeps up to date."""
+"""A cluster on one screen: the tables that ``sparserow status`` prints, and ``sparserow top`` keeps up to date."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _KINDS = ("pull", "pull_waited", "lookup", "commit", "write", "scan")
 
 
 def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> RenderableType:
-    """All of it.
+    """Returns the whole screen.
 
     Args:
-        address: of the coordinator.
+        address: the address of the coordinator.
         reply: the newest status.
-        view: its figures.
+        view: the figures of that status.
     """
     state = Text("ready", "green") if view.ready else Text(f"not ready: {view.problem}", "red")
     parts: list[RenderableType] = [Text(f"cluster {view.cluster_id} at {address}: ").append_text(state)]
@@ -72,7 +72,7 @@ def _duration(seconds: float) -> str:
 
 
 def short_time(seconds: float | None) -> str:
-    """``12 µs``, ``3.4 ms``; a dash of None."""
+    """Returns a time in seconds as text such as ``12 µs`` or ``3.4 ms``; a dash for None."""
     if seconds is None:
         return "-"
     if seconds == float("inf"):
@@ -115,7 +115,7 @@ def _shards(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
 
 
 def _load(view: ClusterStatus) -> WholeCells:
-    """What each shard did between the looks."""
+    """Returns the table of what each shard did between the readings."""
     columns = ("shard", "requests/s", "rows pulled/s", "pushed/s", "net/s", "p99 pull", "p99 commit", "followers")
     table = _table(f"load of the last {view.over_sec:.1f} s", *columns)
     for each in view.shards:
@@ -138,7 +138,7 @@ def _memory(shard: ShardView) -> str:
 
 
 def _requests(view: ClusterStatus) -> WholeCells:
-    """Per kind: how many, and the times of the shard that is worst."""
+    """Returns the number of requests by kind, and the times of the shard with the longest."""
     since = f"of the last {view.over_sec:.1f} s" if view.over_sec else "since the start"
     table = _table(f"times of requests, {since}", "request", "per s", "p50", "p99", "worst shard")
     for kind in _KINDS:
@@ -160,7 +160,7 @@ def _requests(view: ClusterStatus) -> WholeCells:
 
 
 def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
-    """Where keys were found, and what the SSD did."""
+    """Returns the tables of where keys were found, and of what the SSD did."""
     found = _table("rows in memory", "shard", "hits", "missed", "ahead", "evicted")
     disk = _table("SSD", "shard", "files", "memory", "read", "ms/read", "written", "ms/write")
     for shard in reply.shards:
@@ -249,7 +249,7 @@ def _faults(view: ClusterStatus) -> WholeCells:
 
 
 def serving_table(views: Sequence[ServedReplica]) -> WholeCells:
-    """Of serving processes."""
+    """Returns the table of serving processes."""
     problems = any(each.problem for each in views)
     columns = ("process", "model", "version", "rows", "behind", "fresh p50", "fresh p99")
     table = _table("serving", *columns, *(("problem",) if problems else ()))

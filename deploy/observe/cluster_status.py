@@ -1,4 +1,4 @@
-"""A cluster in figures, from two looks at it: what ``sparserow status``, ``status --json`` and ``top`` show."""
+"""A cluster in figures, from two readings of its status, for ``sparserow status``, ``status --json`` and ``top``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_HOT_KEYS = 10
 
 @dataclass(frozen=True)
 class Times:
-    """How long requests of a kind took.
+    """How long the requests of one kind took.
 
     Attributes:
-        per_sec: None when only one look was taken.
-        p50_sec, p99_sec: None when there was no request; infinite beyond the last bucket.
+        per_sec: the requests per second; None after a single reading.
+        p50_sec, p99_sec: quantiles in seconds; None when there was no request, and infinite beyond the last bucket.
     """
 
     kind: str
@@ -33,13 +33,13 @@ class Times:
 
 @dataclass(frozen=True)
 class ShardView:
-    """One shard. Rates are per second between the looks, or None after a single one.
+    """The figures of one shard. Rates are per second between the readings; they are None after a single reading.
 
     Attributes:
-        memory_bytes: of rows and indexes; ``budget_bytes`` 0: without a bound.
-        ssd_bytes: files on the SSD; None without one.
-        followers: serving processes that follow its changes.
-        times: by kind of request, those that came.
+        memory_bytes: the memory of rows and indexes; ``budget_bytes`` is its bound, 0 for none.
+        ssd_bytes: the size of the files on the SSD; None without an SSD.
+        followers: the number of serving processes that follow its changes.
+        times: the times by kind of request, of the kinds that occurred.
     """
 
     shard: int
@@ -63,7 +63,7 @@ class ShardView:
     times: tuple[Times, ...]
 
     def p99(self, *kinds: str) -> float | None:
-        """The largest p99 of these kinds, in seconds."""
+        """Returns the largest p99 of these kinds in seconds; None when there was no such request."""
         return max(
             (each.p99_sec for each in self.times if each.kind in kinds and each.p99_sec is not None), default=None
         )
@@ -71,7 +71,9 @@ class ShardView:
 
 @dataclass(frozen=True)
 class TableView:
-    """Staleness of a table's pulls that named a step, since the start, in steps; None: there was none."""
+    """The staleness in steps of a table's pulls that named a step, since the start; None when
+    there was no such pull.
+    """
 
     table: str
     rows: int
@@ -81,11 +83,11 @@ class TableView:
 
 @dataclass(frozen=True)
 class HotKeyView:
-    """A key that is asked for often.
+    """A key that is read often.
 
     Attributes:
-        share: of all keys that pulls and lookups ask its shard for, of late, as sampled.
-        per_sec: how often, estimated; None after a single look.
+        share: the share of the key in all recent pulls and lookups of its shard, as sampled.
+        per_sec: the estimated reads per second; None after a single reading.
     """
 
     table: str
@@ -100,9 +102,10 @@ class ClusterStatus:
     """A cluster at one moment.
 
     Attributes:
-        over_sec: between the looks; 0: there was one, and times are since the start.
-        checkpoint: URL of the newest one that has all rows; empty: none.
-        skew: largest over mean of the shards, by what is compared; 1 is even. None: nothing to compare.
+        over_sec: the seconds between the readings; 0 after a single reading, whose times are since the start.
+        checkpoint: the URL of the newest checkpoint that has all rows; empty when there is none.
+        skew: the largest value over the mean of the shards, by compared quantity; 1 is even. None when nothing was
+            measured.
     """
 
     cluster_id: str
@@ -120,17 +123,17 @@ class ClusterStatus:
     faults: tuple[FaultView, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
+        """Returns plain values for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 def of_namespace(reply: pb.GetStatusReply, namespace: str | None) -> pb.GetStatusReply:
-    """The status with the tables, jobs, faults and keys of one namespace alone; the whole one for None.
+    """Returns the status of one namespace: its tables, jobs, faults and keys; None returns the whole status.
 
-    Requests, times and memory of a shard are of all namespaces: a shard does not count them apart.
+    Requests, times and memory of a shard are those of all namespaces, because a shard does not count them separately.
 
     Raises:
-        NotFound: the cluster has nothing of that namespace (names those that are there).
+        NotFound: the cluster has nothing of that namespace; the text names the existing ones.
     """
     if namespace is None:
         return reply
@@ -138,7 +141,7 @@ def of_namespace(reply: pb.GetStatusReply, namespace: str | None) -> pb.GetStatu
     known = {each.namespace for each in itertools.chain(*lists)}
     if namespace not in known:
         named = ", ".join(sorted(known)) or "none"
-        raise NotFound(f"--namespace {namespace!r}: has no table, job or fault here; there are: {named}")
+        raise NotFound(f"--namespace {namespace!r}: the cluster has no table, job or fault of it; namespaces: {named}")
     part = pb.GetStatusReply()
     part.CopyFrom(reply)
     ids = {table.id for table in reply.tables if table.namespace == namespace}
@@ -163,7 +166,16 @@ def look(
     *,
     namespace: str | None = None,
 ) -> tuple[pb.GetStatusReply, ClusterStatus]:
-    """Looks once, or twice with so many seconds between; at one namespace, or all.
+    """Reads the status once, or twice with ``over_sec`` seconds between the readings.
+
+    Args:
+        client: the client of the coordinator.
+        over_sec: the seconds between the readings; 0 reads once.
+        sleep: waits for so many seconds.
+        namespace: the namespace to show; None shows all.
+
+    Returns:
+        The last status and its figures.
 
     Raises:
         NotFound: the cluster has nothing of that namespace.
@@ -178,12 +190,12 @@ def look(
 
 
 def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: float) -> ClusterStatus:
-    """The view.
+    """Computes the figures of a status.
 
     Args:
-        before: None: rates are not known, times are since the start.
+        before: an earlier status; None leaves rates unknown, and times are since the start.
         now: a later status of the same cluster.
-        seconds: between them.
+        seconds: the seconds between them.
     """
     earlier = {shard.shard: shard for shard in before.shards} if before is not None else {}
     shards = tuple(_shard(earlier.get(shard.shard), shard, seconds) for shard in now.shards)
@@ -210,14 +222,15 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
-    """The ``q``-quantile of a histogram, in a straight line within its bucket.
+    """Returns the ``q``-quantile of a histogram, interpolated linearly within its bucket.
 
     Args:
-        bounds: upper ends of the buckets, rising.
-        counts: by bucket; one more than there are bounds.
+        bounds: the upper ends of the buckets, ascending.
+        counts: the count of each bucket; one more than there are bounds.
+        q: the quantile, in [0, 1].
 
     Returns:
-        None of an empty histogram; infinity when it lies beyond the last bound.
+        None for an empty histogram; infinity when the quantile is beyond the last bound.
     """
     total = sum(counts)
     if total == 0:
@@ -231,7 +244,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
 
 
 def skew(values: Sequence[float]) -> float | None:
-    """Largest over mean; None of nothing, or of zeros."""
+    """Returns the largest value over the mean; None when there are no values, or all are 0."""
     mean = sum(values) / len(values) if values else 0.0
     return max(values) / mean if mean > 0 else None
 
@@ -241,7 +254,7 @@ def _measured(values: Iterable[float | None]) -> list[float]:
 
 
 def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -> ShardView:
-    # One that was started anew meanwhile counts from its start.
+    # A shard that was restarted between the readings counts from its start.
     is_same = before is not None and before.load.up_sec <= now.load.up_sec and before.pid == now.pid
 
     def rate(name: str, of: Callable[[pb.ShardStatus], Any] = lambda shard: shard.load) -> float | None:
@@ -309,7 +322,7 @@ def _tables(now: pb.GetStatusReply) -> tuple[TableView, ...]:
 
 
 def _step_quantile(bounds: Sequence[int], counts: Sequence[int], q: float) -> float | None:
-    """Steps are whole: the upper end of the bucket; infinity beyond the last."""
+    """Returns the upper end of the quantile's bucket, because steps are whole; infinity beyond the last bound."""
     rank = q * sum(counts)
     for bound, total in zip(bounds, itertools.accumulate(counts), strict=True):
         if total and total >= rank:
@@ -318,7 +331,7 @@ def _step_quantile(bounds: Sequence[int], counts: Sequence[int], q: float) -> fl
 
 
 def _hot_keys(now: pb.GetStatusReply, shards: Sequence[ShardView]) -> tuple[HotKeyView, ...]:
-    """By how often they are asked for; of shards that had no pull meanwhile, by their share."""
+    """Returns the hottest keys by rate, or by share on shards without a pull between the readings."""
     names = {table.id: f"{table.namespace}/{table.name}" for table in now.tables}
     found = []
     for status, view in zip(now.shards, shards, strict=True):

@@ -1,4 +1,4 @@
-"""Faults of workers as ``sparserow status`` shows them: lines of a table, and in full with tracebacks."""
+"""Faults of workers as ``sparserow status`` shows them: as lines of a table, and in full with tracebacks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...proto import control_pb2 as pb
 
 @dataclass(frozen=True)
 class FaultView:
-    """A worker that ended by an exception, or without a word.
+    """A worker that ended by an exception, or without a report.
 
     Attributes:
-        time: Unix seconds.
-        job: ``NAMESPACE/NAME``.
-        incident: faults of a job that belong together have one number.
-        after_sec: since the first fault of the incident, which stands first; 0.0 of that one.
-        echo: of a kind that the end of another process causes.
-        message: one line.
-        traceback: empty where there is none, or only the line was asked for.
+        time: the time of the fault, in Unix seconds.
+        job: the full name of the job, ``NAMESPACE/NAME``.
+        incident: a number that the faults of a job that belong together share.
+        after_sec: the seconds since the first fault of the incident; 0.0 for the first.
+        echo: whether the fault is of a kind that the end of another process causes.
+        message: the fault in one line.
+        traceback: the traceback; empty where there is none, or only the line was asked for.
     """
 
     time: float
@@ -36,13 +36,13 @@ class FaultView:
 
     @property
     def where(self) -> str:
-        """Rank, host and process."""
+        """The rank, the host and the process, in words."""
         host = self.host or "a host that it did not name"
         return f"rank {self.rank} on {host}" + (f" (process {self.pid})" if self.pid else "")
 
 
 def fault_views(faults: Iterable[pb.Fault]) -> tuple[FaultView, ...]:
-    """In the order of a reply: the newest incident first, in it the first fault."""
+    """Returns views in the order of the reply: the newest incident first, and the first fault of each first."""
     firsts: dict[tuple[str, int], float] = {}
     views = []
     for fault in faults:
@@ -66,20 +66,20 @@ def fault_views(faults: Iterable[pb.Fault]) -> tuple[FaultView, ...]:
 
 
 def when(fault: FaultView, is_first: bool) -> str:
-    """The time of an incident's first fault; of the others how much later, or earlier, they came."""
+    """Returns the time of an incident's first fault; for other faults, the difference to it in seconds."""
     if not is_first:
         return f"{fault.after_sec:+.1f} s"
     return datetime.fromtimestamp(fault.time).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def with_firsts(faults: Sequence[FaultView]) -> list[tuple[FaultView, bool]]:
-    """Each with whether it is the first of its incident."""
+    """Returns each fault with whether it is the first of its incident."""
     former = [None, *((fault.job, fault.incident) for fault in faults)]
     return [(fault, (fault.job, fault.incident) != before) for fault, before in zip(faults, former, strict=False)]
 
 
 def fault_text(faults: Sequence[FaultView]) -> str:
-    """All of them with their tracebacks."""
+    """Returns all faults as text, with their tracebacks."""
     parts = []
     for fault, is_first in with_firsts(faults):
         kind = "" if is_first else ", likely an echo" if fault.echo else ", of the same incident"

@@ -1,4 +1,4 @@
-"""Freshness from end to end: marked rows are written in training and looked up until they are served."""
+"""Measures freshness from end to end: it writes marked rows in training, and looks them up until they are served."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from ...proto.errors import DeadlineExceeded, InvalidArgument, NotFound
 from ...serving.client.client import ServingClient
 from ...worker.session.session import Session
 
-_MARK = np.uint64(0x7F5A_0000_0000_0000)  # marked keys lie here, and are deleted in the end
+_MARK = np.uint64(0x7F5A_0000_0000_0000)  # the first marked key; marked keys are deleted in the end
 _LOOK_SEC = 0.002
 
 
 def probe_freshness(
     session: Session, client: ServingClient, table: str, *, count: int = 20, deadline_sec: float = 10.0
 ) -> list[float]:
-    """Seconds from a write in training to the lookup that first gives it, ``count`` times; ascending.
+    """Measures the seconds from a write in training to the lookup that first returns it.
 
-    The keys are marked (from 0x7F5A000000000000 on) and random, so that they meet no row of a model; they are deleted
+    The keys are marked (from 0x7F5A000000000000 on) and random, so that they meet no row of a model. They are deleted
     afterwards.
 
     Args:
-        session: of the training cluster.
-        client: of processes that follow it.
-        table: that both have.
-        count: writes, one after the other.
-        deadline_sec: for each to be served.
+        session: a session of the training cluster.
+        client: a client of serving processes that follow it.
+        table: the name of a table that both have.
+        count: the number of writes, one after another.
+        deadline_sec: the longest time for a write to be served, in seconds.
+
+    Returns:
+        The ``count`` measured times in seconds, ascending.
 
     Raises:
-        DeadlineExceeded: one was not served in time.
+        DeadlineExceeded: a write was not served in time.
         NotFound: the model has no such table.
         InvalidArgument: ``count`` or ``deadline_sec`` is not above 0.
     """
@@ -49,7 +52,9 @@ def probe_freshness(
             rows.assign(keys[number : number + 1], row)
             while not client.lookup(table, keys[number : number + 1]).found[0]:
                 if time.monotonic() - begun > deadline_sec:
-                    raise DeadlineExceeded(f"table {table!r}: marked key {key} is not served after {deadline_sec:g} s")
+                    raise DeadlineExceeded(
+                        f"table {table!r}: marked key {key} was not served within {deadline_sec:g} s"
+                    )
                 time.sleep(_LOOK_SEC)
             seconds.append(time.monotonic() - begun)
     finally:

@@ -1,4 +1,4 @@
-"""What ``sparserow top`` does: looks at a cluster again and again, and listens for a key."""
+"""The loop of ``sparserow top``: it reads the status of a cluster periodically, and reacts to keys."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .scrolled_screen import KeyReader, ScrolledScreen
 def watch(
     client: ControlClient, console: Console, keys: TextIO, *, every_sec: float, once: bool, namespace: str | None = None
 ) -> None:
-    """Shows the cluster until q or Ctrl-C; the terminal is left as it was found.
+    """Shows the cluster until q or Ctrl-C; the terminal is restored afterwards.
 
     Args:
-        client: of the coordinator.
-        console: where to.
-        keys: where keys may come from; what is no terminal is not read.
-        every_sec: between looks.
-        once: one screen, after two looks.
-        namespace: whose tables, jobs and faults are shown; None: all.
+        client: the client of the coordinator.
+        console: the console to draw on.
+        keys: the input for keys; it is not read unless it is a terminal.
+        every_sec: the time between two readings, in seconds.
+        once: whether one screen is shown after two readings.
+        namespace: the namespace whose tables, jobs and faults are shown; None shows all.
 
     Raises:
-        SparserowError: the first look fails; later ones that do are shown and tried again.
+        SparserowError: the first reading failed. Later failures are shown, and the reading is repeated.
     """
     if once:
         reply, view = look(client, every_sec, namespace=namespace)
@@ -62,7 +62,10 @@ def watch(
                         return
                     reply = None if key else _look(client, namespace)
             except (Unavailable, DeadlineExceeded, NotFound) as error:
-                scrolled.shown, deadline = Group(Text(f"{error}; it is asked again", "red"), shown), _after(every_sec)
+                scrolled.shown, deadline = (
+                    Group(Text(f"{error}; the coordinator is asked again", "red"), shown),
+                    _after(every_sec),
+                )
                 live.refresh()
                 continue
             if reply is None:
@@ -77,7 +80,7 @@ def watch(
 
 
 class _CtrlC:
-    """Ctrl-C ends a wait, never what draws: a screen that is left half drawn is not given back."""
+    """A handler of Ctrl-C that interrupts only a wait, because a half-drawn screen could not be restored."""
 
     def __init__(self) -> None:
         self._came = self._waits = False
@@ -90,7 +93,7 @@ class _CtrlC:
 
     @contextlib.contextmanager
     def ends_it(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt within the block; at its begin, when Ctrl-C came before."""
+        """Lets Ctrl-C raise KeyboardInterrupt within the block, also when it came before the block."""
         self._waits = True
         try:
             if self._came:
@@ -120,7 +123,7 @@ def _after(seconds: float) -> float:
 
 @contextlib.contextmanager
 def _single_keys(keys: TextIO) -> Iterator[bool]:
-    """Keys come as they are pressed, without echo; False where there is no terminal to read."""
+    """Reads keys as they are pressed, without echo, during the block; yields False where there is no terminal."""
     if not keys.isatty():
         yield False
         return
@@ -133,7 +136,7 @@ def _single_keys(keys: TextIO) -> Iterator[bool]:
 
 
 class _Keys:
-    """Keys of a terminal, one after the other."""
+    """The keys of a terminal, one after another."""
 
     def __init__(self, keys: TextIO) -> None:
         self.descriptor = keys.fileno()
@@ -141,14 +144,14 @@ class _Keys:
         self._waiting: list[str] = []
 
     def next(self, wait_sec: float) -> str | None:
-        """The next key; None when none came in time."""
+        """Returns the next key; None when none came within ``wait_sec``."""
         if not self._waiting and select.select([self.descriptor], [], [], max(0.0, wait_sec))[0]:
             self._waiting = self._reader.read()
         return self._waiting.pop(0) if self._waiting else None
 
 
 def _next_key(keys: _Keys | None, deadline: float) -> str | None:
-    """A key that came before the deadline; None at it."""
+    """Returns a key that was pressed before the deadline; None at the deadline."""
     while (left := deadline - time.monotonic()) > 0:
         if keys is None:
             time.sleep(left)

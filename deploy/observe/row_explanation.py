@@ -1,4 +1,4 @@
-"""What there is to know of one row: where it is, its version, and how training and serving compare."""
+"""Explains one row: where it is, its version, and how training and serving compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
-from ...proto.errors import InvalidArgument, NotFound
+from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.security.security import open_channel, process_security
 from ...serving.client.client import ServingClient
@@ -25,8 +25,8 @@ class ExplainedRow:
     """One row in words.
 
     Attributes:
-        training_line, serving_line: its values; the latter is None when serving was not asked.
-        facts: name and value, in the order to be shown.
+        training_line, serving_line: the values of the row; the second is None when serving was not asked.
+        facts: values by name, in the order in which they are shown.
     """
 
     training_line: str
@@ -37,21 +37,30 @@ class ExplainedRow:
 def explain_row(
     coordinator: str, table: str, key: int, *, serving: str | None = None, model: str | None = None
 ) -> ExplainedRow:
-    """Asks the training cluster, and the serving processes when they are named.
+    """Explains a row, by asking the training cluster, and the serving processes when they are named.
+
+    Args:
+        coordinator: ``HOST:PORT`` of the training cluster's coordinator.
+        table: ``NAMESPACE/NAME`` of the table.
+        key: the key of the row.
+        serving: ``HOST:PORT`` of serving processes, with commas; None asks none.
+        model: ``NAME[@ALIAS|@VERSION]``; None stands for the only model served.
 
     Raises:
         InvalidArgument: ``table`` is not NAMESPACE/NAME.
-        NotFound: no such table, in training or in serving.
+        NotFound: there is no such table, in training or in serving.
         Unavailable: a server cannot be reached.
     """
     namespace, slash, name = table.partition("/")
     if not namespace or not slash or not name:
-        raise InvalidArgument(f"table {table!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("table", table, "NAMESPACE/NAME")
     with ControlClient(coordinator) as control:
         view = control.cluster()
         schemas = {schema.name: schema for schema in control.list_tables(namespace)}
     if name not in schemas:
-        raise NotFound(f"table {table!r}: is not there; namespace {namespace!r} has: {', '.join(schemas) or 'none'}")
+        raise NotFound(
+            f"table {table!r}: there is no such table; namespace {namespace!r} has: {', '.join(schemas) or 'none'}"
+        )
     schema = schemas[name]
     client = shard_client(view, process_security())
     keys = np.array([key], np.uint64)
@@ -79,7 +88,7 @@ def explain_row(
     facts["version in serving"] = _version(int(served.versions[0]))
     same_version = int(served.versions[0]) == int(versions[0])
     facts["serving is"] = (
-        "the same version" if same_version else "another version: live sync has not brought it, or is off"
+        "the same version" if same_version else "another version: live sync has not sent it yet, or is off"
     )
     facts["largest difference"] = f"{float(np.abs(served.rows[0] - rows[0]).max()):.3g}"
     return ExplainedRow(training_line, _line(served.rows[0], bool(served.found[0])), facts)
@@ -98,8 +107,8 @@ def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int
         except grpc.RpcError as error:
             raise error_of_status(error, f"shard {shard} at {address}") from None
     if not row.exists:
-        return {"tier": "none: the row does not exist, reads give its initial row"}
-    age = f"{row.age_ms / 1000:.1f} s" if row.age_ms >= 0 else "not known: no follower, and no policy by time"
+        return {"tier": "none: the row does not exist, and reads return its initial row"}
+    age = f"{row.age_ms / 1000:.1f} s" if row.age_ms >= 0 else "unknown: there is no follower, and no policy by time"
     return {
         "tier": "memory" if row.is_in_memory else "SSD",
         "updates": str(row.update_count),

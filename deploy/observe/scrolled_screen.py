@@ -1,4 +1,4 @@
-"""What ``sparserow top`` shows of a screen that is longer than the terminal, and the keys that move it."""
+"""Scrolls a screen of ``sparserow top`` that is longer than the terminal, and reads the keys for it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _READ_BYTES = 1024
 
 
 class KeyReader:
-    """Names of the keys that a terminal sends; others are left out.
+    """Turns the bytes that a terminal sends into names of keys; unknown keys are ignored.
 
     Args:
-        descriptor: of the terminal.
+        descriptor: the file descriptor of the terminal.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -36,7 +36,7 @@ class KeyReader:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """Keys that have come, in their order; ``quit`` at the end of what there is to read."""
+        """Returns the keys that were pressed, in order; ``quit`` when the terminal has ended."""
         read = os.read(self._descriptor, _READ_BYTES)
         if not read:
             return ["quit"]
@@ -48,7 +48,7 @@ class KeyReader:
                 found.append(_MOVES[known])
                 data = data[len(known) :]
             elif data != _ESCAPE and any(key.startswith(data) for key in _MOVES):
-                self._rest = data  # the rest of a key is on its way
+                self._rest = data  # the rest of a key's bytes is still to come
                 break
             else:
                 data = _without_first_key(data)
@@ -56,7 +56,7 @@ class KeyReader:
 
 
 def _without_first_key(data: bytes) -> bytes:
-    """The bytes behind an unknown key: a sequence of ``ESC [`` ends with a byte from @ to ~."""
+    """Returns the bytes behind an unknown key; a sequence of ``ESC [`` ends with a byte from @ to ~."""
     if not data.startswith(b"\x1b["):
         return data[1:]
     end = next((at for at, byte in enumerate(data[2:], 2) if 0x40 <= byte <= 0x7E), len(data) - 1)
@@ -65,20 +65,20 @@ def _without_first_key(data: bytes) -> bytes:
 
 @dataclass
 class ScrolledScreen:
-    """Lines of a screen from ``first`` on, and a line below that tells of the keys.
+    """The lines of a screen from ``first`` on, with a line below that explains the keys.
 
     Attributes:
         shown: the screen.
-        first: its line at the top, from 0; what is too much is corrected when it is drawn.
+        first: the index of the line at the top; a value that is too large is corrected when the screen is drawn.
     """
 
     shown: RenderableType
     first: int = 0
-    _room: int = 1  # lines of the terminal for the screen
-    _lines: int = 0  # of the screen
+    _room: int = 1  # number of terminal lines for the screen
+    _lines: int = 0  # number of lines of the screen
 
     def move(self, key: str) -> bool:
-        """Whether a key moves the screen; it is then moved."""
+        """Moves the screen by a key; returns whether it moved."""
         page = max(1, self._room - 1)
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -self._lines, "end": self._lines}
         first = self._within(self.first + steps.get(key, 0))
@@ -86,7 +86,7 @@ class ScrolledScreen:
         return is_moved
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines that there is room for."""
+        """Yields the lines that there is room for."""
         height = options.height or options.size.height
         lines = console.render_lines(self.shown, options.update(height=None), pad=False)
         self._room, self._lines = max(1, height - 1), len(lines)

@@ -1,4 +1,4 @@
-"""Serving processes in figures: what ``sparserow status --serving`` shows."""
+"""Serving processes in figures, for ``sparserow status --serving``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .cluster_status import quantile
 
 @dataclass(frozen=True)
 class ServedReplica:
-    """A version in a serving process.
+    """A version of a model in a serving process.
 
     Attributes:
-        behind_sec: since it last had everything of training; None: it does not follow.
-        fresh_p50_sec, fresh_p99_sec: of the process: age of changes when they became visible, since its start; None:
-            there was none.
-        problem: why it cannot be asked, is not ready or does not follow; empty when all is well.
+        behind_sec: the seconds since it last had all changes of training; None when it does not follow.
+        fresh_p50_sec, fresh_p99_sec: quantiles of the age at which changes became visible in the process, since its
+            start; None when there was no change.
+        problem: why the process cannot be asked, is not ready or does not follow; empty when all is well.
     """
 
     address: str
@@ -38,10 +38,14 @@ class ServedReplica:
 
 
 def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> list[ServedReplica]:
-    """What each process serves; one that cannot be asked is a view with its problem.
+    """Returns what each process serves; a process that cannot be asked is listed with its problem.
+
+    Args:
+        addresses: ``HOST:PORT`` of each process's gRPC server.
+        deadline_sec: the deadline of each call, in seconds.
 
     Raises:
-        InvalidArgument: an address is none.
+        InvalidArgument: an address is not of the form HOST:PORT.
     """
     views: list[ServedReplica] = []
     for address in addresses:

@@ -1,8 +1,8 @@
-"""Reads a stopped shard's SSD folder, independently of the code that wrote it: rocksdb-py opens the database read-only.
+"""Reads a stopped shard's SSD folder with rocksdb-py, independently of the code that wrote it.
 
-Run as ``python -m sparserow.deploy.observe.ssd_inspection`` it prints one JSON object. It needs a process of its own,
-since rocksdb-py brings a RocksDB beside the native core's. Layout: ``ssd_tier.h`` and ``row_codec.h``
-in ``cpp_ext/store``.
+Run as ``python -m sparserow.deploy.observe.ssd_inspection``, it prints one JSON object. It needs a process of its own,
+because rocksdb-py brings a RocksDB beside that of the native core. ``ssd_tier.h`` and ``row_codec.h`` in
+``cpp_ext/store`` describe the layout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ERRORS: tuple[type[SparserowError], ...] = (DataLoss, FailedPrecondition, Inter
 
 @dataclass
 class TableOnSsd:
-    """What a folder holds of one table: rows, and bytes of their stored form."""
+    """The rows that a folder has of one table, and the bytes of their stored form."""
 
     table_id: int
     name: str
@@ -51,7 +51,7 @@ class TableOnSsd:
 
 @dataclass
 class StoredRow:
-    """One row, decoded. Weights and state are float32 whatever the stored dtype."""
+    """One decoded row. Weights and state are float32 whatever the stored dtype is."""
 
     table_id: int
     key: int
@@ -65,7 +65,7 @@ class StoredRow:
 
 @dataclass
 class SsdContents:
-    """All of a folder: its manifest (format, hash, cluster, shard), tables, and the rows that were asked for."""
+    """The contents of a folder: its manifest (format, hash, cluster, shard), its tables, and the requested rows."""
 
     manifest: dict[str, int]
     tables: list[TableOnSsd] = field(default_factory=list)
@@ -76,14 +76,14 @@ def inspect_folder(path: Path, *, table: str | None = None, key: int | None = No
     """Reads a folder in a process of its own.
 
     Args:
-        path: a shard's folder, which holds a file SPARSEROW.
-        table: whose row to decode: an id, or the name ``namespace/name``.
-        key: which row; None with a table: all of its rows, in order of slot and key.
+        path: the folder of a shard, which has a file SPARSEROW.
+        table: the table of the row to decode: an id, or the name ``namespace/name``.
+        key: the key of the row; None with a table decodes all of its rows, in order of slot and key.
 
     Raises:
-        InvalidArgument: it is no such folder, or of another format.
-        FailedPrecondition: a shard is using it, or rocksdb-py is not installed.
-        NotFound: it has no such row.
+        InvalidArgument: the path is not such a folder, or has another format.
+        FailedPrecondition: a shard uses the folder, or rocksdb-py is not installed.
+        NotFound: the folder has no such row.
         DataLoss: a row or a block fails its checksum.
     """
     command = [sys.executable, "-m", __name__, str(path), table or "", "" if key is None else str(key)]
@@ -102,17 +102,17 @@ def inspect_folder(path: Path, *, table: str | None = None, key: int | None = No
 
 
 def read_manifest(path: Path) -> dict[str, int]:
-    """The file SPARSEROW of a folder: format, hash, cluster and shard.
+    """Returns the contents of the file SPARSEROW of a folder: format, hash, cluster and shard.
 
     Raises:
-        InvalidArgument: it is missing, or of a format that this build cannot read.
+        InvalidArgument: the file is missing, or has a format that this build cannot read.
     """
     try:
         text = (path / "SPARSEROW").read_text()
     except OSError:
         shards = sorted(each.parent.name for each in path.glob("*/SPARSEROW")) if path.is_dir() else []
         hint = f"; did you mean {path / shards[0]}?" if shards else ""
-        raise InvalidArgument(f"{path} is no shard's SSD folder: it has no file SPARSEROW{hint}") from None
+        raise InvalidArgument(f"{path} is not the SSD folder of a shard: it has no file SPARSEROW{hint}") from None
     try:
         manifest = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
     except ValueError:
@@ -123,14 +123,14 @@ def read_manifest(path: Path) -> dict[str, int]:
 
 
 def decode_row(stored_key: bytes, value: bytes) -> StoredRow:
-    """One row from its key and value in the database.
+    """Returns the row of a key and value in the database.
 
     Raises:
-        DataLoss: they are not a whole row, or fail the checksum.
+        DataLoss: the bytes are not a whole row, or fail the checksum.
     """
     slot, table_id, key = _KEY.unpack(stored_key)
     if len(value) < _HEADER.size:
-        raise DataLoss(f"table id {table_id}, key {key}: {len(value)} bytes are no row")
+        raise DataLoss(f"table id {table_id}, key {key}: {len(value)} bytes are not a row")
     checksum, version_of_format, dtype, dim, state_floats, _, count, version = _HEADER.unpack_from(value)
     seed = xxhash.xxh3_64_intdigest(struct.pack("<Q", key), seed=table_id)
     if checksum != xxhash.xxh3_64_intdigest(value[4:], seed=seed) & 0xFFFFFFFF:
@@ -181,7 +181,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
         try:
             yield rows
         finally:
-            rows.close()  # first: it must not outlive its database
+            rows.close()  # closed first, because it must not outlive its database
             database.close()
     except rocksdbpy.RocksDBException as error:
         raise DataLoss(f"{path}: {error}") from None
@@ -207,7 +207,7 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
                 contents.rows.append(row)
     contents.tables = sorted(tables.values(), key=lambda each: each.table_id)
     if key and not contents.rows:
-        raise NotFound(f"key {key} of table {table} is not in {path}; a row in memory alone is not on the SSD")
+        raise NotFound(f"key {key} of table {table} is not in {path}; a row that is only in memory is not on the SSD")
     return contents
 
 
@@ -218,7 +218,7 @@ def _main(path: str, table: str, key: str) -> None:
     except SparserowError as error:
         told = {"error": error.code, "message": str(error)}
     print(json.dumps(told), flush=True)
-    os._exit(0)  # rocksdb-py's own end of process is not clean
+    os._exit(0)  # the normal end of the process fails in rocksdb-py
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A table whose cells stay whole: where it is wider than the screen, its columns go on in a second table below.
+"""A table whose cells stay whole: where it is wider than the screen, its columns continue in a second table below.
 
-Addresses, names and numbers are never broken. Columns of free text wrap between words.
+Addresses, names and numbers are never broken; columns of free text wrap between words.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 1 << 16
-_TEXT_WIDTH = 24  # of a column of free text at least, where it has so much
+_TEXT_WIDTH = 24  # least width of a column of free text that is long enough
 
 
 class WholeCells:
-    """Rows under columns; the first column is repeated where a table goes on.
+    """Rows under columns; the first column is repeated where the table continues.
 
     Args:
-        title: above it; empty: none.
-        columns: their heads; a table has one at least.
-        left: columns that are aligned to the left.
-        prose: columns of free text.
+        title: the title above the table; empty for none.
+        columns: the names of the columns, at least one.
+        left: the columns that are aligned to the left.
+        prose: the columns of free text.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class WholeCells:
 
     @property
     def row_count(self) -> int:
-        """Rows so far."""
+        """The number of rows so far."""
         return len(self._rows)
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """One row, a cell for each column; cells are text and no markup."""
+        """Adds a row with a cell for each column; cells are plain text without markup."""
         self._rows.append((tuple(map(Text, cells)), style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or those that it is cut into."""
+        """Yields the table, or the tables into which it is split."""
         places = list(range(1, len(self._columns)))
         if not places:
             yield self._table((0,), self._title)

@@ -1,1 +1,1 @@
-"""Checks before a job starts: its plan, its peers, the health of its parts."""
+"""Checks before a job starts: the plan of a table, the health of a machine, and its peers."""

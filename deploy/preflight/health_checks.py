@@ -1,4 +1,4 @@
-"""What ``sparserow doctor`` looks at on a machine: findings, and what to do about what is wrong."""
+"""Checks a machine, its files and its ports for ``sparserow doctor``, and says what to do about problems."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ LEAST_FILES = 8192  # descriptors: a shard's 4,096 connections, its files, and a
 LEAST_DISK_BYTES = 1 << 30
 _SLOW_SYNC_SEC = 0.02
 _SYNCS = 32
-_CLOCK_BUILT = 1_700_000_000  # no clock that is right is before it
+_CLOCK_BUILT = 1_700_000_000  # a clock before this time is wrong
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw.
+    """The result of a check.
 
     Attributes:
         area: machine, config, ports, certificates, disk or cluster.
-        level: warning: works, and slower or for less long than it should; wrong: will fail.
-        remedy: what to do; empty when it is ok.
+        level: "ok"; "warning" when it works, but slower or for less long than it should; "wrong" when it will fail.
+        text: what the check found.
+        remedy: what to do; empty when the level is "ok".
     """
 
     area: str
@@ -46,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the kernel says; read by :func:`machine_facts`."""
+    """The state of the machine as the kernel reports it, read by :func:`machine_facts`."""
 
     cores: int
     huge_pages: str
@@ -57,10 +58,10 @@ class MachineFacts:
 
 
 def machine_facts(root: Path = Path("/")) -> MachineFacts:
-    """Of this process's machine and container.
+    """Returns the facts of this process's machine and container.
 
     Args:
-        root: where /proc and /sys are.
+        root: the folder that has /proc and /sys.
     """
     cores = float(len(os.sched_getaffinity(0)))
     quota = _text(root / "sys/fs/cgroup/cpu.max").split()
@@ -90,18 +91,18 @@ def _text(path: Path) -> str:
 
 
 def _clock_is_synchronized() -> bool:
-    """Whether a service keeps the kernel's clock right, by adjtimex(2). True where the call is not permitted."""
-    buffer = (ctypes.c_char * 512)()  # struct timex, all 0: nothing is set
+    """Whether a service keeps the kernel's clock right, by adjtimex(2); True where the call is not permitted."""
+    buffer = (ctypes.c_char * 512)()  # struct timex, all 0, so that the call sets nothing
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     return bool(state != 5)  # TIME_ERROR
 
 
 def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Finding]:
-    """Cores, huge pages, memory, descriptors and clock.
+    """Checks cores, huge pages, memory, file descriptors and clock.
 
     Args:
-        facts: of the machine.
-        memory_budget_bytes: that its shards shall have together; 0: unknown.
+        facts: the facts of the machine.
+        memory_budget_bytes: the budget of its shards together, in bytes; 0 when it is not known.
     """
     if facts.cores < 2:
         yield Finding("machine", "warning", "1 core", "give each shard at least 2, one of them for its network")
@@ -153,12 +154,11 @@ _PARTS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 
 def check_job(path: Path) -> Iterator[Finding]:
-    """A job file, that the files it names are there, that they have its columns, and that their first lines can be
-    read."""
+    """Checks a job file: its data files exist, have its columns, and their first lines can be read."""
     try:
         job = load_config(JobConfig, path)
     except SparserowError as error:
-        yield Finding("config", "wrong", str(error), "mend the file; docs/configuration.md lists its keys")
+        yield Finding("config", "wrong", str(error), "correct the file; docs/configuration.md lists its keys")
         return
     yield Finding("config", "ok", f"{path}: job {job.name}")
     is_complete = True
@@ -167,13 +167,13 @@ def check_job(path: Path) -> Iterator[Finding]:
             folder, name = Path(pattern).parent, Path(pattern).name
             if not any(folder.glob(name)):
                 is_complete = False
-                yield Finding("config", "wrong", f"data.{which}: no file matches {pattern}", "mend the path")
+                yield Finding("config", "wrong", f"data.{which}: no file matches {pattern}", "correct the path")
     if is_complete:
         yield _first_lines(job)
 
 
 def _first_lines(job: JobConfig) -> Finding:
-    """Of the training and the test files, each alone: what they hold is read as training reads it."""
+    """Checks the columns and the first lines of each data file, read as training reads them."""
     from ...worker.data import find_files
     from ...worker.data.open_reader import check_first_lines
     from ...worker.training.build_model import check_data
@@ -184,21 +184,21 @@ def _first_lines(job: JobConfig) -> Finding:
         for file in files:
             check_first_lines(file)
     except SparserowError as error:
-        return Finding("config", "wrong", str(error), "mend data.csv, or the file")
+        return Finding("config", "wrong", str(error), "correct data.csv, or the file")
     return Finding("config", "ok", f"{len(files)} data files have the job's columns, and their first lines can be read")
 
 
 def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:
-    """Whether each HOST:PORT can be listened on.
+    """Checks whether a server can listen on each HOST:PORT.
 
     Raises:
-        InvalidArgument: an address is none.
+        InvalidArgument: an address is not of the form HOST:PORT.
     """
     for address in addresses:
         host, port = parse_address(address, what="--listen")
         try:
             check_port_free(host, port)
-        except OSError as error:  # Unavailable is one; else the host is not this machine's
+        except OSError as error:  # Unavailable is an OSError; other ones mean that the host is not this machine
             yield Finding(
                 "ports",
                 "wrong",
@@ -210,14 +210,16 @@ def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_disk(folder: Path, need_bytes: int) -> Iterator[Finding]:
-    """A folder for rows on the SSD, checkpoints or a coordinator's state.
+    """Checks a folder for rows on the SSD, checkpoints or a coordinator's state.
 
     Args:
-        folder: to look at; a file of its own is written there and removed.
-        need_bytes: that shall fit; 0: a gibibyte.
+        folder: the folder; the check writes a file there and removes it.
+        need_bytes: the free space that is needed, in bytes; 0 means a gibibyte.
     """
     if not folder.is_dir():
-        yield Finding("disk", "wrong", f"{folder}: is no folder", f"mkdir -p {folder}, on the disk that is meant")
+        yield Finding(
+            "disk", "wrong", f"{folder}: there is no such folder", f"mkdir -p {folder}, on the disk that is meant"
+        )
         return
     free = os.statvfs(folder)
     free_bytes, need = free.f_bavail * free.f_frsize, need_bytes or LEAST_DISK_BYTES
@@ -231,14 +233,14 @@ def check_disk(folder: Path, need_bytes: int) -> Iterator[Finding]:
     else:
         yield Finding("disk", "ok", f"{folder}: {format_bytes(free_bytes)} are free")
     if free.f_files and not free.f_favail:
-        yield Finding("disk", "wrong", f"{folder}: no inode is free", "remove files, or make the file system anew")
+        yield Finding("disk", "wrong", f"{folder}: no inode is free", "remove files, or create a larger file system")
     try:
         seconds = sync_times(folder)
     except OSError as error:
         yield Finding(
             "disk",
             "wrong",
-            f"{folder}: cannot be written: {error.strerror}",
+            f"{folder}: the folder cannot be written: {error.strerror}",
             "chown it to the user that runs the shard",
         )
         return
@@ -251,7 +253,7 @@ def check_disk(folder: Path, need_bytes: int) -> Iterator[Finding]:
 
 
 def sync_times(folder: Path) -> list[float]:
-    """Seconds that each of some writes of 4 KiB takes until fdatasync has returned.
+    """Returns the seconds that each of some writes of 4 KiB takes until fdatasync has returned.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What ``sparserow doctor`` looks at beyond the machine: certificates, and the cluster that it shall belong to."""
+"""Checks certificates and a cluster for ``sparserow doctor``."""
 
 from __future__ import annotations
 
@@ -19,51 +19,57 @@ _SOON_SEC = 14 * 86400
 
 
 def check_certificates(security: Security, hosts: Sequence[str], now: float | None = None) -> Iterator[Finding]:
-    """Dates of the certificate, that it belongs to its key and to the authorities, and that it has each host's name.
+    """Checks the dates of the certificate, its key, its authority, and that it has the name of each host.
 
     Args:
-        security: of this process.
-        hosts: names and addresses under which its servers are dialled.
-        now: Unix seconds; None: the clock's.
+        security: the security of this process.
+        hosts: the names and addresses under which clients reach its servers.
+        now: the present time in Unix seconds; None reads the clock.
     """
     if security.path is None:
-        yield Finding("certificates", "ok", "no security file: connections are plain, which loopback alone allows")
+        yield Finding(
+            "certificates", "ok", "no security file: connections are plain, which is allowed only on loopback"
+        )
         return
     if not security.certificate:
-        yield Finding("certificates", "ok", f"{security.path}: shows no certificate, as a client may")
+        yield Finding("certificates", "ok", f"{security.path}: no certificate is shown, which clients may do")
         return
     begins, ends, subject = _server.certificate_facts(security.certificate)
     left = ssl.cert_time_to_seconds(ends) - (time.time() if now is None else now)
-    renew = "sign another one: sparserow security certificate; it is taken without a restart"
+    renew = "sign another certificate: sparserow security certificate; servers use it without a restart"
     if left < 0:
         yield Finding("certificates", "wrong", f"{subject}: expired on {ends}", renew)
     elif left < _SOON_SEC:
         yield Finding("certificates", "warning", f"{subject}: expires in {left / 86400:.0f} days, on {ends}", renew)
     elif ssl.cert_time_to_seconds(begins) > (time.time() if now is None else now):
-        yield Finding("certificates", "wrong", f"{subject}: is valid from {begins} on", "is the clock right?")
+        yield Finding(
+            "certificates", "wrong", f"{subject}: the certificate is valid from {begins} on", "is the clock right?"
+        )
     else:
         yield Finding("certificates", "ok", f"{subject}: valid until {ends}")
     if left < 0:
-        return  # a handshake would only say so again
+        return  # a handshake would only report the same
     for host in hosts or ("",):
         problem = handshake_problem(security, host)
         if problem:
             remedy = (
-                f"sign one that names {host}" if host else "cert, key and ca of the security file must belong together"
+                f"sign a certificate that names {host}"
+                if host
+                else "cert, key and ca of the security file must belong together"
             )
             yield Finding("certificates", "wrong", f"{host or subject}: {problem}", remedy)
         elif host:
-            yield Finding("certificates", "ok", f"clients that dial {host} accept it")
+            yield Finding("certificates", "ok", f"clients of {host} accept the certificate")
         else:
-            yield Finding("certificates", "ok", "it is of the authorities that are trusted; --host NAME checks names")
+            yield Finding("certificates", "ok", "a trusted authority has signed it; --host NAME checks names")
 
 
 def handshake_problem(security: Security, host: str) -> str:
-    """Why a client with these authorities would refuse a server with this certificate; empty when it would not.
+    """Returns why a client with these authorities would refuse a server with this certificate; empty when it would not.
 
     Args:
-        security: of both.
-        host: that the client dials; empty: it does not compare names.
+        security: the security of the client and of the server.
+        host: the host that the client connects to; empty when it does not compare names.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="sparserow-") as folder:
@@ -96,21 +102,23 @@ def handshake_problem(security: Security, host: str) -> str:
 
 
 def check_cluster(address: str, security: Security) -> Iterator[Finding]:
-    """Whether the coordinator answers, every shard serves, and every data plane takes this process in.
+    """Checks that the coordinator answers, every shard serves, and every data plane accepts this process.
 
     Raises:
-        InvalidArgument: the address is none.
+        InvalidArgument: the address is not of the form HOST:PORT.
     """
     with ControlClient(address, deadline_sec=5.0, security=security) as client:
         try:
             reply = client.status()
         except SparserowError as error:
-            yield Finding("cluster", "wrong", str(error), "is it started, its port open, and this the right token?")
+            yield Finding(
+                "cluster", "wrong", str(error), "check that it runs, that its port is open, and that the token is right"
+            )
             return
         yield Finding("cluster", "ok", f"coordinator {address}: cluster {reply.cluster_id:016x}")
         for shard in reply.shards:
             if shard.problem:
-                yield Finding("cluster", "wrong", f"shard {shard.shard}: {shard.problem}", "look at its log")
+                yield Finding("cluster", "wrong", f"shard {shard.shard}: {shard.problem}", "read its log")
         if not reply.ready:
             missing = "start what is missing: sparserow ps --shard=N"
             remedy = "sparserow checkpoint restore URL" if reply.problem == reply.damage else missing
@@ -121,8 +129,11 @@ def check_cluster(address: str, security: Security) -> Iterator[Finding]:
             native = shard_client(view, security, connect_timeout_ms=5000)
         except SparserowError as error:
             yield Finding(
-                "cluster", "wrong", str(error), "is the data port open, and the address that it advertises right?"
+                "cluster",
+                "wrong",
+                str(error),
+                "check that the data port is open, and that the advertised address is right",
             )
             return
     del native
-    yield Finding("cluster", "ok", f"{len(view.shards)} shards take connections from here")
+    yield Finding("cluster", "ok", f"{len(view.shards)} shards accept connections from here")

@@ -1,6 +1,6 @@
-"""What a table will take: bytes by tier, shards, network of a step, hit rates. The formulas are in docs/plan.md.
+"""Computes what a table will take: bytes by tier, shards, network of a step, hit rates (formulas: docs/plan.md).
 
-Pure functions of numbers; tests/e2e/test_plan.py compares them with a real cluster.
+The functions are pure functions of numbers; tests/e2e/test_plan.py compares them with a real cluster.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ...proto.errors import InvalidArgument, not_allowed
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-MEMORY_OVERHEAD = 31  # bytes of a row beyond weights and state: a head of 12, the index, and slack (store.h)
-TIERED_OVERHEAD = 33  # of a row in memory where there is an SSD
-SSD_HEADER = 24  # of a stored row (row_codec.h)
-SSD_KEY = 14  # slot, table, key
-SSD_REWRITTEN = 2.8  # times the rows' bytes, of files: images that were replaced go later (docs/internals/tiers.md)
-SSD_MEMORY = 1.5  # filters and index of the database, for each row that it has
+MEMORY_OVERHEAD = 31  # bytes of a row beyond weights and state: header of 12, index and slack (store.h)
+TIERED_OVERHEAD = 33  # the same bytes of a row in memory when there is an SSD
+SSD_HEADER = 24  # bytes of a stored row's header (row_codec.h)
+SSD_KEY = 14  # bytes of slot, table and key
+SSD_REWRITTEN = 2.8  # size of files over the rows' bytes: replaced images are removed later
+SSD_MEMORY = 1.5  # bytes of the database's filters and index for each of its rows
 _EXACT_RANKS = 1 << 16
 _FRAME, _SECTION, _TABLE, _ACK = 64, 16, 40, 24  # frame.h
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table.
+    """A table that is planned.
 
     Args:
-        rows: that it will have.
-        dim: columns.
-        optimizer: of OPTIMIZERS.
-        dtype: of stored weights.
-        skew: exponent of the Zipf law by which keys are asked for; 0: all alike.
+        rows: the number of rows that it will have.
+        dim: the number of elements of a row.
+        optimizer: one of OPTIMIZERS.
+        dtype: the dtype of stored weights.
+        skew: the exponent of the Zipf law of lookups; 0 makes all keys equally likely.
     """
 
     rows: int
@@ -51,26 +51,26 @@ class PlannedTable:
             ("skew", self.skew, 0.0, 4.0),
         ):
             if not low <= value <= high:
-                raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [{low}, {high}]")
+                raise not_allowed(f"--{name}", value, f"[{low}, {high}]")
         for name, text, allowed in (("optimizer", self.optimizer, OPTIMIZERS), ("dtype", self.dtype, DTYPE_BYTES)):
             if text not in allowed:
                 raise not_allowed(f"--{name}", text, allowed)
 
     @property
     def row_bytes(self) -> int:
-        """Weights, padded to 4 bytes, and optimizer state."""
+        """The bytes of a row's weights, padded to 4 bytes, and of its optimizer state."""
         state = {"sgd": 0, "momentum": self.dim, "adagrad": self.dim, "rowwise_adagrad": 1, "adam": 2 * self.dim}
         return (self.dim * DTYPE_BYTES[self.dtype] + 3) // 4 * 4 + 4 * state[self.optimizer]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step asks for.
+    """The load of a training step.
 
     Args:
-        lookups: keys of the table in one worker's step, with repeats: samples times lookups of each.
-        workers: that take steps.
-        wire: dtype of rows and gradients on the network.
+        lookups: the number of keys in one worker's step, with repeats: samples times lookups of each.
+        workers: the number of workers.
+        wire: the dtype of rows and gradients on the network.
     """
 
     lookups: int
@@ -80,27 +80,28 @@ class Load:
     def __post_init__(self) -> None:
         for name, value in (("lookups", self.lookups), ("workers", self.workers)):
             if not 1 <= value <= 10**9:
-                raise InvalidArgument(f"--{name}: {value} is not allowed; allowed: [1, {10**9}]")
+                raise not_allowed(f"--{name}", value, f"[1, {10**9}]")
         if self.wire not in DTYPE_BYTES:
             raise not_allowed("--wire", self.wire, DTYPE_BYTES)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What it comes to.
+    """What a table will take.
 
     Attributes:
-        row_bytes: weights and state; ``memory_row_bytes`` with all that a row in memory takes.
-        all_in_memory_bytes: of the whole table.
-        shards: how many.
-        memory_rows, memory_bytes: in memory on all shards; ``memory_bytes`` with what the SSD's database takes.
-        ssd_bytes: on all shards' SSDs; 0 without.
-        ssd_most_bytes: of files there while rows are written again and again.
-        unique_keys: of one worker's step, expected.
-        pull_bytes, push_bytes: of one step of one worker, both directions of each, all shards.
-        step_bytes: of one step of all workers.
-        hit_rate: of unique keys, found in memory when the rows most asked for are there.
-        lru_hit_rate: the same when those asked for last are there.
+        row_bytes: the bytes of a row's weights and state; ``memory_row_bytes`` is all that a row in memory takes.
+        all_in_memory_bytes: the bytes of the whole table in memory.
+        shards: the number of shards.
+        memory_rows, memory_bytes: the rows and bytes in memory on all shards; the bytes include the memory of the SSD's
+            database.
+        ssd_bytes: the bytes on the SSDs of all shards; 0 without SSDs.
+        ssd_most_bytes: the largest size of files there while rows are rewritten.
+        unique_keys: the expected number of different keys in one worker's step.
+        pull_bytes, push_bytes: the bytes of one step of one worker, in both directions and for all shards.
+        step_bytes: the bytes of one step of all workers.
+        hit_rate: the share of unique keys found in memory when the most popular rows are in memory.
+        lru_hit_rate: the same share when the most recently read rows are in memory.
     """
 
     row_bytes: int
@@ -121,11 +122,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Popularity:
-    """Keys by how often they are asked for, most first, in groups of equals.
+    """Keys by popularity, the most popular first, in groups of equally popular keys.
 
     Attributes:
-        counts: (groups) keys of each group, float64.
-        shares: (groups) of all lookups, for one key of the group, float64.
+        counts: (groups) float64, the number of keys of each group.
+        shares: (groups) float64, the share of all lookups that one key of the group has.
     """
 
     counts: NDArray[np.float64]
@@ -133,7 +134,10 @@ class Popularity:
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> Popularity:
-        """The k-th key has a share of k^-exponent over their sum; beyond the first 65,536, ranks stand together."""
+        """Returns Zipf's law: the k-th key has a share proportional to k^-exponent.
+
+        Beyond the first 65,536 ranks, neighbouring ranks form groups.
+        """
         exact = min(rows, _EXACT_RANKS)
         edges = np.arange(exact + 1, dtype=np.float64) + 0.5
         if rows > exact:
@@ -144,22 +148,24 @@ class Popularity:
         return Popularity(counts, weights / (counts * weights).sum())
 
     def seen(self, draws: float) -> NDArray[np.float64]:
-        """(groups) how likely a key is among so many independent draws."""
+        """Returns (groups) float64, the probability that a key is among ``draws`` independent draws."""
         return np.asarray(-np.expm1(draws * np.log1p(-np.minimum(self.shares, 1 - 1e-12))))
 
     def unique(self, draws: int) -> float:
-        """Expected number of different keys among the draws."""
+        """Returns the expected number of different keys among the draws."""
         return float((self.counts * self.seen(draws)).sum())
 
     def hits_of_most_asked(self, draws: int, room: float) -> float:
-        """Share of a step's unique keys that are among the ``room`` keys most asked for."""
+        """Returns the share of a step's unique keys that are among the ``room`` most popular keys."""
         asked = self.counts * self.seen(draws)
         before = np.concatenate([[0.0], np.cumsum(self.counts)[:-1]])
         inside = np.clip(room - before, 0.0, self.counts) / self.counts
         return float((asked * inside).sum() / asked.sum())
 
     def hits_of_last_asked(self, draws: int, room: float) -> float:
-        """The same where the ``room`` keys asked for last are kept, by Che's approximation."""
+        """Returns the share of a step's unique keys that are among the ``room`` most recent keys, by Che's
+        approximation.
+        """
         if room >= self.counts.sum():
             return 1.0
         asked = self.seen(draws)
@@ -175,19 +181,19 @@ class Popularity:
 
 
 def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, shards: int | None = None) -> Plan:
-    """What a table takes.
+    """Computes what a table takes.
 
     Args:
-        table, load: what is kept, and asked for.
-        budget_bytes: of rows and indexes in each shard's memory (``--memory-budget``).
-        has_ssd: rows beyond the budgets go there; else there must be shards enough.
-        shards: None: as few as hold all rows in memory; with an SSD one.
+        table, load: the table, and the load of a step.
+        budget_bytes: the budget of rows and indexes in each shard's memory (``--memory-budget``), in bytes.
+        has_ssd: whether rows beyond the budgets go to an SSD; otherwise there must be enough shards.
+        shards: the number of shards; None takes as few as hold all rows in memory, or one with an SSD.
 
     Raises:
         InvalidArgument: the budget is too small, or so many shards do not hold the rows.
     """
     if budget_bytes < 16 << 20:
-        raise InvalidArgument(f"--memory-budget: {budget_bytes} is not allowed; allowed: at least 16777216")
+        raise not_allowed("--memory-budget", budget_bytes, "at least 16777216")
     in_memory = table.rows * (table.row_bytes + MEMORY_OVERHEAD)
     needed = max(1, math.ceil(in_memory / budget_bytes))
     if shards is None:
@@ -222,7 +228,9 @@ def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, s
 
 
 def _wire_bytes(row_bytes: int, unique: float, shards: int) -> tuple[float, float]:
-    """Of a pull and its answer; of a commit of two phases and its answers. Without TCP's and IP's own."""
+    """Returns the bytes of a pull and its answer, and of a two-phase commit and its answers, without TCP and IP
+    headers.
+    """
     table = _SECTION + _TABLE
     pull = shards * 2 * (_FRAME + table) + unique * (8 + row_bytes)
     answer = _FRAME + _SECTION + _ACK

@@ -1,4 +1,4 @@
-"""Sparserow on a Ray cluster: Ray places and restarts processes, this says what they are (docs/ray.md)."""
+"""Runs Sparserow on a Ray cluster, which places and restarts its processes (docs/ray.md)."""
 
 from .cluster import RayCluster, RayOptions, ServingOptions, ray_cluster, start_on_ray
 from .training import train_on_ray

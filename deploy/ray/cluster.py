@@ -1,7 +1,7 @@
-"""A Sparserow cluster as Ray actors: a coordinator on Ray's head node, shards and serving processes spread over nodes.
+"""A Sparserow cluster as Ray actors: a coordinator on Ray's head node, and shards and serving processes on any node.
 
-Ray restarts an actor whose node is gone on another one; its server then comes back at another address, a shard with the
-rows of the newest checkpoint (docs/ray.md). All of it ends with the program that started it.
+When a node is gone, Ray restarts its actors on another one. Their servers then come back at other addresses, and a
+shard with the rows of the newest checkpoint (docs/ray.md). The cluster ends with the program that started it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ _STOP_SEC = 30.0
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Serving processes of a cluster; they follow its training live.
+    """The options of a cluster's serving processes, which follow its training live.
 
     Args:
         model: ``NAME[@ALIAS|@VERSION]``.
-        root: folder of published models, which every node reaches; None: rows come from training alone.
-        namespace: of the tables, without a root.
-        processes: how many; each has all slots.
-        cpus: that Ray reserves for each.
+        root: the folder of published models, which every node reaches; None serves the rows of training.
+        namespace: the namespace of the tables, when there is no root.
+        processes: the number of processes; each has all slots.
+        cpus: the CPUs that Ray reserves for each process.
+
+    Raises:
+        InvalidArgument: a value is not allowed.
     """
 
     model: str
@@ -49,7 +52,7 @@ class ServingOptions:
 
     def __post_init__(self) -> None:
         if (self.root is None) == (self.namespace is None):
-            raise InvalidArgument("ServingOptions: give root, or namespace where rows come from training alone")
+            raise InvalidArgument("ServingOptions: give either root, or namespace to serve the rows of training")
         if self.processes < 1 or self.cpus < 0:
             raise InvalidArgument(
                 f"ServingOptions: processes {self.processes}, cpus {self.cpus}; allowed: processes >= 1, cpus >= 0"
@@ -58,15 +61,19 @@ class ServingOptions:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """How a cluster runs on Ray.
+    """The options of a cluster on Ray.
 
     Args:
-        cluster: shards, budget, SSD, slots, leases; its ``address`` is None. A budget is reserved as Ray's ``memory``.
-        log: of all servers.
-        cpus_per_shard: that Ray reserves for each shard.
-        strategy: of the shards' placement group.
-        serving: None: no serving processes.
-        insecure: servers listen on their node's address without certificates and tokens.
+        cluster: shards, budget, SSD, slots and leases; its ``address`` is None. The budget is reserved as Ray's
+            ``memory``.
+        log: the log options of all servers.
+        cpus_per_shard: the CPUs that Ray reserves for each shard.
+        strategy: the strategy of the shards' placement group.
+        serving: the options of serving processes; None starts none.
+        insecure: whether servers listen on their node's address without certificates and tokens.
+
+    Raises:
+        InvalidArgument: a value is not allowed.
     """
 
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -80,26 +87,26 @@ class RayOptions:
         if self.strategy not in ("SPREAD", "STRICT_SPREAD", "PACK"):
             raise not_allowed("RayOptions.strategy", self.strategy, "SPREAD, STRICT_SPREAD, PACK")
         if self.cpus_per_shard < 0:
-            raise InvalidArgument(f"RayOptions.cpus_per_shard: {self.cpus_per_shard} is not allowed; allowed: >= 0")
+            raise not_allowed("RayOptions.cpus_per_shard", self.cpus_per_shard, ">= 0")
         if self.log.level not in ("debug", "info"):
             raise not_allowed(
-                "RayOptions.log.level", self.log.level, "debug, info: a shard says in its log where it serves"
+                "RayOptions.log.level", self.log.level, "debug, info: the log of a shard has to show where it serves"
             )
 
 
 class RayCluster:
-    """A running cluster. Made by :func:`start_on_ray`; :meth:`stop` ends it.
+    """A running cluster, made by :func:`start_on_ray`; :meth:`stop` ends it.
 
     Attributes:
         address: ``HOST:PORT`` of the coordinator, for ``connect``.
-        serving: ``HOST:PORT`` of gRPC of the serving processes that served when they were last asked for.
+        serving: ``HOST:PORT`` of the gRPC servers of the serving processes that serve now.
     """
 
     def __init__(self, actors: dict[str, Any], groups: list[Any], address: str) -> None:
         self._actors, self._groups, self.address = actors, groups, address
 
     def states(self) -> list[ServerState]:
-        """Of every server; one that cannot be asked now, since Ray is starting its actor again, has no pid."""
+        """Returns the state of every server; a server whose actor Ray is restarting has no pid."""
         import ray
 
         asked = {name: actor.state.remote() for name, actor in self._actors.items()}
@@ -119,7 +126,8 @@ class RayCluster:
         """Returns when the coordinator and every shard serve.
 
         Raises:
-            DeadlineExceeded: not in time; says which do not, and their last words.
+            DeadlineExceeded: the cluster was not ready in time; the text names the missing servers and their last
+                lines.
         """
         import ray
 
@@ -134,10 +142,10 @@ class RayCluster:
             raise DeadlineExceeded(str(error).strip().splitlines()[-1]) from error
 
     def stop(self) -> None:
-        """Ends all servers in good order, and gives their places back."""
+        """Ends all servers in order, and releases their places in Ray."""
         import ray
 
-        with contextlib.suppress(Exception):  # a node may be gone with its actor
+        with contextlib.suppress(Exception):  # an actor may be gone with its node
             ray.wait([actor.stop.remote() for actor in self._actors.values()], num_returns=len(self._actors),
                      timeout=_STOP_SEC)  # fmt: skip
         for actor in self._actors.values():
@@ -149,9 +157,13 @@ class RayCluster:
 def start_on_ray(options: RayOptions, *, deadline_sec: float = 120.0) -> RayCluster:
     """Starts a cluster on the Ray cluster that this process is connected to (``ray.init``).
 
+    Args:
+        options: the options of the cluster.
+        deadline_sec: the time in which the cluster must be ready, in seconds.
+
     Raises:
         FailedPrecondition: Ray is not installed, or this process is not connected.
-        DeadlineExceeded: Ray has no room for it, or a server does not start, in time (says which).
+        DeadlineExceeded: Ray has no room for the cluster, or a server does not start in time; the text says which.
     """
     ray = require_ray()
     if not ray.is_initialized():
@@ -181,7 +193,7 @@ def start_on_ray(options: RayOptions, *, deadline_sec: float = 120.0) -> RayClus
 
 @contextlib.contextmanager
 def ray_cluster(options: RayOptions, *, deadline_sec: float = 120.0) -> Iterator[RayCluster]:
-    """:func:`start_on_ray` for the duration of a block."""
+    """Runs :func:`start_on_ray` for the duration of a block."""
     running = start_on_ray(options, deadline_sec=deadline_sec)
     try:
         yield running
@@ -190,10 +202,10 @@ def ray_cluster(options: RayOptions, *, deadline_sec: float = 120.0) -> Iterator
 
 
 def require_ray() -> Any:
-    """The module, imported when it is first needed.
+    """Returns the module ``ray``, which is imported when it is first needed.
 
     Raises:
-        FailedPrecondition: it is not installed.
+        FailedPrecondition: Ray is not installed.
     """
     try:
         import ray

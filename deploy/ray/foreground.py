@@ -1,4 +1,4 @@
-"""``sparserow up --on``: a cluster on Ray for as long as this process runs."""
+"""Runs a cluster on Ray for ``sparserow up --on``, for as long as this process runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LOOK_SEC = 1.0
 
 
 def run_on_ray(address: str, options: RayOptions) -> None:
-    """Starts a cluster, says where it is and what becomes of its servers, and stops it on SIGTERM or Ctrl-C.
+    """Starts a cluster, reports the addresses of its servers, and stops it on SIGTERM or Ctrl-C.
 
     Args:
-        address: of Ray: ``auto``, ``ray://HOST:PORT`` or ``HOST:PORT``.
-        options: of the cluster.
+        address: the address of Ray: ``auto``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+        options: the options of the cluster.
 
     Raises:
         Unavailable: there is no Ray at ``address``.
-        SparserowError: as ``start_on_ray``.
+        SparserowError: as for ``start_on_ray``.
     """
     with _connected(address), ray_cluster(options) as running:
         known = {state.name: state for state in running.states()}
@@ -58,7 +58,7 @@ def _connected(address: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise FailedPrecondition(f"--on {address}: {error}; install it with: {install_command('ray')}") from None
-    except Exception as error:  # Ray has no class for it
+    except Exception as error:  # Ray has no error class for this
         raise Unavailable(f"--on {address}: Ray cannot be reached: {' '.join(str(error).split())[:300]}") from None
     try:
         yield

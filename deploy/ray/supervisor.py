@@ -1,7 +1,7 @@
-"""An actor's whole work: one ``sparserow`` server process on the actor's node, started again whenever it ends.
+"""The work of a Ray actor: it runs one ``sparserow`` server process on its node, and restarts it whenever it ends.
 
-The process ends with the actor, however that ends: it asks the kernel for it, and the thread that started it lives as
-long as the actor's process does.
+The process ends with the actor, however the actor ends, because the process asks the kernel for that. The thread that
+started the process lives as long as the actor's process does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.5, 5.0
-_CALM_SEC = 30.0  # a process that has served for so long begins again with the first pause
+_CALM_SEC = 30.0  # after a run of this length, the pauses before restarts begin with the first again
 _STOP_SEC = 15.0
 
 
@@ -28,11 +28,13 @@ class ServerCommand:
     """A server to run.
 
     Attributes:
-        name: for people: "shard 0".
-        arguments: of ``sparserow``; ``{host}`` stands for the node's address, ``{folder}`` for ``folder``.
-        ready: a pattern of the line that says where it serves, with the group ``address``.
-        port_option: that keeps its address when it is started again in the same place.
-        folder: of the server's own on its node, removed in the end; its address outlives the actor in it; "": none.
+        name: the name of the server in messages, such as "shard 0".
+        arguments: the arguments of ``sparserow``; ``{host}`` stands for the node's address, and ``{folder}`` for
+            ``folder``.
+        ready: a pattern of the line that says where the server listens, with the group ``address``.
+        port_option: the option that sets its port, so that it keeps its address when it is restarted in the same place.
+        folder: a folder of the server's own on its node, in which its port outlives the actor; it is removed in the
+            end. "" means none.
     """
 
     name: str
@@ -44,14 +46,15 @@ class ServerCommand:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a supervisor knows of its process.
+    """The state of a supervised process.
 
     Attributes:
-        address: ``HOST:PORT`` where it serves; "" while it does not.
-        pid: of the process; 0: there is none now.
-        starts: how often it was started by this actor.
-        last_words: the last line of the process that ended last; "" when none has.
-        node: id of the node.
+        name: the name of the server.
+        address: ``HOST:PORT`` where it serves; "" while it does not serve.
+        pid: the id of the process; 0 when there is none now.
+        starts: the number of times that this actor has started it.
+        last_words: the last line of output of the process that ended last; "" when none has ended.
+        node: the id of the node.
     """
 
     name: str
@@ -63,7 +66,7 @@ class ServerState:
 
 
 class Supervisor:
-    """Runs on the node that Ray chose; see :class:`ServerCommand`."""
+    """The actor of one server, on the node that Ray chose; see :class:`ServerCommand`."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         import ray
@@ -80,7 +83,7 @@ class Supervisor:
         self._thread.start()
 
     def state(self) -> dict[str, Any]:
-        """A :class:`ServerState`, as a mapping."""
+        """Returns a :class:`ServerState` as a mapping."""
         with self._lock:
             process = self._process
             pid = process.pid if process is not None and process.poll() is None else 0
@@ -89,7 +92,7 @@ class Supervisor:
         return asdict(state)
 
     def stop(self) -> None:
-        """Ends the process in good order; kills one that does not end in time."""
+        """Ends the process in order, and kills it when it does not end in time."""
         self._stopping.set()
         with self._lock:
             process = self._process
@@ -109,7 +112,7 @@ class Supervisor:
             began = os.times().elapsed
             try:
                 words = self._run_once()
-            except Exception as error:  # no memory for a process, say: it is tried again
+            except Exception as error:  # for example no memory for a process; the start is tried again
                 words = f"{type(error).__name__}: {error}"
             with self._lock:
                 self._last_words = words
@@ -119,7 +122,7 @@ class Supervisor:
             pause = min(_LONGEST_PAUSE_SEC, 2 * pause)
 
     def _run_once(self) -> str:
-        """Runs the process to its end; its last line."""
+        """Runs the process to its end, and returns its last line."""
         with self._lock:
             self._process = process = subprocess.Popen(
                 self._line(),
@@ -135,17 +138,17 @@ class Supervisor:
         try:
             last = self._follow(process)
         except BaseException:
-            process.kill()  # its output has no reader any more
+            process.kill()  # nothing reads its output any more
             process.wait()
             raise
         return f"{last} (exit code {process.wait()})"
 
     def _follow(self, process: subprocess.Popen[str]) -> str:
-        """Passes on what the process says until its end, and learns where it serves; its last line."""
+        """Forwards the output of the process until its end and learns where it serves; returns the last line."""
         assert process.stdout is not None
         last = ""
         for line in process.stdout:
-            print(line, end="", flush=True)  # Ray's log of the actor
+            print(line, end="", flush=True)  # goes to Ray's log of the actor
             last = line.strip() or last
             if match := re.search(self._command.ready, line):
                 with self._lock:

@@ -1,4 +1,4 @@
-"""A training job's workers as Ray Train's: a TorchTrainer starts them, and all of them again when one has failed."""
+"""Runs the workers of a training job with Ray Train: a TorchTrainer starts them, and restarts all when one fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...worker.training.run_identity import RunIdentity
 from ..launch.readiness import wait_until_ready
 from ..train.training_job import allowed_restarts, checked_resume
 
-_READY_SEC = 180.0  # a shard whose node is gone comes back on another one
+_READY_SEC = 180.0  # time for a shard whose node is gone to come back on another one
 
 
 def train_on_ray(
@@ -31,24 +31,27 @@ def train_on_ray(
 ) -> dict[str, Any]:
     """Trains ``job`` on a running cluster, with ``train.workers`` workers that Ray Train places and restarts.
 
+    With ``resume`` auto, all workers return to the newest checkpoint when one fails or its node is gone. They do so at
+    most ``max_restarts`` times (of ``train.checkpoint`` or ``train.elastic``).
+
     Args:
-        job: what to train; it names no cluster of its own.
-        coordinator: ``HOST:PORT``.
-        resume: as of ``sparserow train``; None: auto where the job has checkpoints, else never. auto: a worker that
-            fails, or whose node is gone, sends all of them back to the newest checkpoint, ``max_restarts`` times (of
-            ``train.checkpoint`` or ``train.elastic``).
-        overwrites: removes checkpoints of other runs from the job's folders, with ``resume`` never.
-        cpus_per_worker: that Ray reserves.
-        storage_path: folder of Ray Train's own records, which all nodes reach; None: Ray's default.
+        job: the job to train; it must not start a cluster of its own.
+        coordinator: ``HOST:PORT`` of the cluster's coordinator.
+        resume: the value of ``sparserow train --resume``; None means auto when the job has checkpoints, and never
+            otherwise.
+        overwrites: whether checkpoints of other runs are removed from the job's folders, with ``resume`` never.
+        cpus_per_worker: the CPUs that Ray reserves for each worker.
+        storage_path: the folder of Ray Train's own records, which all nodes reach; None is Ray's default.
 
     Returns:
-        The result, as ``sparserow train --json`` writes it; of worker 0 with ``train.dense`` ps.
+        The result as ``sparserow train --json`` writes it; with ``train.dense`` ps that of worker 0.
 
     Raises:
         FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
-        InvalidArgument: the job starts a cluster of its own, has backend local, or names a relative path: workers run
-            in folders of their own.
-        NotFound, InvalidArgument, DataLoss: a node does not have the job's data (names it), or the data are malformed.
+        InvalidArgument: the job starts a cluster of its own, has backend local, or names a relative path, which is not
+            possible because workers run in folders of their own.
+        NotFound, InvalidArgument, DataLoss: a node does not have the job's data (the text names it), or the data are
+            malformed.
         Unavailable: a worker failed for good; ``sparserow status --faults`` has its traceback.
     """
     try:
@@ -58,9 +61,11 @@ def train_on_ray(
     except ImportError:
         raise FailedPrecondition(f"Ray Train is not installed; install it with: {install_command('ray')}") from None
     if job.cluster.model_fields_set - {"address"} or job.model.backend != "ps":
-        raise InvalidArgument("cluster: the job's own is not used on Ray, nor backend local; remove the section")
+        raise InvalidArgument(
+            "cluster: a job on Ray uses neither a cluster of its own nor backend local; remove the section"
+        )
     _check_paths(job)
-    if "keep" not in job.model_fields_set:  # a worker's folder goes with it
+    if "keep" not in job.model_fields_set:  # the folder of a worker is removed with the worker
         job = job.model_copy(update={"keep": None})
     if resume is None:
         resume = (
@@ -88,7 +93,8 @@ def train_on_ray(
         ),
     )
     try:
-        result: dict[str, Any] = ray.get(ray.remote(num_cpus=0)(_fit).remote(trainer))  # this may be beyond ray://
+        # The fit runs in the cluster, because this process may be connected through ray://.
+        result: dict[str, Any] = ray.get(ray.remote(num_cpus=0)(_fit).remote(trainer))
     except ray.exceptions.RayTaskError as error:
         words = str(error).strip().splitlines()
         raise Unavailable(f"training on Ray failed: {words[-1] if words else error!r}") from error
@@ -118,13 +124,13 @@ def _check_paths(job: JobConfig) -> None:
 
 
 def problem_with_data(job: JobConfig) -> SparserowError | None:
-    """What keeps this node from reading the job's data; None: nothing that a look at its files shows."""
+    """Returns what keeps this node from reading the job's data, as far as its files show; None when nothing does."""
     from ...worker.data import find_files
     from ...worker.training.build_model import check_data
 
     try:
         find_files(job.data, "train")
-        check_data(job.data, job.model)  # looks for the test files
+        check_data(job.data, job.model)  # also looks for the test files
     except SparserowError as error:
         return error
     return None
@@ -136,7 +142,7 @@ def _fit(trainer: Any) -> dict[str, Any]:
 
 
 def _work(order: dict[str, Any]) -> dict[str, Any]:
-    """One worker."""
+    """Runs one worker."""
     from ray import train
 
     from ...worker.training.process_group import WorkerGroup
@@ -146,7 +152,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     use_security(order["security"])
     job = validate(JobConfig, order["job"])
     context = train.get_context()
-    # Ray would start a worker again that raises, and no number of restarts brings a file.
+    # Ray would restart a worker that raises, and no number of restarts brings a missing file.
     everyone = WorkerGroup(context.get_world_rank(), context.get_world_size())
     for problem in everyone.collect(_told(problem_with_data(job), context.get_node_rank())):
         if problem is not None:

@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the configuration schema.
 
-Run it with ``python -m sparserow.deploy.reference.config_reference``.
-A test compares the page with what this makes, so it cannot fall behind.
+Run it with ``python -m sparserow.deploy.reference.config_reference``. A test compares the page with the output, so the
+page cannot fall behind.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _shown(value: Any) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """The field's description, or else the first line about its only section."""
+    """Returns the field's description, or the first paragraph about its only section."""
     sections = sections_of(field.annotation)
     text = field.description or (" ".join(_lead(section) for section in sections) if sections else "")
     return _cell(text)
@@ -84,7 +84,7 @@ def _allowed(field: FieldInfo, path: str) -> str:
 
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
-    """The values of the field ``kind``; one when it chooses the section."""
+    """Returns the values of the field ``kind``; there is one when the field chooses the section."""
     field = section.model_fields.get("kind")
     return get_args(field.annotation) if field is not None else ()
 
@@ -112,7 +112,7 @@ def _section(section: type[BaseModel], path: str, title: str, lines: list[str]) 
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Returns the whole page as Markdown."""
     lines: list[str] = [_HEAD.rstrip()]
     _section(JobConfig, "", "The job", lines)
     lines += ["", "## Options that need others", "", *_NEEDS.strip().splitlines(), "", *render_table()]

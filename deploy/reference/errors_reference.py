@@ -1,6 +1,6 @@
 """Writes the table of docs/errors.md from proto/errors.py: ``python -m sparserow.deploy.reference.errors_reference``.
 
-A test compares the page with what this makes.
+A test compares the page with the output.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _BEGIN = "| code | number | retry | meaning |"
 
 
 def render(page: str) -> str:
-    """The page with the table made anew.
+    """Returns the page with a new table.
 
     Args:
-        page: as it is; the table goes from its head to the next heading.
+        page: the present page; the table reaches from its head to the next heading.
     """
     before, _, rest = page.partition(_BEGIN)
     heading = re.search(r"^## ", rest, re.MULTILINE)

@@ -1,7 +1,7 @@
 """Writes docs/metrics.md from what the processes export: ``python -m sparserow.deploy.reference.metrics_reference``.
 
-Each collector is made on a small real object and asked once, so the page holds what Prometheus gets. A test compares
-the page with what this makes.
+Each collector is made for a small real object and collected once, so the page has what Prometheus gets. A test compares
+the page with the output.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Exported:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Names that a query may use."""
+        """The names that a query may use."""
         if self.kind == "histogram":
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (f"{self.name}_total",) if self.kind == "counter" else (self.name,)
@@ -67,7 +67,7 @@ class Exported:
 
 @contextlib.contextmanager
 def _collectors() -> Iterator[dict[str, Collector]]:
-    """One of each process, by the page's titles."""
+    """Yields one collector of each kind of process, by the titles of the page."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparserow-"))
         place = Registration(cluster_id=1, slot_count=16, lineage=1)
@@ -79,7 +79,7 @@ def _collectors() -> Iterator[dict[str, Collector]]:
         session = stack.enter_context(InProcessCluster(slot_count=16).connect())
         training = TrainingMetrics(0, Silence())
         gateway = GatewayMetrics()
-        with contextlib.suppress(Unavailable), gateway.call("Pull", 0):  # its labels show with the first call
+        with contextlib.suppress(Unavailable), gateway.call("Pull", 0):  # its labels appear with the first call
             raise Unavailable
         with gateway.call("Pull", 0):
             pass
@@ -101,7 +101,7 @@ def _exported(metric: Metric) -> Exported:
 
 
 def all_metrics() -> dict[str, list[Exported]]:
-    """What each process exports, by the page's titles, in the order of the names."""
+    """Returns the metrics of each kind of process by the titles of the page, ordered by name."""
     with _collectors() as collectors:
         return {
             title: sorted(map(_exported, collector.collect()), key=lambda each: each.name)
@@ -110,7 +110,7 @@ def all_metrics() -> dict[str, list[Exported]]:
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Returns the whole page as Markdown."""
     lines = [_HEAD.rstrip()]
     for title, metrics in all_metrics().items():
         lines += ["", f"## {title}", "", "| metric | kind | labels | meaning (unit) |", "|---|---|---|---|"]

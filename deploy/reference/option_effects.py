@@ -1,6 +1,6 @@
-"""The table of options that have an effect only beside others; docs/configuration.md shows it.
+"""The table of options that have an effect only beside other options; docs/configuration.md shows it.
 
-Each line has an example that gives the option without the others. A test runs all of them: the error names the option.
+Each line has an example that gives the option without the others. A test runs all examples: the error names the option.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptionEffect:
-    """One option, or several of one kind.
+    """One option, or several options of one kind.
 
     Attributes:
-        where: ``job`` for keys of a job file, else a command.
-        option: as it is written.
+        where: ``job`` for keys of a job file, otherwise the name of a command.
+        option: the option as it is written.
         beside: what it needs to have an effect.
-        example: assignments of a job, or arguments of the command, where it would have none.
+        example: assignments of a job, or arguments of the command, with which it would have no effect.
     """
 
     where: str
@@ -118,7 +118,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
 
 
 def render_table() -> list[str]:
-    """Lines of Markdown."""
+    """Returns the table as lines of Markdown."""
     lines = ["| where | option | has an effect only with |", "|---|---|---|"]
     for each in OPTION_EFFECTS:
         where = "job file" if each.where == "job" else f"`sparserow {each.where}`"

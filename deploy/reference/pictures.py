@@ -1,4 +1,4 @@
-"""The pictures of the documents, as SVG for light and dark: ``python -m sparserow.deploy.reference.pictures``."""
+"""Draws the pictures of the documents as SVG for light and dark: ``python -m sparserow.deploy.reference.pictures``."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _STYLE = """
 
 @dataclass
 class Picture:
-    """An SVG being drawn; lengths are in pixels, from the top left.
+    """An SVG that is being drawn; lengths are in pixels, from the top left.
 
     Args:
+        width, height: the size of the picture.
         description: what the picture shows, for screen readers.
     """
 
@@ -47,7 +48,7 @@ class Picture:
         self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>')
 
     def box(self, x: float, y: float, width: float, height: float, lines: list[str], kind: str = "box") -> None:
-        """A box whose first line is its title."""
+        """Draws a box whose first line is its title."""
         self._parts.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>')
         top = y + height / 2 - 8.5 * (len(lines) - 1) + 4
         for number, line in enumerate(lines):
@@ -62,7 +63,7 @@ class Picture:
         self._parts.append(f'<line class="life" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
 
     def svg(self) -> str:
-        """The whole file."""
+        """Returns the whole file."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" role="img">\n<title>{escape(self.description)}</title>\n<style>{_STYLE}</style>\n'
@@ -75,7 +76,7 @@ class Picture:
 
 
 def architecture() -> Picture:
-    """Processes and what goes between them."""
+    """Draws the processes and what they exchange."""
     picture = Picture(900, 430, "Workers pull and push rows of shards; serving follows the shards; a coordinator leads")
     picture.box(
         30,
@@ -122,7 +123,7 @@ def architecture() -> Picture:
 
 
 def step() -> Picture:
-    """The life of one step of one worker over two shards."""
+    """Draws one step of one worker over two shards."""
     picture = Picture(760, 520, "One step: pull, forward and backward, all-reduce, PREPARE and COMMIT on every shard")
     worker, first, second = 150.0, 430.0, 650.0
     for x, name in ((worker, "Worker"), (first, "Shard 0"), (second, "Shard 1")):
@@ -130,7 +131,7 @@ def step() -> Picture:
         picture.life(x, 47, 505)
 
     def message(y: float, words: str, *, back: bool = False) -> None:
-        """The same to, or from, both shards."""
+        """Draws the same message to, or from, both shards."""
         for x, at in ((first, y), (second, y + 14)):
             picture.arrow([(x, at), (worker, at)] if back else [(worker, at), (x, at)])
         picture.text(worker + 12, y - 5, words, "small", "start")

@@ -1,6 +1,6 @@
-"""Pages of the documents' site that come from elsewhere: README, ARCHITECTURE.md and the public names.
+"""Makes the pages of the documentation site that are not in ``docs/``: README, ARCHITECTURE.md and the public names.
 
-MkDocs calls the ``on_...`` functions (``hooks`` of mkdocs.yml); ``make docs`` runs it.
+MkDocs calls the ``on_...`` functions (``hooks`` of mkdocs.yml) when ``make docs`` runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the generated pages to those of ``docs/``."""
+    """Adds the generated pages to the pages of ``docs/``."""
     from mkdocs.structure.files import File  # type: ignore[import-not-found]
 
     pages = {
@@ -29,16 +29,17 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A page of ``docs/`` with links to files of the sources shown as names."""
+    """Returns a page of ``docs/`` in which links to source files are plain names."""
     path = ROOT / "docs" / page.file.src_uri
     return site_links(markdown, path.parent) if path.exists() else markdown
 
 
 def site_links(text: str, folder: Path) -> str:
-    """Markdown whose links to pages outside of ``docs/`` lead to their place in the site, or are plain names.
+    """Returns Markdown whose links to pages outside of ``docs/`` lead to their place in the site, or are plain names.
 
     Args:
-        folder: where the links are relative to.
+        text: the Markdown.
+        folder: the folder that relative links start from.
     """
     docs = ROOT / "docs"
     moved = {ROOT / "README.md": "index.md", ROOT / "ARCHITECTURE.md": "architecture.md"}
@@ -54,13 +55,13 @@ def site_links(text: str, folder: Path) -> str:
             inside = folder.is_relative_to(docs)
             return match[0] if inside else f"[{label}]({there.relative_to(docs).as_posix()}{anchor})"
         shown = label if label.startswith("`") else f"{label} (`{there.relative_to(ROOT).as_posix()}`)"
-        return shown if there.exists() else match[0]  # a link to nowhere stays, and fails the build
+        return shown if there.exists() else match[0]  # a broken link stays, and fails the build
 
     return _LINK.sub(link, text)
 
 
 def api_page(stub: str) -> str:
-    """The page of all public names, in the order and by the modules of ``__init__.pyi``."""
+    """Returns the page of all public names, in the order and by the modules of ``__init__.pyi``."""
     lines = ["# Python API", "", "Every name is an attribute of `sparserow`.", ""]
     for statement in ast.parse(stub).body:
         if isinstance(statement, ast.ImportFrom):

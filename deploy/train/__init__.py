@@ -1,1 +1,1 @@
-"""Runs a job file on one machine or under a launcher."""
+"""Runs a job file, on one machine or as a worker under torchrun."""

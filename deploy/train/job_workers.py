@@ -1,8 +1,8 @@
 """Starts the worker processes of a job on this machine and waits for their end.
 
-All or nothing: when one fails, the others are stopped, and the most telling of their errors is raised. Except with
-``train.dense`` ps: there the others go on without a worker that was killed, unless it is worker 0, which evaluates;
-and with ``train.elastic`` another one takes its place.
+When one worker fails, the others are stopped, and the most informative of their errors is raised. There are two
+exceptions. With ``train.dense`` ps the others continue without a worker that was killed, unless it is worker 0, which
+evaluates. With ``train.elastic`` a new worker replaces it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ...proto.security.security import process_security
 from ...worker.training.run_identity import RunIdentity
 from ...worker.training.training_report import EpochResult, TrainResult, merged
 
-_LAST_WORDS_SEC = 2.0  # after a first error, how long peers may name a better one
+_LAST_WORDS_SEC = 2.0  # how long after a first error peers may report a more informative one
 _STOP_SEC = 5.0
 _CHECK_SEC = 0.5
-_PASSING = (Unavailable.number, DeadlineExceeded.number, Fenced.number, Internal.number)  # another worker may do better
+# After these errors a new worker may succeed.
+_PASSING = (Unavailable.number, DeadlineExceeded.number, Fenced.number, Internal.number)
 
 
 @dataclass
@@ -49,7 +50,7 @@ class _Worker:
     heard: bytearray = field(default_factory=bytearray)
 
     def answer(self) -> dict[str, Any]:
-        """What it said, once its end of the link is closed."""
+        """Returns the worker's answer, once its end of the link is closed."""
         if self.heard.endswith(b"\n"):
             said: dict[str, Any] = json.loads(self.heard)
             return said
@@ -69,19 +70,22 @@ def run_job_workers(
     identity: RunIdentity,
     check: Callable[[], None] = lambda: None,
 ) -> TrainResult:
-    """Runs ``job`` on ``workers`` processes; all have ended when this returns or raises.
+    """Runs ``job`` on worker processes; all of them have ended when this returns or raises.
 
     Args:
-        job: what to train.
-        workers: processes.
-        coordinator: ``HOST:PORT``; None with backend local.
-        trace_file: where worker 0 writes what ran when; None: nothing is recorded.
-        resume: as of ``run_worker``.
-        identity: of the run, for its checkpoints.
-        check: called now and then; what it raises ends the workers.
+        job: the job to train.
+        workers: the number of worker processes.
+        coordinator: ``HOST:PORT`` of the coordinator; None with backend local.
+        trace_file: the file to which worker 0 writes a trace of the run; None records none.
+        resume: where the workers begin, as in ``run_worker``.
+        identity: the identity of the run, for its checkpoints.
+        check: called at least every half second; an error that it raises ends the workers.
+
+    Returns:
+        The result of the job.
 
     Raises:
-        SparserowError: of the worker that failed.
+        SparserowError: the error of the worker that failed.
     """
     security, run = process_security().path, secrets.token_hex(8)
     elastic = job.train.elastic
@@ -100,7 +104,7 @@ def run_job_workers(
                 "run": run,
                 "identity": asdict(identity),
             }
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its answer says so
+            with contextlib.suppress(BrokenPipeError):  # the worker has ended; its answer reports that
                 worker.link.sendall(json.dumps(order).encode() + b"\n")
 
         for worker in team:
@@ -115,25 +119,25 @@ def run_job_workers(
 
 
 class _Replacements:
-    """Workers in place of those that ended, as long as there are restarts left.
+    """Replaces workers that ended, as long as restarts are left.
 
     Args:
-        team: gets them, and loses those.
+        team: the workers of the job; a new worker takes the place of the one that ended.
         give_order: tells a worker what to do, and where to begin (``--resume``).
-        left: how many may be started.
+        left: the number of workers that may still be started.
     """
 
     def __init__(self, team: list[_Worker], give_order: Callable[[_Worker, str], None], left: int) -> None:
         self._team, self._give_order, self._left = team, give_order, left
 
     def of(self, worker: _Worker, answer: dict[str, Any]) -> _Worker | None:
-        """Another worker of the same rank, once the fault of the former has been told; None: the job has to end."""
+        """Prints the fault of a worker and returns a new worker of the same rank; None when the job has to end."""
         if not self._left or answer["error"] not in _PASSING:
             return None
         self._left -= 1
         where = f"worker {worker.rank} on {socket.gethostname()} (process {worker.process.pid})"
         print(
-            f"sparserow: {where}: {answer['message']}; another one takes its place ({self._left} restarts left)\n"
+            f"sparserow: {where}: {answer['message']}; a new worker takes its place ({self._left} restarts left)\n"
             + answer.get("trace", ""),
             end="",
             file=sys.stderr,
@@ -143,7 +147,7 @@ class _Replacements:
         worker.process.wait(_STOP_SEC)
         fresh = _start(worker.rank)
         self._team[self._team.index(worker)] = fresh
-        self._give_order(fresh, "never")  # the rows are those of now
+        self._give_order(fresh, "never")  # the new worker continues with the present rows
         return fresh
 
 
@@ -161,7 +165,7 @@ def _started(workers: int) -> Any:
         yield team
     finally:
         for worker in team:
-            worker.link.close()  # which ends the process, whatever it does
+            worker.link.close()  # ends the process, whatever it does
         for worker in team:
             try:
                 worker.process.wait(_STOP_SEC)
@@ -177,7 +181,7 @@ def _start(rank: int) -> _Worker:
             [sys.executable, "-m", f"{__package__}.worker_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ},  # workers of one machine meet on its loopback
+            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ},  # the workers of a machine communicate on its loopback
         )
     return _Worker(rank, process, ours)
 
@@ -185,13 +189,15 @@ def _start(rank: int) -> _Worker:
 def _listen(
     team: list[_Worker], check: Callable[[], None], *, may_lose: bool, replacements: _Replacements
 ) -> list[dict[str, Any]]:
-    """The answers in rank order; of those that had spoken a while after the first error, when there is one.
+    """Returns the answers of the workers, in the order of ranks.
+
+    After a first error, it waits a short time for the answers of other workers, and returns those that came.
 
     Args:
         team: the workers.
-        check: as of :func:`run_job_workers`.
-        may_lose: whether the others go on without a worker that was killed.
-        replacements: where there are any, in place of workers that ended.
+        check: called every half second; an error that it raises ends the wait.
+        may_lose: whether the other workers continue without a worker that was killed.
+        replacements: starts new workers in place of those that ended.
     """
     answers: dict[int, dict[str, Any]] = {}
     deadline: float | None = None
@@ -217,7 +223,7 @@ def _listen(
                     selector.register(fresh.link, selectors.EVENT_READ, fresh)
                     continue
                 if may_lose and worker.rank > 0 and "is_lost" in answer:
-                    print(f"sparserow: {answer['message']}; the others go on", file=sys.stderr)
+                    print(f"sparserow: {answer['message']}; the other workers continue", file=sys.stderr)
                     continue
                 answers[worker.rank] = answer
                 if "error" in answers[worker.rank] and deadline is None:
@@ -226,7 +232,9 @@ def _listen(
 
 
 def _most_telling(errors: list[dict[str, Any]]) -> SparserowError:
-    """An error with a name of ours, before one of Python's, which is often the echo of a peer's end."""
+    """Returns the most informative error: one of the taxonomy, rather than one that another worker's end may have
+    caused.
+    """
     best = min(errors, key=lambda error: (error["error"] in (Internal.number, Unavailable.number), error["error"]))
     if "trace" in best:
         print(best["trace"], file=sys.stderr)

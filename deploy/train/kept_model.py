@@ -1,7 +1,7 @@
-"""Where the model of a job file is when its run is over, and the commands that publish and serve it.
+"""Keeps the model of a job file when its run is over, and names the commands that publish and serve it.
 
 A cluster that the job started ends with it, so rows and program are kept as a version without an alias. The rows of a
-running cluster stay there; then the program alone is kept, and ``sparserow publish --program`` puts both together.
+running cluster stay there. Then only the program is kept, and ``sparserow publish --program`` publishes both.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ KEPT_VERSIONS = 3
 
 @dataclass(frozen=True)
 class KeptModel:
-    """What a run leaves.
+    """The model that a run leaves.
 
     Attributes:
-        places: where the model is, a line each.
-        commands: of the shell, by what they do: publish, serve.
+        places: lines that say where the model is.
+        commands: shell commands by their purpose: publish, serve.
     """
 
     places: tuple[str, ...] = ()
@@ -49,10 +49,10 @@ class TrainedModel:
     """A model at the end of its run.
 
     Args:
-        session: of a cluster.
-        model: without DDP.
-        example: arguments of its forward.
-        card: of its version.
+        session: the session with the cluster that has the rows.
+        model: the model, without its DDP wrapper.
+        example: example arguments of the model's forward.
+        card: the card of its version.
     """
 
     session: Session
@@ -62,11 +62,12 @@ class TrainedModel:
 
 
 def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
-    """Publishes the model where the job has a section ``publish``; else keeps it in the folder ``keep``.
+    """Publishes the model when the job has a section ``publish``; otherwise keeps it in the folder ``keep``.
+
+    When the default folder cannot be used, the result says so in its places, because the run itself succeeded.
 
     Raises:
-        SparserowError: it cannot be written, and the job names the folder. A default that fails is a line of the places
-            in place of an error, since the run itself succeeded.
+        SparserowError: the model cannot be written, and the job names the folder.
     """
     if job.publish is not None:
         return _published(job, trained)
@@ -77,7 +78,7 @@ def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
     except (SparserowError, OSError) as error:
         if "keep" in job.model_fields_set:
             raise
-        log.warning("the model is not kept: %s", error)
+        log.warning("the model could not be kept: %s", error)
         return KeptModel((f"nowhere, as {absolute(job.keep)} cannot be used: {error}",))
 
 

@@ -1,4 +1,4 @@
-"""Shows a training run on a terminal: a progress bar, a line an epoch, a table at the end."""
+"""Shows a training run on a terminal: a progress bar, a line for each epoch, and a table at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from ...worker.training.training_report import EpochResult, TrainResult
 
 
 class TrainingDisplay:
-    """An observer that draws on stderr. The bar moves on a terminal only; a line an epoch is always written."""
+    """An observer that draws on stderr. The bar moves only on a terminal; the line of an epoch is always written.
+
+    Args:
+        epochs: the number of epochs of the run.
+        silent: whether nothing is shown, as on all ranks but the first.
+        of_worker: the rank whose numbers are shown, when workers do not share them; None names none.
+    """
 
     def __init__(self, epochs: int, *, silent: bool = False, of_worker: int | None = None) -> None:
         self._whose = "" if of_worker is None else f" of worker {of_worker}"
@@ -45,19 +51,19 @@ class TrainingDisplay:
         self._progress.stop()
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
-        """Moves the bar."""
+        """Moves the bar to the progress of a batch."""
         rate = self._clock.rate(epoch, samples)
         self._show(epoch, done, f"{rate:,.0f} samples/s{self._whose}  loss {loss:.4f}  AUC {auc:.4f}")
 
     def evaluating(self, epoch: int) -> None:
-        """Says so."""
+        """Shows that the epoch is being evaluated."""
         self._show(epoch, None, "evaluating")
 
     def epoch(self, result: EpochResult) -> None:
-        """Writes the epoch's line."""
+        """Writes the line of a finished epoch."""
         tested = f"test AUC {result.test_auc:.4f}, log-loss {result.test_log_loss:.4f}"
         if math.isnan(result.test_log_loss):
-            tested = "not tested"  # worker 0 was started again, and the next epoch was under way
+            tested = "not tested"  # worker 0 was restarted during the next epoch
         self._console.print(
             f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, {tested}, "
             f"{result.samples_per_sec:,.0f} samples/s{self._whose}",
@@ -74,7 +80,7 @@ class TrainingDisplay:
 
 
 class _Clock:
-    """Samples a second since the epoch's first report."""
+    """Measures samples per second since the first report of an epoch."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -82,7 +88,7 @@ class _Clock:
         self._samples = 0
 
     def rate(self, epoch: int, samples: int) -> float:
-        """Of the epoch so far; 0 at its first report."""
+        """Returns the samples per second of the epoch so far; 0 at its first report."""
         now = time.perf_counter()
         if epoch != self._epoch:
             self._epoch, self._began, self._samples = epoch, now, samples
@@ -91,7 +97,13 @@ class _Clock:
 
 
 def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) -> Table:
-    """The final table of a run."""
+    """Returns the final table of a run.
+
+    Args:
+        title: the title of the table.
+        result: the result of the run.
+        bayes_auc: the AUC of the model that generated the data; None when it is not known.
+    """
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -128,12 +140,12 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
 
 
 def next_commands(result: TrainResult) -> list[str]:
-    """How the model that was kept is published and served, a line each."""
+    """Returns lines with the commands that publish and serve the kept model."""
     return [f"to {verb} the model: {command}" for verb, command in result.commands.items()]
 
 
 def cache_line(cache: dict[str, int]) -> str:
-    """``81% hits, 12% asked about (3% sent again), 7% misses; 1.2 MB saved``."""
+    """Returns a line such as ``81% hits, 12% asked about (3% sent again), 7% misses; 1.2 MB saved``."""
     total = max(1, cache["hits"] + cache["revalidated"] + cache["misses"])
     hits, asked, again, misses = (cache[name] / total for name in ("hits", "revalidated", "refreshed", "misses"))
     saved = f"{cache['bytes_saved'] / 1e6:,.1f} MB saved"
@@ -141,14 +153,16 @@ def cache_line(cache: dict[str, int]) -> str:
 
 
 def hits_line(tiers: dict[str, float]) -> str:
-    """``97.1% of 1,234,567 keys; 30,000 ahead of use; 250,000 evicted``."""
+    """Returns a line such as ``97.1% of 1,234,567 keys; 30,000 ahead of use; 250,000 evicted``."""
     keys = max(1.0, tiers["hits"] + tiers["misses"])
     ahead, evicted = tiers["brought_ahead"], tiers["rows_evicted"]
     return f"{tiers['hits'] / keys:.1%} of {keys:,.0f} keys; {ahead:,.0f} ahead of use; {evicted:,.0f} evicted"
 
 
 def ssd_line(tiers: dict[str, float]) -> str:
-    """``3.2 GiB of files; read 1.1 GiB in 4.2 ms a batch of 310 rows, wrote 2.0 GiB in 1.0 ms a batch of 512``."""
+    """Returns a line such as ``3.2 GiB of files; read 1.1 GiB in 4.2 ms a batch of 310 rows, wrote 2.0 GiB in 1.0 ms a
+    batch of 512``.
+    """
     parts = [f"{format_bytes(int(tiers['file_bytes']))} of files"]
     for verb, batches, kind in (("read", "reads", "read"), ("wrote", "writes", "written")):
         count = max(1.0, tiers[batches])
@@ -161,7 +175,7 @@ def ssd_line(tiers: dict[str, float]) -> str:
 
 
 def _staleness(result: TrainResult) -> str:
-    """Shares of all tables' pulls by steps: ``0: 93%, 1: 7%``."""
+    """Returns the shares of all tables' pulls by staleness in steps, such as ``0: 93%, 1: 7%``."""
     pulls: dict[str, int] = {}
     for buckets in result.staleness.values():
         for bound, count in buckets.items():

@@ -1,4 +1,4 @@
-"""A whole job from one command: its cluster, its workers, their end."""
+"""Runs a whole job from one command: starts its cluster and its workers, and stops them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ...proto.errors import (
     InvalidArgument,
     NotFound,
     Unavailable,
+    not_allowed,
 )
 from ...worker.training.run_identity import RunIdentity
 from ...worker.training.training_report import TrainResult
@@ -36,7 +37,13 @@ _RESTART_PAUSE_SEC = 0.5
 
 @dataclass(frozen=True)
 class TorchrunPlace:
-    """This process among those that torchrun started."""
+    """The position of this process among those that torchrun started.
+
+    Attributes:
+        rank, world: the rank of this process, and the number of processes on all machines.
+        local_world: the number of processes on this machine.
+        run: the id of torchrun's run.
+    """
 
     rank: int
     world: int
@@ -45,7 +52,7 @@ class TorchrunPlace:
 
 
 def torchrun_place() -> TorchrunPlace | None:
-    """From the environment that torchrun sets; None when this process was started otherwise."""
+    """Returns the position that torchrun set in the environment; None when torchrun did not start this process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -53,16 +60,14 @@ def torchrun_place() -> TorchrunPlace | None:
 
 
 def checked_resume(job: JobConfig, resume: str) -> str:
-    """The value of ``--resume``.
+    """Returns the value of ``--resume``, after checking it.
 
     Raises:
-        InvalidArgument: it is no such value.
+        InvalidArgument: the value is not allowed.
         FailedPrecondition: the job has no checkpoints.
     """
     if resume not in ("auto", "never") and number_of(resume) is None:
-        raise InvalidArgument(
-            f"--resume {resume!r} is not allowed; allowed: auto, never, or a name such as save-000003"
-        )
+        raise not_allowed("--resume", resume, "auto, never, or a name such as save-000003")
     elastic = job.train.elastic
     if resume != "never" and job.train.checkpoint is None and (elastic is None or elastic.url is None):
         raise FailedPrecondition(f"--resume {resume}: the job has no section train.checkpoint")
@@ -70,18 +75,20 @@ def checked_resume(job: JobConfig, resume: str) -> str:
 
 
 def check_overwrites(job: JobConfig, resume: str, *, overwrites: bool) -> None:
-    """Raises InvalidArgument where ``--overwrite-checkpoints`` would remove nothing."""
+    """Raises InvalidArgument when ``--overwrite-checkpoints`` would remove nothing."""
     elastic = job.train.elastic
     if overwrites and resume != "never":
-        raise InvalidArgument(f"--overwrite-checkpoints: has no effect with --resume {resume}, which goes on from them")
+        raise InvalidArgument(
+            f"--overwrite-checkpoints: has no effect with --resume {resume}, which continues from them"
+        )
     if overwrites and job.train.checkpoint is None and (elastic is None or elastic.url is None):
         raise InvalidArgument(
-            "--overwrite-checkpoints: has no effect, as the job has neither train.checkpoint nor train.elastic.url"
+            "--overwrite-checkpoints: has no effect, because the job has neither train.checkpoint nor train.elastic.url"
         )
 
 
 def allowed_restarts(job: JobConfig, resume: str) -> int:
-    """How often a run that fails may begin again from its last checkpoint: 0 unless it resumes by itself."""
+    """Returns how often a failed run may begin again from its last checkpoint; 0 unless ``resume`` is auto."""
     saved = job.train.checkpoint or job.train.elastic
     return saved.max_restarts if resume == "auto" and saved is not None else 0
 
@@ -94,22 +101,22 @@ def run_job(
     resume: str = "never",
     overwrites: bool = False,
 ) -> TrainResult:
-    """Trains ``job``; everything that was started is stopped when this returns or raises.
+    """Trains ``job``; every process that was started has stopped when this returns or raises.
 
-    With ``resume`` auto a run in which a process ends, or cannot be reached, begins again from the last checkpoint.
+    With ``resume`` auto, a run in which a process ends, or cannot be reached, begins again from the last checkpoint.
 
     Args:
-        job: what to train.
-        place: under torchrun, this process's; None starts ``job.train.workers`` workers here.
-        trace_file: where worker 0 writes what ran when (Trace Event Format); None: nothing is recorded.
-        resume: of :func:`checked_resume`.
-        overwrites: removes checkpoints of other runs from the job's folders.
+        job: the job to train.
+        place: the position of this process under torchrun; None starts ``job.train.workers`` workers here.
+        trace_file: the file to which worker 0 writes a trace (Trace Event Format); None records none.
+        resume: the value that :func:`checked_resume` returned.
+        overwrites: whether checkpoints of other runs are removed from the job's folders.
 
     Raises:
         SparserowError: a file, a setting, a server or a worker is at fault.
     """
-    if place is not None:  # torchrun starts workers again by itself
-        from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
+    if place is not None:  # torchrun restarts workers by itself
+        from torch.distributed.elastic.multiprocessing.errors import record  # this import is slow
 
         # Each agent of torchrun shows the first error of its host; the coordinator has those of all hosts.
         identity = RunIdentity.of_torchrun(place.run, resume=resume, overwrites=overwrites)
@@ -123,16 +130,19 @@ def run_job(
         except (Unavailable, Fenced, DeadlineExceeded, NotFound, Internal) as error:
             if not left:
                 raise
-            print(f"sparserow: {error}; all go back to the last checkpoint ({left} restarts left)", file=sys.stderr)
+            print(
+                f"sparserow: {error}; the run begins again from the last checkpoint ({left} restarts left)",
+                file=sys.stderr,
+            )
             time.sleep(_RESTART_PAUSE_SEC)
     raise AssertionError("unreachable")
 
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
-    # Workers of their own, so that the end of one is not this process's.
+    # The workers are separate processes, so that the end of a worker does not end this process.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     if not is_apart:
-        from ...worker.training.build_model import check_data  # imports torch, as this process will anyway
+        from ...worker.training.build_model import check_data  # imports torch, which this process needs anyway
 
         check_data(job.data, job.model)
     with _cluster(job) as (coordinator, check):
@@ -193,12 +203,13 @@ def _run_here(
 def _run_under_torchrun(
     job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
 ) -> TrainResult:
-    """Worker 0 starts the cluster where none is named, and tells the others its address."""
+    """Runs one worker under torchrun; worker 0 starts the cluster where none is named, and shares its address."""
     from ...worker.training.process_group import joined_group
 
     if _starts_cluster(job) and place.local_world != place.world:
         raise FailedPrecondition(
-            "cluster.address: is missing; a job on several machines needs a running cluster that all of them reach"
+            "cluster.address: the address is missing; a job on several machines needs a running cluster that all of "
+            "them reach"
         )
     if job.train.dense == "ps":
         return _run_apart(job, place, trace_file, resume, identity)
@@ -221,12 +232,15 @@ def _run_under_torchrun(
 def _run_apart(
     job: JobConfig, place: TorchrunPlace, trace_file: Path | None, resume: str, identity: RunIdentity
 ) -> TrainResult:
-    """Workers that never meet: each returns its own part, and the first the evaluation."""
+    """Runs this worker of a job whose workers do not wait for each other.
+
+    Each returns the metrics of its own part, and the first also the evaluation.
+    """
     from ...worker.training.process_group import WorkerGroup
 
     if _starts_cluster(job):
         raise FailedPrecondition(
-            "cluster.address: is missing; under torchrun, train.dense ps needs a running cluster, as workers never meet"
+            "cluster.address: the address is missing; under torchrun, train.dense ps needs a running cluster"
         )
     group = WorkerGroup(place.rank, place.world, meets=False)
     return _run_here(
@@ -246,7 +260,7 @@ def _starts_cluster(job: JobConfig) -> bool:
 
 
 def _with_root(job: JobConfig) -> ClusterConfig:
-    """The job's own cluster, which saves below the folder of the job's checkpoints."""
+    """Returns the section of the job's own cluster, which may also save below the folder of the job's checkpoints."""
     if job.train.checkpoint is None:
         return job.cluster
     roots = (*job.cluster.checkpoint_roots, absolute(job.train.checkpoint.url))
@@ -255,8 +269,10 @@ def _with_root(job: JobConfig) -> ClusterConfig:
 
 @contextlib.contextmanager
 def _cluster(job: JobConfig) -> Iterator[tuple[str | None, Callable[[], None]]]:
-    """The coordinator's address (of the running cluster, or of one for the duration of the block; None for none), and
-    what raises when a cluster of the block's own has ended.
+    """Yields the address of the coordinator, and a check that raises when the job's own cluster has ended.
+
+    The coordinator is that of the running cluster, or of a cluster for the duration of the block. The address is None
+    with backend local.
     """
     if not _starts_cluster(job):
         yield (job.cluster.address if job.model.backend == "ps" else None), lambda: None

@@ -1,4 +1,4 @@
-"""What a worker of a training job exports: how training goes, and its session's counters."""
+"""The Prometheus metrics of a worker of a training job: its progress, and the counters of its session."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class TrainingMetrics(Collector):
-    """An observer that remembers the last that it was told, for Prometheus, and tells another one.
+    """An observer that keeps the last reported values for Prometheus, and forwards every report to another observer.
 
     Args:
-        rank: of the worker.
-        observer: told too.
+        rank: the rank of the worker.
+        observer: the observer that receives every report as well.
 
     Attributes:
-        session: of the job's session; None: there is none yet.
+        session: the metrics of the job's session; None while there is no session.
     """
 
     def __init__(self, rank: int, observer: Observer) -> None:
@@ -34,21 +34,21 @@ class TrainingMetrics(Collector):
         self.session: SessionMetrics | None = None
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
-        """See :class:`Observer`."""
+        """Keeps and forwards the progress; see :class:`Observer`."""
         self._epoch, self._samples, self._loss, self._auc = epoch, samples, loss, auc
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
 
     def evaluating(self, epoch: int) -> None:
-        """See :class:`Observer`."""
+        """Forwards the start of an evaluation; see :class:`Observer`."""
         self._observer.evaluating(epoch)
 
     def epoch(self, result: EpochResult) -> None:
-        """See :class:`Observer`."""
+        """Keeps and forwards the result of an epoch; see :class:`Observer`."""
         self._test_auc = result.test_auc
         self._observer.epoch(result)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment; those that nothing is known of yet have no sample."""
+        """Yields the values of all metrics at this moment; a metric without a value yet has no sample."""
         for name, sentence, value in (
             ("epoch", "Epoch that is being trained, from 1 (number).", self._epoch),
             ("samples", "Samples of this epoch so far, of all workers (count).", self._samples),

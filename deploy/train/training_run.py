@@ -1,4 +1,4 @@
-"""One worker's run of a job, put together: session, backend, trainer. The composition root of training."""
+"""Puts together and runs one worker of a job: session, backend, trainer. It is the composition root of training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ...worker.training.training_backend import TrainingBackend
 
 _DEADLINE_SEC = 30.0
-# A worker's pull may wait while worker 0 evaluates: there is no collective in which it could wait instead.
+# A pull of a worker may wait while worker 0 evaluates, because there is no collective in which it could wait.
 _APART_DEADLINE_SEC = 600.0
-_GATHER_SEC = 600.0  # workers that a scheduler places may come minutes apart
+_GATHER_SEC = 600.0  # workers that a scheduler places may start minutes apart
 
 
 def run_worker(
@@ -40,16 +40,19 @@ def run_worker(
     """Trains ``job`` as one worker of ``group``; all ranks return the same metrics.
 
     Args:
-        job: what to train.
+        job: the job to train.
         group: this worker and its peers.
-        local_world: workers that share this machine's cores.
-        coordinator: ``HOST:PORT``; None with backend local.
-        observer: told of progress on rank 0.
-        trace_file: where rank 0 writes what ran when, of all workers; where workers never meet,
-            another writes a file of its own, ``.RANK`` behind the name. None: nothing is recorded.
-        resume: never; auto: from the newest checkpoint, where there is one; or the name of a checkpoint.
-        run: names the run, for ``train.elastic``.
-        identity: of the run, for its checkpoints; None: a run of its own.
+        local_world: the number of workers that share this machine's cores.
+        coordinator: ``HOST:PORT`` of the coordinator; None with backend local.
+        observer: receives the progress on rank 0.
+        trace_file: the file to which rank 0 writes a trace of all workers. Where workers do not wait for each other,
+            every other rank writes a file of its own, with ``.RANK`` behind the name. None records none.
+        resume: "never"; "auto", to begin at the newest checkpoint if there is one; or the name of a checkpoint.
+        run: the id of the run, for ``train.elastic``.
+        identity: the identity of the run, for its checkpoints; None makes a new one.
+
+    Returns:
+        The result of the job.
 
     Raises:
         FailedPrecondition: the job's folders have checkpoints of another run.
@@ -93,7 +96,7 @@ def run_worker(
         with serve_metrics(metrics, host=host, port=port):
             return train_with(LocalBackend(job.train, trace))
     if coordinator is None:
-        raise FailedPrecondition("train: model.backend ps needs a cluster")
+        raise FailedPrecondition("train: model.backend ps needs a cluster; no coordinator was given")
     from ...proto.telemetry import telemetry_from_environment
     from ...worker.session.connect import connect
     from ...worker.session.row_cache import RowCache, check_cache
@@ -130,7 +133,7 @@ def run_worker(
 
 
 def _with_places(job: JobConfig, trainer: Trainer, backend: TrainingBackend, result: TrainResult) -> TrainResult:
-    """Keeps or publishes the model as the job says; the result, with what has the model when the run is over."""
+    """Keeps or publishes the model as the job says; returns the result with the places that have the model."""
     if backend.session is None:
         return result
     from .kept_model import KeptModel, TrainedModel, keep_model
@@ -148,7 +151,10 @@ def _with_places(job: JobConfig, trainer: Trainer, backend: TrainingBackend, res
 
 
 def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:
-    """Before any worker joins the job: rank 0 looks, and no other one passes its gathering without it."""
+    """Checks the job's folders on rank 0 before any worker joins the job, and refuses the job on all ranks.
+
+    No other rank can pass the gathering of the job without rank 0.
+    """
     refusal = None
     if group.rank == 0:
         try:
@@ -163,7 +169,7 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
 
 
 def _make_folder_of_models(job: JobConfig) -> None:
-    """Raises FailedPrecondition where the job names one that cannot be made."""
+    """Creates the folder of models that the job names; raises FailedPrecondition when that fails."""
     from ...proto.checkpoint.folder import Folder
 
     root = job.keep if job.publish is None else job.publish.root

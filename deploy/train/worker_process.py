@@ -1,8 +1,8 @@
-"""A worker process of a job, started by ``job_workers``; not for people.
+"""A worker process of a job, which ``job_workers`` starts; it is not meant for users.
 
-It reads one line of JSON from the socket whose descriptor is its argument, trains, and answers one line:
-``{"result": {...}}`` or ``{"error": NUMBER, "message": TEXT}``. It ends when the other end of the socket is closed,
-so it never outlives its parent.
+It reads one line of JSON from the socket whose descriptor is its argument, trains, and answers with one line:
+``{"result": {...}}`` or ``{"error": NUMBER, "message": TEXT}``. It ends when the other end of the socket is closed, so
+it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ...proto.security.security import use_security
 
 
 def main() -> None:
-    """The process's entry point: ``python -m ...worker_process DESCRIPTOR``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """The entry point of the process: ``python -m ...worker_process DESCRIPTOR``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as link:
         line = link.makefile("rb").readline()
         if not line:
@@ -33,7 +33,7 @@ def main() -> None:
         threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
         answer = _train(json.loads(line))
         link.sendall(json.dumps(answer).encode() + b"\n")
-        # The parent closes its end when it has read the answer; peers may still talk to this process until then.
+        # The parent closes its end when it has read the answer; peers may still need this process until then.
         code = 0 if "result" in answer else 1
         sys.stdout.flush()
         sys.stderr.flush()
@@ -77,7 +77,8 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
     except SparserowError as error:
         return {"error": error.number, "message": str(error)}
     except Exception as error:
-        # This error is often the echo of a peer's end. The parent prints it when no peer gave an error of its own.
+        # Another worker's end has often caused this error. The parent prints it when no worker gave an error of the
+        # taxonomy.
         return {
             "error": Internal.number,
             "message": f"{type(error).__name__}: {error}",

@@ -1,4 +1,4 @@
-"""What a manifest is made of: files with their sizes and checksums, tables, workers, jobs."""
+"""The entries of a manifest: files with their sizes and checksums, tables, workers and jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(r"save-(\d{6,18})")
 
 
 def number_of(name: str) -> int | None:
-    """The number of a checkpoint's folder; None for a name that is none."""
+    """Returns the number of a checkpoint's folder; None when ``name`` is not the name of a checkpoint."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -31,7 +31,7 @@ CheckpointName = Annotated[Text, AfterValidator(_checkpoint_name)]
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file of a checkpoint or published model: its name, bytes, and the XXH3-64 of these in hexadecimal digits."""
+    """A file of a checkpoint or published model: its name, its size in bytes, and its XXH3-64 in hexadecimal digits."""
 
     file: FileName
     bytes: Count
@@ -40,8 +40,9 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class PartEntry(FileFacts):
-    """Rows of one table that one shard wrote, all of slots [first_slot, end_slot). The file may have other tables'
-    rows too.
+    """Rows of one table that one shard wrote, all in slots [first_slot, end_slot).
+
+    The file may also have rows of other tables.
     """
 
     shard: Count
@@ -52,7 +53,7 @@ class PartEntry(FileFacts):
 
 @dataclass(frozen=True)
 class SlotsEntry(FileFacts):
-    """What one shard knew of its slots, all of which are in [first_slot, end_slot)."""
+    """A file in which one shard wrote the state of its slots, all of which are in [first_slot, end_slot)."""
 
     first_slot: Count
     end_slot: Count
@@ -60,20 +61,20 @@ class SlotsEntry(FileFacts):
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A table and its rows."""
+    """A table and the parts that hold its rows."""
 
     schema: TableSchema
     parts: tuple[PartEntry, ...]
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows in all parts."""
         return sum(part.rows for part in self.parts)
 
 
 @dataclass(frozen=True)
 class WorkerEntry(FileFacts):
-    """What a worker gave: dense side, optimizers, reader, random numbers."""
+    """A file with the state of one worker: dense tower, optimizers, reader and random state."""
 
     rank: Count
     worker_id: Count
@@ -82,13 +83,13 @@ class WorkerEntry(FileFacts):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job at the cut.
+    """The state of a job at the cut.
 
     Attributes:
-        step: the last one in the cut, -1 before the first; without staleness 0 the highest of any worker.
-        sequences: (worker id, epoch, last sequence in the cut).
-        windows: by shard, what each knew of the workers' commits (``install_jobs`` of the native server).
-        data: how much of an epoch the rows have, where the coordinator leases data; else {}.
+        step: the last step in the cut, -1 before the first; unless staleness is 0, the highest step of any worker.
+        sequences: (worker id, epoch, last sequence in the cut) of each worker.
+        windows: the commits of the workers that each shard knew (``install_jobs`` of the native server), by shard.
+        data: the progress of the epoch that the rows contain, where the coordinator leases data; {} otherwise.
     """
 
     job_id: Count

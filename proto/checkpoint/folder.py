@@ -1,7 +1,8 @@
-"""A folder by URL, through fsspec: a file is there whole or not at all, and on the disk when ``write`` returns.
+"""A folder given by a URL, read and written with fsspec.
 
-An object store has whole objects only. On a local disk a file is synced before it counts, and the one that must appear
-in one instant takes its name by a rename.
+A file is there whole or not at all, and it is on the disk when ``write`` returns. An object store has whole objects
+only. On a local disk a file is synced before it counts; a file that must appear in one instant gets its name by a
+rename.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .local_file import write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
-_TRIES = 4  # of a remote call
+_TRIES = 4  # attempts of a remote call
 _FIRST_PAUSE_SEC = 0.2
 _STORES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "pyarrow")
 _WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs"})
@@ -43,7 +44,7 @@ _FINAL = (
 
 @contextmanager
 def typed(url: str) -> Iterator[None]:
-    """Errors of storage as errors of ours, naming the URL."""
+    """Turns errors of storage into errors of the taxonomy that name the URL."""
     try:
         yield
     except (SparserowError, MemoryError):
@@ -56,17 +57,17 @@ def typed(url: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(f"{url}: {error.strerror}; make room and try again") from error
         raise FailedPrecondition(f"{url}: {error.strerror or error}") from error
-    except Exception as error:  # a package of an object store has errors of its own
+    except Exception as error:  # packages for object stores raise error classes of their own
         if type(error).__module__.partition(".")[0] not in _STORES:
             raise
         raise FailedPrecondition(f"{url}: {error}") from error
 
 
 def file_system_of(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and its path there.
+    """Returns the fsspec file system of a URL, and the path in it.
 
     Raises:
-        InvalidArgument: an unknown scheme, or one whose package is not installed.
+        InvalidArgument: the scheme is unknown, or its package is not installed.
     """
     try:
         file_system, path = fsspec.core.url_to_fs(url)
@@ -79,12 +80,19 @@ def file_system_of(url: str) -> tuple[Any, str]:
 
 
 class Folder:
-    """A folder that need not exist yet. Thread-safe as fsspec is.
+    """A folder that need not exist yet. It is as thread-safe as fsspec is.
 
-    Every name of a file or folder in it is a plain file name; another one is InvalidArgument.
+    Every name of a file or folder in it is a plain file name; any other name raises InvalidArgument.
+
+    Args:
+        url: the URL or path of the folder.
+
+    Attributes:
+        url: the URL without its last slash.
+        is_local: whether the folder is on a local file system.
 
     Raises:
-        InvalidArgument: an unknown scheme, or one whose package is not installed.
+        InvalidArgument: the scheme is unknown, or its package is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -95,29 +103,29 @@ class Folder:
 
     def __truediv__(self, name: str) -> Folder:
         path = self._inside(name)
-        made = copy(self)  # a file system is not made anew, which may take time
+        made = copy(self)  # shares the file system, because making one may take time
         made.url, made._path = f"{self.url.rstrip('/')}/{name}", path
         return made
 
     def _inside(self, name: str) -> str:
-        """The path of a file of this folder."""
+        """Returns the path of a file of this folder, after checking its name."""
         check_file_name(self.url, name)
         return f"{self._path}/{name}"
 
     def make(self) -> None:
-        """Makes it, with its parents; harmless when it is there.
+        """Creates the folder with its parents; the call is harmless when the folder exists.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: it cannot be made.
+            FailedPrecondition, ResourceExhausted: the folder cannot be created.
         """
         named = self._file_system.protocol
         if _WITHOUT_FOLDERS.intersection([named] if isinstance(named, str) else named):
-            return  # a bucket is not made in passing
+            return  # an object store has no folders, and a bucket is not created here
         with typed(self.url):
             self._file_system.makedirs(self._path, exist_ok=True)
 
     def names(self) -> list[str]:
-        """Names of what lies in it, sorted; none when it does not exist."""
+        """Returns the sorted names of the files and folders in it; the list is empty when the folder does not exist."""
         with typed(self.url):
             self._file_system.invalidate_cache()
             try:
@@ -127,7 +135,9 @@ class Folder:
         return sorted(name for name in (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found) if name)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file that lies in it, by name, as of one listing; none when it does not exist."""
+        """Returns the size in bytes of each file in it, by name, from one listing; empty when the folder does not
+        exist.
+        """
         with typed(self.url):
             self._file_system.invalidate_cache()
             try:
@@ -139,27 +149,31 @@ class Folder:
         return {name: self.size(name) if size is None else int(size) for name, size in sizes.items()}
 
     def exists(self, name: str) -> bool:
-        """Whether a file of that name is there."""
+        """Whether the folder has a file of that name."""
         path = self._inside(name)
         with typed(self.url):
             self._file_system.invalidate_cache()
             return bool(self._again(lambda: self._file_system.exists(path)))
 
     def size(self, name: str) -> int:
-        """Bytes of a file.
+        """Returns the size of a file in bytes.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such file.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
             return int(self._again(lambda: self._file_system.size(path)))
 
     def write(self, name: str, pieces: Sequence[Piece]) -> None:
-        """Writes a file, which is on the disk when this returns; what is left of a failure has no use.
+        """Writes a file, which is on the disk when the call returns. What a failed call leaves is not usable.
+
+        Args:
+            name: the name of the file.
+            pieces: the contents, written one after another.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: naming the file.
+            FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
@@ -170,10 +184,10 @@ class Folder:
             write_file(path, [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes a small file that appears in one instant, after all that was written before it.
+        """Writes a small file that appears in one instant, after everything that was written before it.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: naming the file.
+            FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
         """
         whole = self._inside(name)
         if not self.is_local:
@@ -190,14 +204,18 @@ class Folder:
                     os.close(descriptor)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Writes a small file unless there is one of that name, in one instant; whether it was written.
+        """Writes a small file in one instant, unless there is a file of that name.
 
         Args:
-            name: of the file.
-            data: unlike any other writer's, as a write whose answer was lost is known by it.
+            name: the name of the file.
+            data: the contents, which must differ from every other writer's, because they identify a write whose answer
+                was lost.
+
+        Returns:
+            Whether this call wrote the file.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: naming the file.
+            FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
@@ -214,24 +232,24 @@ class Folder:
                     return False
             try:
                 return bytes(self._again(lambda: self._file_system.cat_file(path))) == data
-            except FileNotFoundError:  # its maker has removed it meanwhile
+            except FileNotFoundError:  # the writer of the file has removed it meanwhile
                 return False
 
     def delete(self, name: str) -> None:
-        """Removes a file; harmless when it is gone.
+        """Removes a file; the call is harmless when the file is gone.
 
         Raises:
-            FailedPrecondition: it cannot be removed.
+            FailedPrecondition: the file cannot be removed.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"), suppress(FileNotFoundError):
             self._again(partial(self._file_system.rm, path, recursive=True))
 
     def read(self, name: str) -> memoryview:
-        """A file's bytes; a local one is mapped, so that what is not looked at is not read.
+        """Returns the bytes of a file. A local file is mapped, so that only the parts that are used are read.
 
         Raises:
-            NotFound, FailedPrecondition: naming the file.
+            NotFound, FailedPrecondition: the file is missing or cannot be read; the text names it.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
@@ -242,11 +260,11 @@ class Folder:
             return memoryview(np.memmap(path, np.uint8, mode="r"))  # type: ignore[arg-type]
 
     def read_small(self, name: str, most_bytes: int) -> bytes:
-        """A small file's bytes; no more than ``most_bytes`` and one are asked for.
+        """Returns the bytes of a small file; it asks for no more than ``most_bytes`` + 1.
 
         Raises:
-            NotFound, FailedPrecondition: naming the file.
-            DataLoss: it has more bytes.
+            NotFound, FailedPrecondition: the file is missing or cannot be read; the text names it.
+            DataLoss: the file has more than ``most_bytes``.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
@@ -256,7 +274,7 @@ class Folder:
             else:
                 data = bytes(self._again(lambda: self._cat_some(path, most_bytes + 1)))
         if len(data) > most_bytes:
-            raise DataLoss(f"{self.url}/{name}: is damaged: has too many bytes; allowed: at most {most_bytes}")
+            raise DataLoss(f"{self.url}/{name}: is damaged: it has too many bytes; allowed: at most {most_bytes}")
         return data
 
     def _cat_some(self, path: str, most_bytes: int) -> bytes:
@@ -264,13 +282,15 @@ class Folder:
             return bytes(self._file_system.cat_file(path, start=0, end=most_bytes))
         except _FINAL:
             raise
-        except OSError:  # an object store has no range of an empty file
+        except OSError:  # object stores refuse a range of an empty file
             if self._file_system.size(path) != 0:
                 raise
             return b""
 
     def read_ahead(self, name: str) -> None:
-        """Lets the system read a local file that is about to be read whole, and does not wait for it; a wish."""
+        """Asks the system to read a local file in the background, because it is about to be read whole; errors are
+        ignored.
+        """
         if not self.is_local:
             return
         with suppress(OSError):
@@ -281,10 +301,10 @@ class Folder:
                 os.close(descriptor)
 
     def remove(self) -> None:
-        """Removes it with all that lies in it; harmless when it is gone. Its manifest goes first.
+        """Removes the folder with everything in it, manifest first; the call is harmless when the folder is gone.
 
         Raises:
-            FailedPrecondition: it cannot be removed.
+            FailedPrecondition: the folder cannot be removed.
         """
         with typed(self.url):
             for path in (f"{self._path}/manifest.json", self._path):
@@ -292,10 +312,10 @@ class Folder:
                     self._again(partial(self._file_system.rm, path, recursive=path == self._path))
 
     def abort_uploads(self, begins: str) -> None:
-        """Ends uploads of killed writers to an object store: such parts are invisible and cost room.
+        """Ends the unfinished uploads that killed writers left in an object store: they are invisible but take space.
 
         Args:
-            begins: of names that lie directly in this folder, or in folders in it.
+            begins: the prefix of the names to look at, of files directly in this folder or of folders in it.
 
         Raises:
             FailedPrecondition: the store refuses.
@@ -311,7 +331,9 @@ class Folder:
                     self._again(partial(self._file_system.abort_mpu, bucket, upload["Key"], upload["UploadId"]))
 
     def _again(self, call: Any) -> Any:
-        """A remote call is tried some times: object stores refuse a request now and then."""
+        """Makes a call and repeats it a few times when it is remote, because object stores fail
+        a request now and then.
+        """
         pause = _FIRST_PAUSE_SEC
         for left in range(_TRIES - 1, -1, -1):
             try:

@@ -1,8 +1,8 @@
-"""A local file that is written once and is on the disk when that returns.
+"""Writes a local file once; the file is on the disk when the call returns.
 
-Large ones go around the page cache where the file system allows it (O_DIRECT): what a save writes is not read again
-soon, and to copy it into new pages, which the system then writes, cost more CPU time than all else that a save does and
-drove out pages that other files' readers use.
+Large files bypass the page cache where the file system allows it (O_DIRECT), because a save is not read again soon.
+Copying it into new pages, which the system then writes, took more CPU time than the rest of a save.
+It also evicted pages that readers of other files use.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_BLOCK = 4096  # lengths and offsets of direct writes are multiples of it
-_PIECE_BYTES = 1 << 20  # of one write
+_BLOCK = 4096  # bytes; lengths and offsets of direct writes are multiples of it
+_PIECE_BYTES = 1 << 20  # bytes of one write
 _LEAST_DIRECT_BYTES = 4 << 20
 
 
 def write_file(path: str, pieces: Sequence[Bytes]) -> None:
-    """Writes the pieces (n) one after another; what a failure has left is removed.
+    """Writes a file and syncs it; after a failure the file is removed.
+
+    Args:
+        path: the path of the file.
+        pieces: the contents, (n) uint8 each, written one after another.
 
     Raises:
-        OSError: as the system says.
+        OSError: the system refused a write.
     """
     try:
         if sum(len(piece) for piece in pieces) < _LEAST_DIRECT_BYTES or not _write_direct(path, pieces):
@@ -46,7 +50,9 @@ def _write_cached(path: str, pieces: Sequence[Bytes]) -> None:
 
 
 def _write_direct(path: str, pieces: Sequence[Bytes]) -> bool:
-    """False: this file system does not; then the file is to be written anew."""
+    """Writes a file with O_DIRECT; returns False when the file system does not support it, and the file is to be
+    written anew.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -70,7 +76,7 @@ def _write_direct(path: str, pieces: Sequence[Bytes]) -> bool:
 
 
 def _in_blocks(pieces: Sequence[Bytes]) -> Iterator[memoryview]:
-    """All bytes, copied to memory that begins at a page, whole blocks at a time; the last is filled up with zeros."""
+    """Yields all bytes as whole blocks in page-aligned memory; the last block is padded with zeros."""
     buffer, filled = np.frombuffer(mmap.mmap(-1, _PIECE_BYTES), np.uint8), 0
     for piece in pieces:
         taken = 0

@@ -1,4 +1,6 @@
-"""The manifest: what belongs to a checkpoint, with sizes and checksums. Written last: without it there is none."""
+"""The manifest: the list of a checkpoint's files with sizes and checksums. It is written last and makes a checkpoint of
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,10 @@ from .entries import (
 from .folder import Folder
 
 FORMAT = 2
-FORMATS = (1, 2)  # that this program reads
+FORMATS = (1, 2)  # formats that this program reads
 FILE = "manifest.json"
 READ_WHOLE_FILE = "read-whole.json"
-MOST_BYTES = 256 << 20  # of a manifest
+MOST_BYTES = 256 << 20  # the largest size of a manifest
 _MOST_NOTE_BYTES = 4096
 
 
@@ -49,17 +51,24 @@ class Manifest:
     """A checkpoint.
 
     Attributes:
-        name: of its folder.
-        created: UTC, ISO 8601.
-        cluster_id, slot_count, shards, lineage: of the cluster that wrote it.
-        slots: files with the last version given in each slot, and whether the slot is here with all its rows.
-        base: name of the checkpoint in the same folder that this one adds what changed to; empty: it has all rows.
-        chain: how many checkpoints it needs beside itself; ``chain_bytes`` of rows are in those that have not all.
-        needs: their names, the oldest first; empty also where a program wrote it that did not note them.
-        full_bytes: of the rows of the oldest of them, which has all; 0 likewise.
-        since_full: saves since one had all rows.
-        job: id of the job whose workers gave their states; 0: rows alone.
-        config: what the job was made of, as its author gave it.
+        name: the name of its folder.
+        created: the time of the save in UTC, ISO 8601.
+        cluster_id, slot_count, shards, lineage: facts of the cluster that wrote the checkpoint.
+        tables: the tables and the files of their rows.
+        slots: the files with the last version given in each slot, and whether the checkpoint has all rows of the slot.
+        jobs: the state of each job at the cut.
+        workers: the files with the state of each worker.
+        job: the id of the job whose workers gave their states; 0 when rows were saved alone.
+        base: the name of the checkpoint in the same folder whose changes this one holds; empty when it has all rows.
+        chain: the number of checkpoints that it needs beside itself.
+        chain_bytes: the size of the row files of the checkpoints in the chain that do not have all rows.
+        needs: the names of the needed checkpoints, the oldest first. It is also empty where an older program wrote the
+            manifest.
+        full_bytes: the size of the row files of the oldest needed checkpoint, which has all rows. It is 0 where
+            ``needs`` is empty.
+        since_full: the number of saves since a checkpoint had all rows.
+        config: the configuration of the job, as its author gave it.
+        stats: numbers about the save.
     """
 
     name: CheckpointName
@@ -84,40 +93,40 @@ class Manifest:
 
     @property
     def step(self) -> int:
-        """Of the job that saved; -1 when it saved rows alone, or before its first step."""
+        """The last step of the job that saved; -1 when rows were saved alone, or before the job's first step."""
         return next((job.step for job in self.jobs if job.job_id == self.job), -1)
 
     @property
     def rows(self) -> int:
-        """Of all tables."""
+        """The number of rows of all tables."""
         return sum(table.rows for table in self.tables)
 
     @property
     def row_bytes(self) -> int:
-        """Of the files of its rows."""
+        """The size of all row files, in bytes."""
         return sum(facts.bytes for facts in _distinct(part for table in self.tables for part in table.parts))
 
     @property
     def size(self) -> int:
-        """Of all files but the manifest."""
+        """The size of all files except the manifest, in bytes."""
         return sum(facts.bytes for facts in self.files())
 
     def files(self) -> list[FileFacts]:
-        """All files but the manifest, each once."""
+        """Returns all files except the manifest, each once."""
         return _distinct([*(part for table in self.tables for part in table.parts), *self.slots, *self.workers])
 
     def check_names(self) -> None:
-        """Raises DataLoss when two different files have one name."""
+        """Raises DataLoss when two different files have the same name."""
         known: dict[str, tuple[int, str]] = {}
         for facts in (*(part for table in self.tables for part in table.parts), *self.slots, *self.workers):
             if known.setdefault(facts.file, (facts.bytes, facts.xxh3)) != (facts.bytes, facts.xxh3):
                 raise DataLoss(f"{self.name}: two files are named {facts.file}")
 
     def to_bytes(self) -> bytes:
-        """The file.
+        """Returns the bytes of the manifest's file.
 
         Raises:
-            ResourceExhausted: it is longer than a program reads.
+            ResourceExhausted: the file is larger than a program reads.
         """
         document = asdict(replace(self, tables=()))
         parts = {part.file: part for table in self.tables for part in table.parts}
@@ -138,34 +147,42 @@ class Manifest:
         body = json.dumps({"format": FORMAT, **document}, sort_keys=True)
         data = json.dumps({"xxh3": _checksum(body), "checkpoint": json.loads(body)}, indent=1).encode()
         if len(data) > MOST_BYTES:
-            raise ResourceExhausted(f"{self.name}/{FILE}: has {len(data)} bytes; allowed: at most {MOST_BYTES}")
+            raise ResourceExhausted(
+                f"{self.name}/{FILE}: the manifest has {len(data)} bytes; allowed: at most {MOST_BYTES}"
+            )
         return data
 
     @staticmethod
     def of_bytes(data: bytes, where: str) -> Manifest:
-        """The manifest of a file's bytes.
+        """Returns the manifest that a file's bytes hold.
+
+        Args:
+            data: the bytes of the file.
+            where: the name of the file, which error messages have.
 
         Raises:
-            DataLoss: it is damaged.
-            FailedPrecondition: it is of another version.
+            DataLoss: the file is damaged.
+            FailedPrecondition: the file has another format.
         """
         document = parse_json(data, where, MOST_BYTES)
         try:
             body = document["checkpoint"]
             if body["format"] not in FORMATS:
-                raise FailedPrecondition(f"{where}: has format {body['format']}; this program reads formats 1 and 2")
+                raise FailedPrecondition(
+                    f"{where}: the manifest has format {body['format']}; this program reads formats 1 and 2"
+                )
             if document["xxh3"] != _checksum(json.dumps(body, sort_keys=True)):
-                raise DataLoss(f"{where}: is damaged: its checksum does not hold")
+                raise DataLoss(f"{where}: is damaged: its checksum does not match")
             fields = _fields_of(body)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ProtobufDecodeError) as error:
             if isinstance(error, SparserowError):
                 raise
-            raise DataLoss(f"{where}: is damaged, or no manifest: {type(error).__name__}: {error}") from None
+            raise DataLoss(f"{where}: is damaged, or is not a manifest: {type(error).__name__}: {error}") from None
         return checked(_MANIFEST, fields, where)
 
 
 def _fields_of(body: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's fields as documents of today's format, which are not checked yet."""
+    """Returns the fields of a manifest in the current format; they are not checked yet."""
     is_first = body["format"] == 1
     written = body.get("parts", ())
     every_slot = {"first_slot": 0, "end_slot": body["slot_count"]}
@@ -201,16 +218,17 @@ def _distinct(facts: Iterable[FileFacts]) -> list[FileFacts]:
 
 
 def now_text() -> str:
-    """The present time as a manifest has it."""
+    """Returns the present time in the form that a manifest has."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def list_names(folder: Folder, known: set[str] | None = None) -> list[str]:
-    """Checkpoints in a folder, the oldest first.
+    """Returns the names of the checkpoints in a folder, the oldest first.
 
     Args:
-        folder: where they are.
-        known: names that have been seen with a manifest, which are not looked at again; it is brought up to date.
+        folder: the folder of the checkpoints.
+        known: names that are known to have a manifest; these are not looked at again, and the set is brought up to
+            date. None means an empty set.
     """
     known = set() if known is None else known
     there = [name for name in folder.names() if number_of(name) is not None]
@@ -220,17 +238,21 @@ def list_names(folder: Folder, known: set[str] | None = None) -> list[str]:
 
 
 def read_manifest(folder: Folder, name: str | None = None) -> Manifest:
-    """A checkpoint's manifest; None is the newest one.
+    """Returns the manifest of a checkpoint.
+
+    Args:
+        folder: the folder of the checkpoints.
+        name: the name of the checkpoint; None means the newest one.
 
     Raises:
         NotFound: there is no such checkpoint.
-        DataLoss, FailedPrecondition: as :meth:`Manifest.of_bytes`.
+        DataLoss, FailedPrecondition: as for :meth:`Manifest.of_bytes`.
     """
     if name is None:
         return _newest(folder)
     try:
         if number_of(name) is None:
-            raise NotFound(f"{name!r} is no name of a checkpoint")
+            raise NotFound(f"{name!r} is not the name of a checkpoint")
         data = (folder / name).read_small(FILE, MOST_BYTES)
     except NotFound:
         there = ", ".join(list_names(folder)) or "none"
@@ -244,17 +266,21 @@ def _newest(folder: Folder) -> Manifest:
         try:
             data = (folder / name).read_small(FILE, MOST_BYTES)
         except NotFound:
-            continue  # being written, or left by a save that was killed
+            continue  # the checkpoint is being written, or a killed save left it
         return replace(Manifest.of_bytes(data, f"{folder.url}/{name}/{FILE}"), name=name)
     raise NotFound(f"{folder.url}: there is no checkpoint")
 
 
 def read_chain(folder: Folder, name: str | None = None) -> list[Manifest]:
-    """A checkpoint after all that it adds to, the oldest of which has all rows; None is the newest one.
+    """Returns the manifests of a checkpoint and of those that it adds to; the oldest, which has all rows, comes first.
+
+    Args:
+        folder: the folder of the checkpoints.
+        name: the name of the checkpoint; None means the newest one.
 
     Raises:
         NotFound: there is no such checkpoint.
-        DataLoss: one that it needs is missing, or a manifest is damaged.
+        DataLoss: a needed checkpoint is missing, or a manifest is damaged.
     """
     chain = [read_manifest(folder, name)]
     while chain[0].base:
@@ -269,10 +295,10 @@ def read_chain(folder: Folder, name: str | None = None) -> list[Manifest]:
 
 
 def needs_of(folder: Folder, manifest: Manifest) -> tuple[str, ...]:
-    """Names of the checkpoints that one adds to, the oldest first.
+    """Returns the names of the checkpoints that a checkpoint adds to, the oldest first.
 
     Raises:
-        DataLoss: as :func:`read_chain`, where a program wrote it that did not note them.
+        DataLoss: as for :func:`read_chain`, which is used where an older program wrote the manifest.
     """
     if manifest.needs or not manifest.base:
         return manifest.needs
@@ -280,16 +306,19 @@ def needs_of(folder: Folder, manifest: Manifest) -> tuple[str, ...]:
 
 
 def begin_folder(folder: Folder, known: set[str] | None = None) -> str:
-    """Makes the folder of a new checkpoint, and removes what killed saves have left.
+    """Makes the folder of a new checkpoint, and removes the remains of killed saves.
 
-    One cluster at a time saves to a folder.
+    Only one cluster at a time may save to a folder.
 
     Args:
-        folder: where checkpoints are kept.
-        known: as in :func:`list_names`.
+        folder: the folder of the checkpoints.
+        known: names that are known to have a manifest, as in :func:`list_names`.
+
+    Returns:
+        The name of the new folder.
 
     Raises:
-        FailedPrecondition, ResourceExhausted: it cannot be made.
+        FailedPrecondition, ResourceExhausted: the folder cannot be made.
     """
     folder.make()
     folder.abort_uploads("save-")
@@ -311,10 +340,13 @@ def begin_folder(folder: Folder, known: set[str] | None = None) -> str:
 
 
 def verify(folder: Folder, chain: list[Manifest]) -> int:
-    """Reads every file of a checkpoint and of those that it adds to, and compares; returns the bytes read.
+    """Reads every file of a chain of checkpoints, and compares it with its manifest.
+
+    Returns:
+        The number of bytes read.
 
     Raises:
-        DataLoss: a file is missing or differs; names it.
+        DataLoss: a file is missing or differs; the text names it.
     """
     for manifest in chain:
         for facts in manifest.files():
@@ -323,7 +355,7 @@ def verify(folder: Folder, chain: list[Manifest]) -> int:
 
 
 def check_written(written: Folder, manifest: Manifest) -> None:
-    """Compares a checkpoint's folder with its manifest, which is not written yet: names and sizes, by one listing.
+    """Compares the names and sizes in a checkpoint's folder with a manifest that is not written yet, by one listing.
 
     Raises:
         DataLoss: two files have one name, or a file is missing or has another size.
@@ -333,38 +365,48 @@ def check_written(written: Folder, manifest: Manifest) -> None:
     for facts in manifest.files():
         if sizes.get(facts.file) != facts.bytes:
             found = f"has {sizes[facts.file]} bytes" if facts.file in sizes else "is missing"
-            raise DataLoss(f"{written.url}/{facts.file}: {found}; {facts.bytes} were written")
+            raise DataLoss(f"{written.url}/{facts.file}: the file {found}; {facts.bytes} bytes were written")
 
 
 def check_file(folder: Folder, facts: FileFacts) -> memoryview:
-    """The bytes of a file whose size and checksum hold.
+    """Returns the bytes of a file, after comparing its size and checksum.
 
     Raises:
-        DataLoss: it is missing or differs; names it.
+        DataLoss: the file is missing or differs; the text names it.
     """
     where = f"{folder.url}/{facts.file}"
     try:
         data = folder.read(facts.file)
     except NotFound:
-        raise DataLoss(f"{where}: is missing; the checkpoint is damaged") from None
-    check_bytes(data, facts, where, "is damaged: its checksum does not hold")
+        raise DataLoss(f"{where}: the file is missing; the checkpoint is damaged") from None
+    check_bytes(data, facts, where, "is damaged: its checksum does not match")
     return data
 
 
 def check_bytes(data: memoryview, facts: FileFacts, where: str, damage: str) -> None:
-    """Compares a file's bytes with what its manifest says.
+    """Compares a file's bytes with its entry in the manifest.
+
+    Args:
+        data: the bytes of the file.
+        facts: the entry in the manifest.
+        where: the name of the file, which begins an error message.
+        damage: the text of the error when the checksums differ.
 
     Raises:
-        DataLoss: the size differs, or the checksum, which ``damage`` words; names ``where``.
+        DataLoss: the size or the checksum differs; the text names ``where``.
     """
     if len(data) != facts.bytes:
-        raise DataLoss(f"{where}: has {len(data)} bytes, its manifest says {facts.bytes}")
+        raise DataLoss(f"{where}: the file has {len(data)} bytes; its manifest says {facts.bytes}")
     if xxhash.xxh3_64_hexdigest(data) != facts.xxh3:
         raise DataLoss(f"{where}: {damage}")
 
 
 def note_read_whole(folder: Folder, name: str) -> None:
-    """Notes in the folder that every row file of a checkpoint was read, and is as it was written.
+    """Notes in the folder that every row file of a checkpoint was read and matched its manifest.
+
+    Args:
+        folder: the folder of the checkpoints.
+        name: the name of the checkpoint.
 
     Raises:
         FailedPrecondition, ResourceExhausted: the note cannot be written.
@@ -373,7 +415,7 @@ def note_read_whole(folder: Folder, name: str) -> None:
 
 
 def last_read_whole(folder: Folder) -> str | None:
-    """Name of the checkpoint that was read whole last; None: none was, or the note is damaged."""
+    """Returns the name of the checkpoint that was last read whole; None when none was, or the note is damaged."""
     try:
         note = parse_json(folder.read_small(READ_WHOLE_FILE, _MOST_NOTE_BYTES), READ_WHOLE_FILE, _MOST_NOTE_BYTES)
     except (NotFound, DataLoss):
@@ -383,13 +425,18 @@ def last_read_whole(folder: Folder) -> str | None:
 
 
 def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]:
-    """Removes all but the newest ``keep`` checkpoints, the one that was read whole last, and those that they add to.
+    """Removes all checkpoints but the newest ``keep``, the one that was last read whole, and those that they add to.
+
+    Args:
+        folder: the folder of the checkpoints.
+        keep: the number of newest checkpoints that stay, at least 1.
+        known: names that are known to have a manifest, as in :func:`list_names`.
 
     Returns:
-        Names of those that were removed.
+        The names of the removed checkpoints.
 
     Raises:
-        InvalidArgument: ``keep`` below 1.
+        InvalidArgument: ``keep`` is below 1.
     """
     if keep < 1:
         raise not_allowed("checkpoint.keep", keep, ">= 1")

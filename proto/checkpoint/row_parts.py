@@ -1,11 +1,14 @@
-"""Rows as a safetensors file: what a shard writes, and any shard or program reads.
+"""The safetensors files of rows, which a shard writes and any shard or program reads.
 
-Tensors, n rows each: ``key`` uint64, ``weight`` (n, dim) as the table stores it, ``state`` (n, floats of the
-optimizer) float32, ``version`` uint64 (lineage << 48 | the slot's sequence), ``update_count`` uint32; and where the
-table's policy asks for it ``age_steps`` uint32, steps between the last push to the row and the cut, and
-``push_seconds`` uint32, the unix time of that push.
+A file has these tensors with n rows each:
 
-A file of one table says in its metadata of which (format 1). Small tables share a file (format 2): there the names of
+- ``key`` uint64, and ``weight`` (n, dim) in the dtype of the table;
+- ``state`` (n, floats of the optimizer) float32;
+- ``version`` uint64 (lineage << 48 | the slot's sequence), and ``update_count`` uint32;
+- ``age_steps`` uint32, the steps between the last push to the row and the cut, where the table's policy needs it;
+- ``push_seconds`` uint32, the unix time of that push, where the table's policy needs it.
+
+A file of one table names the table in its metadata (format 1). Small tables share a file (format 2): there the names of
 tensors begin with ``TABLE_ID.``, and ``sparserow.tables`` lists the tables as JSON.
 """
 
@@ -32,15 +35,17 @@ _DTYPES: dict[Dtype, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F
 
 @dataclass(frozen=True)
 class PartFacts:
-    """What a part says of itself.
+    """The facts in the header of a part: the table, the slots and the cluster of its rows.
 
     Attributes:
-        cluster_id: of the cluster that wrote it.
-        table: ``namespace/name``; ``table_id`` is its hash.
-        dtype: of the stored weights.
-        slot_count: of the cluster.
-        first_slot, end_slot: its rows are of slots [first_slot, end_slot), and are there at both ends. Those that
-            changed while a checkpoint was written may be in another file of it than their slots' other rows.
+        cluster_id: the id of the cluster that wrote the part.
+        table: the full name ``namespace/name``.
+        table_id: the hash of the full name.
+        dtype: the dtype of the stored weights.
+        slot_count: the number of slots of the cluster.
+        first_slot, end_slot: the range [first_slot, end_slot) of slots that has the rows; its first and last slot have
+            rows. Rows that changed while the checkpoint was written may be in another file than the other rows of their
+            slots.
     """
 
     cluster_id: int
@@ -54,8 +59,13 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns of rows: keys (n), versions (n), update_counts (n), weights (n, dim), state (n, floats), and for policies
-    that ask for them age_steps and push_seconds (n), else (0).
+    """Rows of one table, by column.
+
+    Attributes:
+        keys, versions, update_counts: (n) each.
+        weights: (n, dim) in the dtype of the table.
+        state: (n, floats of the optimizer) float32.
+        age_steps, push_seconds: (n) each for policies that need them, otherwise (0).
     """
 
     keys: NDArray[np.uint64]
@@ -68,20 +78,20 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """Bytes of all columns."""
+        """The size of all columns, in bytes."""
         return sum(column.nbytes for column in vars(self).values())
 
     def copy(self) -> Rows:
-        """The same in memory of its own."""
+        """Returns a copy of the rows in memory of its own."""
         return Rows(*(column.copy() for column in vars(self).values()))
 
     def take(self, chosen: NDArray[np.bool_]) -> Rows:
-        """The rows for which ``chosen`` (n) is true."""
+        """Returns the rows for which ``chosen`` (n) is true."""
         return Rows(*(column[chosen] if len(column) else column for column in vars(self).values()))
 
 
 def encode_rows(parts: Sequence[tuple[PartFacts, Rows]]) -> Encoded:
-    """The file of one table's rows, or of several tables' rows, which are of one cluster."""
+    """Returns the file of the rows of one table, or of several tables of the same cluster."""
     facts, rows = parts[0]
     metadata = {"cluster": f"{facts.cluster_id:x}", "slot_count": str(facts.slot_count)}
     if len(parts) == 1:
@@ -109,7 +119,7 @@ def _tensors(facts: PartFacts, rows: Rows, prefix: str) -> dict[str, Tensor]:
 
 
 def _said(facts: PartFacts) -> dict[str, str | int]:
-    """What a file says of one table's rows."""
+    """Returns what the header of a file says about the rows of one table."""
     return {
         "table": facts.table,
         "table_id": facts.table_id,
@@ -124,20 +134,23 @@ def _prefixed(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> list[tuple[PartFacts, Rows]]:
-    """The rows of a file by table, whose checksum holds.
+    """Returns the rows of a file by table, after comparing its checksum.
 
     Args:
-        data: its bytes.
-        name: for errors.
-        is_checked: they have the checksum that a manifest gives, so that of the file's own header is not compared.
+        data: the bytes of the file.
+        name: the name of the file, which error messages have.
+        is_checked: whether the caller has compared the checksum in the manifest; then the checksum in the header is not
+            compared.
 
     Raises:
-        DataLoss: it is damaged, or of another format; names it.
+        DataLoss: the file is damaged, or its format is unknown; the text names the file.
     """
     metadata, tensors = decode(data, name)
     said = {key.removeprefix(_PREFIX): value for key, value in metadata.items()}
     if said.get("format") not in (FORMAT, SHARED_FORMAT):
-        raise DataLoss(f"{name}: has format {said.get('format')!r}; this program reads {FORMAT} and {SHARED_FORMAT}")
+        raise DataLoss(
+            f"{name}: the file has format {said.get('format')!r}; this program reads {FORMAT} and {SHARED_FORMAT}"
+        )
     if not is_checked:
         check_sum(metadata, list(tensors.values()), name)
     try:
@@ -146,7 +159,7 @@ def decode_rows(data: memoryview, name: str, *, is_checked: bool = False) -> lis
         tables = parse_json(said["tables"].encode(), name, MOST_HEADER_BYTES)
         return [(_facts_of(said, table), _rows_of(tensors, f"{table['table_id']}.")) for table in tables]
     except (KeyError, ValueError, TypeError, StopIteration) as error:
-        raise DataLoss(f"{name}: its header lacks {error}") from None
+        raise DataLoss(f"{name}: the header of the file lacks {error}") from None
 
 
 def _facts_of(said: Mapping[str, str], table: Mapping[str, Any]) -> PartFacts:

@@ -1,7 +1,7 @@
 """Reads trees of nested containers from a safetensors file: tensors as tensors, all else as JSON in its header.
 
-No pickle: a file runs no code when it is read, and any program can open it. ``worker/checkpoint/state_tree.py`` writes
-such files.
+The file has no pickled objects, so reading it runs no code, and any program can open it.
+``worker/checkpoint/state_tree.py`` writes such files.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from .tensor_file import MOST_HEADER_BYTES, Tensor, check_sum, decode
 FORMAT = "1"
 TREE_KEY, FORMAT_KEY = "sparserow.state", "sparserow.format"
 
-MakeTensor = Callable[[NDArray[Any], bool], Any]  # of values that it may keep; True: they are bits of bfloat16
+# Its arguments are an array that it may keep, and whether the array's uint16 are bits of bfloat16.
+MakeTensor = Callable[[NDArray[Any], bool], Any]
 
 
 def decode_tree(data: memoryview, name: str, make_tensor: MakeTensor) -> dict[str, Any]:
-    """The nested dicts, lists and tuples of tensors, arrays, numbers, strings and None that the file holds.
+    """Returns the tree of a file: nested dicts, lists and tuples of tensors, arrays, numbers, strings and None.
 
     Args:
-        data: the file.
-        name: of the file, in errors.
-        make_tensor: makes a tensor of an array that owns its memory, and of whether its uint16 are bits of bfloat16.
+        data: the bytes of the file.
+        name: the name of the file, which error messages have.
+        make_tensor: makes a tensor of an array that owns its memory; its second argument says whether the array's
+            uint16 are bits of bfloat16.
 
     Raises:
         DataLoss: the file is damaged, or its format is unknown.
     """
     metadata, tensors = decode(data, name)
     if metadata.get(FORMAT_KEY) != FORMAT:
-        raise DataLoss(f"{name}: has format {metadata.get(FORMAT_KEY)!r}; this program reads {FORMAT}")
+        raise DataLoss(f"{name}: the file has format {metadata.get(FORMAT_KEY)!r}; this program reads {FORMAT}")
     check_sum(metadata, list(tensors.values()), name)
     try:
         tree = _whole(parse_json(metadata[TREE_KEY].encode(), name, MOST_HEADER_BYTES), tensors, make_tensor)

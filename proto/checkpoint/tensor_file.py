@@ -1,7 +1,7 @@
-"""The safetensors format, both ways: an 8-byte length, a JSON header, then the tensors, one after the other.
+"""Writes and reads the safetensors format: an 8-byte length, a JSON header, then the tensors one after the other.
 
-Written here and not by the library because servers have no torch, and numpy has no bfloat16; what is written, the
-library reads (tests/unit/test_checkpoint_files.py).
+This module does not use the safetensors library, because servers have no torch, and numpy has no bfloat16. The library
+reads the files that it writes (tests/unit/test_checkpoint_files.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..documents import parse_json
 from ..errors import DataLoss
 from .folder import Piece
 
-# Maps a dtype of safetensors to numpy's. bfloat16 has none there and is kept as its bits.
+# Maps a dtype of safetensors to numpy's. numpy has no bfloat16, so the values are kept as their bits.
 DTYPES: dict[str, str] = {
     "BOOL": "|b1",
     "U8": "|u1",
@@ -36,13 +36,13 @@ DTYPES: dict[str, str] = {
     "F32": "<f4",
     "F64": "<f8",
 }
-MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
+MOST_HEADER_BYTES = 100_000_000  # the bound of the safetensors library
 _CHECKSUM = "sparserow.xxh3"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a file: its safetensors dtype, and its values in the numpy dtype that holds it."""
+    """A tensor of a file: its safetensors dtype, and its values in the numpy dtype that represents it."""
 
     dtype: str
     values: NDArray[Any]
@@ -50,7 +50,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A file to be written, with its size and the checksum of all its bytes."""
+    """The contents of a file that is to be written.
+
+    Attributes:
+        pieces: the buffers of the file, in order.
+        size: the size of the file, in bytes.
+        xxh3: the XXH3-64 of all bytes, in hexadecimal digits.
+    """
 
     pieces: list[Piece]
     size: int
@@ -58,7 +64,7 @@ class Encoded:
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Encoded:
-    """A file of these tensors; the metadata also gets the checksum of their bytes."""
+    """Returns a file with these tensors; the checksum of their bytes is added to the metadata."""
     offset, entries = 0, {}
     digest = xxhash.xxh3_64()
     for name, tensor in tensors.items():
@@ -72,7 +78,7 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Encode
         digest.update(_bytes(tensor.values))
     header = {"__metadata__": {**metadata, _CHECKSUM: digest.hexdigest()}, **entries}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # the padding lets the tensors begin at a multiple of 8
     head = len(text).to_bytes(8, "little") + text
     whole = xxhash.xxh3_64(head)
     for tensor in tensors.values():
@@ -85,10 +91,14 @@ def _bytes(values: NDArray[Any]) -> Any:
 
 
 def decode(data: memoryview, name: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file's bytes; the tensors are views of them.
+    """Returns the metadata and the tensors of a file; the tensors are views of ``data``.
+
+    Args:
+        data: the bytes of the file.
+        name: the name of the file, which error messages have.
 
     Raises:
-        DataLoss: it is cut short or is no such file; names it.
+        DataLoss: the file is cut short or is not a safetensors file; the text names it.
     """
     try:
         length = int.from_bytes(data[:8], "little")
@@ -106,22 +116,22 @@ def decode(data: memoryview, name: str) -> tuple[dict[str, str], dict[str, Tenso
                 raise ValueError(f"tensor {tensor} has a size that is no integer >= 0")
             dtype = np.dtype(DTYPES[entry["dtype"]])
             if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry["shape"]) * dtype.itemsize:
-                raise ValueError(f"tensor {tensor} lies beyond its end")
+                raise ValueError(f"tensor {tensor} lies beyond the end of the file")
             values = np.frombuffer(body[begin:end], dtype).reshape(entry["shape"])
             tensors[tensor] = Tensor(entry["dtype"], values)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataLoss(f"{name}: is damaged, or no safetensors file: {error}") from None
+        raise DataLoss(f"{name}: is damaged, or is not a safetensors file: {error}") from None
     return metadata, tensors
 
 
 def check_sum(metadata: Mapping[str, str], tensors: Sequence[Tensor], name: str) -> None:
-    """Compares tensors, in their order, with the checksum that their file gives.
+    """Compares tensors, in their order, with the checksum in the metadata of their file.
 
     Raises:
-        DataLoss: they differ; names the file.
+        DataLoss: the checksums differ; the text names the file.
     """
     digest = xxhash.xxh3_64()
     for tensor in tensors:
         digest.update(_bytes(tensor.values))
     if metadata.get(_CHECKSUM) != digest.hexdigest():
-        raise DataLoss(f"{name}: its bytes do not have the checksum of its header")
+        raise DataLoss(f"{name}: the tensors do not match the checksum in the header")

@@ -1,6 +1,6 @@
-"""URLs of folders that a peer names: what is refused as a string, before a file system is made of it.
+"""Refuses URLs of folders that a peer may not name, before a file system is made of them.
 
-A string alone is judged here. Symbolic links within a folder lead where they say.
+The check looks at the text alone; symbolic links within a folder are not resolved.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import re
 from ..errors import InvalidArgument, not_allowed
 
 MOST_CHARACTERS = 4096
-# A server opens these where no roots are named; other schemes only where a root has them.
+# A server opens these schemes where no roots are configured. It opens any other scheme only below a root of that
+# scheme.
 PLAIN_SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "hdfs", "memory")
 URL_FORM = "an absolute path, or SCHEME://PLACE/FOLDER such as s3://bucket/folder"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
-_PATTERNS = frozenset("*?[")  # a store would look for files that match
-# They lead to other hosts, to other file systems, or to what the URL itself holds.
+_PATTERNS = frozenset("*?[")  # a store would search for files that match such a pattern
+# URLs of these schemes lead to other hosts, to other file systems, or to data in the URL itself.
 _REFUSED_SCHEMES = frozenset(
     {
         *("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "github", "git", "gist", "hf"),
@@ -28,18 +29,18 @@ _REFUSED_SCHEMES = frozenset(
 
 
 def check_url(what: str, url: str) -> str:
-    """The URL as it is compared: a local one as a normal path, another one without its last slashes.
+    """Returns the URL in the form that is compared: a local path is normalized, and other URLs lose their last slashes.
 
     Args:
-        what: begins the message of an error.
-        url: of a folder.
+        what: the name of the field, which begins an error message.
+        url: the URL of a folder.
 
     Raises:
-        InvalidArgument: it is empty, longer than 4,096 characters, a chain of file systems, of a scheme that leads
-            elsewhere, or it has control characters, patterns, or segments ``..``.
+        InvalidArgument: the URL is empty or longer than 4,096 characters, or chains file systems; its scheme is
+            refused; or it has control characters, patterns, or a segment ``..``.
     """
     if not url or len(url) > MOST_CHARACTERS:
-        raise InvalidArgument(f"{what}: has {len(url)} characters; allowed: 1 to {MOST_CHARACTERS}")
+        raise InvalidArgument(f"{what}: the URL has {len(url)} characters; allowed: 1 to {MOST_CHARACTERS}")
     if not url.isprintable():
         raise _refused(what, url, "no control characters")
     if "::" in url:
@@ -62,17 +63,17 @@ def check_url(what: str, url: str) -> str:
 
 
 def absolute(url: str) -> str:
-    """A URL that means the same to processes with other working folders."""
+    """Returns a URL that means the same to processes with other working folders."""
     return url if "://" in url else os.path.abspath(url)
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a checked URL; ``file`` of a path."""
+    """Returns the scheme of a checked URL, which is ``file`` for a path."""
     return "file" if url.startswith("/") else url.partition("://")[0]
 
 
 def is_inside(url: str, root: str) -> bool:
-    """Whether a checked URL is a checked root, or a folder below it."""
+    """Whether a checked URL is the checked root, or a folder below it."""
     return url == root or url.startswith(root.rstrip("/") + "/")
 
 

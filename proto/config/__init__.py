@@ -1,1 +1,1 @@
-"""What an operator writes: job files and server options, checked before anything starts."""
+"""The configuration that operators write: job files and server options, checked before a program starts."""

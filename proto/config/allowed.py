@@ -1,4 +1,4 @@
-"""What a configuration field allows, in words: for error messages and for the reference page."""
+"""Describes in words which values a configuration field allows, for error messages and the reference page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ _TYPE_WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Found:
-    """A place in a document: the section that holds the last key, and its field when the key is known."""
+    """A place in a document.
+
+    Attributes:
+        owner: the section that holds the last key; None when the key belongs to no section.
+        field: the field of the last key; None when the section does not know the key.
+    """
 
     owner: type[BaseModel] | None
     field: FieldInfo | None
 
 
 def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
-    """The models that an annotation can hold, through unions, containers and Annotated."""
+    """Returns the models that an annotation can hold, found through unions, containers and Annotated."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation,)
     return tuple(model for part in get_args(annotation) for model in sections_of(part))
@@ -41,12 +46,12 @@ def _holds_dict(annotation: Any) -> bool:
 
 
 def _branch_names(section: type[BaseModel]) -> set[str]:
-    """What pydantic calls this section in a location when it is one branch of a union."""
+    """Returns the names by which pydantic's error locations call this section when it is a branch of a union."""
     return {section.__name__}.union(*(_tags(field) for field in section.model_fields.values()))
 
 
 def tag_values(field: FieldInfo | None, key: str) -> set[str]:
-    """The values of ``key`` that choose between the sections of a field."""
+    """Returns the values of ``key`` that choose between the sections of a field."""
     sections = sections_of(field.annotation) if field is not None else ()
     return {tag for section in sections if key in section.model_fields for tag in _tags(section.model_fields[key])}
 
@@ -58,18 +63,21 @@ def _tags(field: FieldInfo) -> set[str]:
 def field_at(
     model: type[BaseModel], location: tuple[int | str, ...], *, unknown_key: bool
 ) -> tuple[tuple[int | str, ...], Found]:
-    """The user's path of a pydantic error location, and what stands there.
+    """Translates a pydantic error location into the path that the user wrote.
 
     Args:
         model: the root of the document.
-        location: with pydantic's own names for branches of unions, which are left out of the path.
-        unknown_key: the last part is a key that no section knows.
+        location: pydantic's location; its names for branches of unions do not appear in the returned path.
+        unknown_key: whether the last part is a key that no section knows.
+
+    Returns:
+        The user's path, and the section and field at that path.
     """
     holder: type[BaseModel] | None = None
     owner: type[BaseModel] | None = model
     field: FieldInfo | None = None
     branches: tuple[type[BaseModel], ...] = ()
-    free_key = False  # the next part is a key of a mapping that the user names
+    free_key = False  # whether the next part is a key that the user chose, in a mapping
     path: list[int | str] = []
     for depth, part in enumerate(location):
         if free_key or isinstance(part, int):
@@ -117,7 +125,12 @@ def _said(extra: Any) -> str | None:
 
 
 def allowed_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """The values of a type, in words."""
+    """Describes the values that a type allows.
+
+    Args:
+        annotation: the type.
+        metadata: pydantic's constraints on the value, such as ``annotated_types.Ge``.
+    """
     metadata = tuple(metadata)
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -146,7 +159,7 @@ def allowed_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def allowed_of_field(field: FieldInfo | None) -> str:
-    """The values of a field, in words."""
+    """Describes the values that a field allows; None stands for a document's root, which is a mapping."""
     if field is None:
         return "a mapping of keys"
     said = _said(field.json_schema_extra)

@@ -10,18 +10,18 @@ from .config import Bytes, StrictModel
 
 
 class CacheConfig(StrictModel):
-    """Rows kept in each worker for later steps."""
+    """A cache in each worker that keeps rows for later steps."""
 
-    bytes: Bytes = Field(ge=1, description="Of rows with their bookkeeping, in each worker.")
+    bytes: Bytes = Field(ge=1, description="Size of each worker's cache: its rows and their bookkeeping, in bytes.")
     staleness: int = Field(
         0,
         ge=0,
         le=1 << 20,
-        description="Steps that a row is used for without asking the servers; part of train.staleness. 0: each use "
-        "asks whether the row has changed.",
+        description="Number of steps for which a cached row is used without asking the servers; it counts towards "
+        "train.staleness. 0: each use asks whether the row has changed.",
     )
     own_commits: Literal["exact", "bounded"] = Field(
         "exact",
-        description="exact: a row that the worker's own step changed is asked for before its next use. bounded: it is "
-        "seen within staleness, as others' steps are.",
+        description="exact: a row that the worker's own step changed is read again before its next use. bounded: such "
+        "a row may be as old as staleness allows, like rows that other workers changed.",
     )

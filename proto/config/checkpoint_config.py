@@ -9,38 +9,42 @@ from .config import Seconds, StrictModel
 
 
 class CheckpointConfig(StrictModel):
-    """Checkpoints of a job: at these times, and at its end."""
+    """When and where a job saves checkpoints; a finished job saves another at its end."""
 
     url: str = Field(
         min_length=1,
-        description="Folder, by path or URL, that the workers, the coordinator and all shards can write; of one job.",
+        description="Folder, by path or URL, that the workers, the coordinator and all shards can write. Each job "
+        "needs a folder of its own.",
     )
     every_steps: int | None = Field(
-        None, ge=1, le=1 << 40, description="Steps between two checkpoints; null: not by steps."
+        None, ge=1, le=1 << 40, description="Steps between two checkpoints; null: the step number starts none."
     )
-    every_seconds: Seconds | None = Field(None, gt=0, description="Time between two checkpoints; null: not by time.")
-    keep: int = Field(3, ge=1, le=1 << 20, description="Older checkpoints are removed when there are more.")
+    every_seconds: Seconds | None = Field(
+        None, gt=0, description="Time between two checkpoints; null: the clock starts none."
+    )
+    keep: int = Field(3, ge=1, le=1 << 20, description="Number of newest checkpoints that are kept.")
     full_every: int = Field(
         1,
         ge=1,
         le=1 << 20,
-        description="Of so many checkpoints one holds all rows, the others what changed since; 1: each holds all.",
+        description="One checkpoint in full_every holds all rows; the others hold the changed rows. 1: each holds all.",
     )
     delta_every: Seconds | None = Field(
         30.0,
         gt=0,
-        description="With bounded or no staleness: time between two saves of the rows that changed, to the folder rows "
-        "in url. A shard that ends comes back from the last of them alone; null: it ends the run.",
+        description="Time between two saves of the rows that changed, to the folder rows in url; it applies with "
+        "bounded or no staleness. A shard that ended is restored alone from the last such save. null: the end of a "
+        "shard ends the run.",
     )
     max_restarts: int = Field(
         10,
         ge=0,
         le=1 << 20,
-        description="With --resume auto: how often a run goes back to the last checkpoint when a process has ended.",
+        description="With --resume auto: how often a run returns to its last checkpoint after a process ended.",
     )
 
     @model_validator(mode="after")
     def _has_times(self) -> CheckpointConfig:
         if self.every_steps is None and self.every_seconds is None:
-            raise InvalidArgument("has neither every_steps nor every_seconds; give one of them")
+            raise InvalidArgument("neither every_steps nor every_seconds is given; give at least one of them")
         return self

@@ -1,11 +1,11 @@
 """The configuration schema: strict models, and how a YAML file plus ``--set a.b=c`` becomes one.
 
-An unknown key, a wrong type or a value out of range is an InvalidArgument of one line that names the dotted key,
-the value and what is allowed. Nothing is clipped or ignored. Values come from the file and the assignments:
-no environment variable gives one.
+An unknown key, a wrong type or a value out of range raises InvalidArgument.
+Its text is one line with the dotted key, the value and what is allowed. No value is clipped or ignored.
+Values come from the file and the assignments; no environment variable sets a value.
 
-To add an option: a field with a description (meaning and unit), its default and its range; the page
-docs/configuration.md is generated from it (deploy/reference/config_reference.py).
+To add an option, add a field with its description (meaning and unit), its default and its range.
+deploy/reference/config_reference.py generates the page docs/configuration.md from the fields.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from ..checkpoint.urls import URL_FORM, check_url
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
 from ..route import DEFAULT_SLOT_COUNT, check_slot_count
 from .allowed import allowed_of_field, field_at, tag_values
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
 
 
 class StrictModel(BaseModel):
-    """Base of every section: unknown keys are errors, values are not coerced, instances are frozen.
+    """Base of every section: it refuses unknown keys, does not coerce values, and its instances are frozen.
 
-    Types must match exactly: an integer is a number too, nothing else converts. A field that is a tuple is
+    Types must match exactly, except that an integer is also accepted as a number. A tuple field is declared as
     ``Annotated[tuple[X, ...], FromList]``, so that a YAML sequence fills it.
     """
 
@@ -41,13 +41,13 @@ def _tuple_of_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-# The least memory of a shard with an SSD: below it a step of some thousand rows may find no room.
+# The smallest memory budget of a shard with an SSD. With less, a step of some thousand rows may find no room.
 MIN_TIERED_BUDGET = 16 << 20
 
-# Annotations for fields. The last member is what an error says is allowed (proto/config/allowed.py reads it).
+# Annotations for fields. proto/config/allowed.py reads the last member: the words for what the field allows.
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(json_schema_extra={"allowed": BYTES_FORM})]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(json_schema_extra={"allowed": SECONDS_FORM})]
-FromList = BeforeValidator(_tuple_of_list)  # Annotated[tuple[X, ...], FromList]: a YAML sequence as a tuple
+FromList = BeforeValidator(_tuple_of_list)  # in Annotated[tuple[X, ...], FromList]: turns a YAML sequence into a tuple
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -84,35 +84,42 @@ class ClusterConfig(StrictModel):
     ssd_path: str | None = Field(
         None,
         min_length=1,
-        description="Folder on an SSD for rows that memory_budget has no room for, a folder shard-N in it for each "
-        "shard; null: rows live in memory alone.",
+        description="Folder on an SSD for the rows that do not fit in memory_budget; shard N uses the folder shard-N "
+        "in it. null: all rows stay in memory.",
     )
     ssd_bytes: Bytes | None = Field(
-        None, ge=64 << 20, description="Bytes of files that each shard may keep in ssd_path; null: what the disk has."
+        None,
+        ge=64 << 20,
+        description="Bytes of files that each shard may keep in ssd_path; null: as much as the disk has free.",
     )
     sweep_every: Seconds | None = Field(
         60.0,
         ge=0.1,
         le=1e6,
-        description="Seconds between sweeps that remove the rows which their table's policy no longer wants; null: "
-        "`sparserow table sweep` alone does it.",
+        description="Seconds between two sweeps, which remove the rows that the policy of their table no longer keeps; "
+        "null: only `sparserow table sweep` removes them.",
     )
     port: int = Field(0, ge=0, le=65535, description="Port of the coordinator; 0: chosen by the system.")
     slot_count: SlotCount = Field(
-        DEFAULT_SLOT_COUNT, description="Slots that rows are spread over; fixed for the life of a cluster."
+        DEFAULT_SLOT_COUNT,
+        description="Number of slots that rows are spread over; it is fixed for the life of a cluster.",
     )
     io_threads: int = Field(2, ge=1, le=256, description="Network threads of each shard.")
     worker_lease: Seconds = Field(
-        10.0, ge=0.1, le=3600, description="Seconds without a sign of life after which a worker leaves its job."
+        10.0,
+        ge=0.1,
+        le=3600,
+        description="Seconds without a heartbeat after which a worker loses its place in the job.",
     )
     shard_lease: Seconds = Field(
-        10.0, ge=0.1, le=3600, description="Seconds without a sign of life after which a shard counts as lost."
+        10.0, ge=0.1, le=3600, description="Seconds without a heartbeat after which a shard counts as lost."
     )
 
     checkpoint_roots: Annotated[tuple[CheckpointRoot, ...], FromList] = Field(
         (),
         description="Absolute paths or URLs below which the cluster saves and restores checkpoints, beside "
-        "train.checkpoint.url; empty and no such section: any where no tokens are asked for.",
+        "train.checkpoint.url. Without any of these, every place is allowed while only this machine reaches the "
+        "cluster and it asks for no tokens.",
     )
 
     @model_validator(mode="after")
@@ -123,7 +130,10 @@ class ClusterConfig(StrictModel):
         return self
 
     def handed_down(self) -> str:
-        """JSON of what was set, for ``--cluster-json`` of a child process: `options.cluster_config` reads it."""
+        """Returns the fields that were set, as JSON for ``--cluster-json`` of a child process.
+
+        ``deploy.commands.options.cluster_config`` reads it.
+        """
         return self.model_dump_json(exclude={"address"}, exclude_unset=True)
 
     @model_validator(mode="after")
@@ -142,17 +152,20 @@ class LogConfig(StrictModel):
     """How a server process writes its log to stderr."""
 
     format: Literal["plain", "json"] = Field("plain", description="One plain or one JSON line per event.")
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity that is written.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest severity that is written.")
 
 
-# The bounds of a document with its aliases written out.
+# Bounds on a document, counted after its aliases were written out.
 _MOST_BYTES = 4 << 20
 _MOST_VALUES = 200_000
 _MOST_DEPTH = 50
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's core scalars: ``no`` and ``on`` are strings, ``1e-3`` is a number; a repeated key is an error."""
+    """A YAML loader with YAML 1.2's core scalars, which refuses repeated keys.
+
+    ``no`` and ``on`` are strings, and ``1e-3`` is a number.
+    """
 
 
 _Yaml.yaml_implicit_resolvers = {
@@ -175,7 +188,7 @@ def _construct_mapping(loader: _Yaml, node: yaml.MappingNode) -> dict[Hashable, 
     for key_node, value_node in node.value:
         key: Any = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} is not allowed; allowed: text")
+            raise not_allowed(f"line {key_node.start_mark.line + 1}: key", key, "text")
         if key in mapping:
             raise InvalidArgument(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
         mapping[key] = loader.construct_object(value_node, deep=True)
@@ -204,7 +217,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _check_size(document: yaml.Node) -> None:
-    """Bounds what a document becomes when its aliases are written out; each node is looked at once."""
+    """Refuses a document that is too large or too deep once its aliases are written out; it visits each node once."""
     sizes: dict[int, int] = {}
     depths: dict[int, int] = {}
     open_nodes: set[int] = set()
@@ -235,21 +248,21 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:
-    """Sets one ``a.b=c`` in ``tree``; a number in the path is a place in a sequence."""
+    """Applies one assignment ``a.b=c`` to ``tree``; a number in the path is an index of a sequence."""
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise InvalidArgument(f"--set {assignment!r} is not allowed; allowed: KEY.KEY=VALUE")
+        raise not_allowed("--set", assignment, "KEY.KEY=VALUE")
     node: Any = tree
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         place: Any = key
         if isinstance(node, list):
             if not key.isdecimal() or int(key) >= len(node):
-                raise InvalidArgument(f"--set {path}: {key!r} is no place of a sequence of {len(node)}")
+                raise not_allowed(f"--set {path}", key, f"an index below {len(node)}")
             place = int(key)
         elif not isinstance(node, dict):
-            raise InvalidArgument(f"--set {path}: {'.'.join(keys[:depth])} is a value, it has no {key!r}")
+            raise InvalidArgument(f"--set {path}: {'.'.join(keys[:depth])} is a single value and has no key {key!r}")
         if last:
             node[place] = _parse_yaml(text, f"--set {path}")
         else:
@@ -259,15 +272,15 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
 
 
 def load_config(model: type[Model], path: str | Path | None = None, overrides: Sequence[str] = ()) -> Model:
-    """A validated ``model`` from a YAML file and ``a.b=c`` assignments, which are applied in order.
+    """Returns a validated ``model`` of a YAML file and ``a.b=c`` assignments, which are applied in order.
 
     Args:
-        model: a :class:`StrictModel`.
-        path: None starts from an empty document.
-        overrides: values are YAML: ``--set data.columns=[a,b]``.
+        model: a subclass of :class:`StrictModel`.
+        path: the YAML file; None starts from an empty document.
+        overrides: assignments whose values are YAML, such as ``data.columns=[a,b]``.
 
     Raises:
-        InvalidArgument: in one line, naming file, key, value and what is allowed.
+        InvalidArgument: the document is not allowed; the text is one line with file, key, value and what is allowed.
     """
     tree: Any = {}
     path = None if path is None else Path(path)
@@ -276,24 +289,29 @@ def load_config(model: type[Model], path: str | Path | None = None, overrides: S
             with path.open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
-                raise InvalidArgument(f"{path}: has more than {_MOST_BYTES} bytes; that many are allowed")
+                raise InvalidArgument(f"{path}: the file is too large; allowed: at most {_MOST_BYTES} bytes")
             text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"{path}: cannot be read: {error}") from None
         tree = _parse_yaml(text, str(path))
         tree = {} if tree is None else tree
         if not isinstance(tree, dict):
-            raise InvalidArgument(f"{path}: holds a {type(tree).__name__}; a mapping of keys is wanted")
+            raise InvalidArgument(f"{path}: the document is a {type(tree).__name__}; allowed: a mapping of keys")
     for assignment in overrides:
         _override(tree, assignment)
     return validate(model, tree, where=str(path) if path is not None else "")
 
 
 def validate(model: type[Model], tree: dict[str, Any], *, where: str = "") -> Model:
-    """A validated ``model`` of plain values.
+    """Returns a validated ``model`` of plain values.
+
+    Args:
+        model: a subclass of :class:`StrictModel`.
+        tree: the document as parsed YAML.
+        where: the text that begins an error message, such as a file name; empty for none.
 
     Raises:
-        InvalidArgument: as :func:`load_config`; ``where`` begins the message.
+        InvalidArgument: the values are not allowed, as for :func:`load_config`.
     """
     try:
         return model.model_validate(tree)
@@ -305,7 +323,7 @@ def validate(model: type[Model], tree: dict[str, Any], *, where: str = "") -> Mo
 
 
 def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
-    """One line for one of pydantic's errors: dotted key, value, what is allowed."""
+    """Returns one line for one of pydantic's errors: the dotted key, the value and what is allowed."""
     location, found = field_at(model, detail["loc"], unknown_key=detail["type"] == "extra_forbidden")
     dotted = ".".join(map(str, location)) or "the document"
     value = detail["input"]
@@ -324,5 +342,5 @@ def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     is_section = found.field is None or isinstance(value, dict)
     if detail["type"] == "value_error" and (is_section or "allowed" not in message):
-        return f"{dotted}: {message}"  # a rule of the section, in its own words
+        return f"{dotted}: {message}"  # a validator of the section raised it, with a text of its own
     return f"{dotted}: {value!r} is not allowed; allowed: {allowed_of_field(found.field)}"

@@ -1,4 +1,4 @@
-"""What the HTTP doors of a server let their clients hold."""
+"""The limits that a server's HTTP endpoints set for their clients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 from ..errors import InvalidArgument
 from .config import Bytes, StrictModel
 
-REQUEST_BYTES = 1 << 20  # every request is charged this much, so that small ones have a bound on their number
-BODY_FACTOR = 24  # Python's objects for the worst JSON that passes check_structure, in bytes for each byte of text
-REPLY_FACTOR = 4  # rows, their Python objects and their text, in bytes for each byte of text
+REQUEST_BYTES = 1 << 20  # bytes charged to every request, which bounds the number of small requests
+BODY_FACTOR = 24  # bytes of Python objects for each byte of the worst JSON text that passes check_structure
+REPLY_FACTOR = 4  # bytes of rows, Python objects and text for each byte of a reply's text
 
 
 class HttpLimits(StrictModel):
-    """The HTTP doors of one server; ``client_connections`` counts here too."""
+    """The limits of one server's HTTP endpoints; ``client_connections`` applies to them as well."""
 
     connections: int = Field(512, ge=1, le=1 << 20, description="Open connections of all clients.")
     body_bytes: Bytes = Field(4 << 20, ge=1 << 10, description="Bytes of the body of one lookup.")
@@ -21,9 +21,11 @@ class HttpLimits(StrictModel):
     memory_bytes: Bytes = Field(
         256 << 20, description="Memory for bodies and replies of all clients; one client gets at most half of it."
     )
-    head_sec: float = Field(15.0, gt=0, le=3600, description="From a connection, or a reply, to a request's headers.")
-    body_sec: float = Field(15.0, gt=0, le=3600, description="From the headers to the end of the body.")
-    reply_sec: float = Field(30.0, gt=0, le=3600, description="In which a client has to read its reply.")
+    head_sec: float = Field(
+        15.0, gt=0, le=3600, description="Seconds from a new connection, or the last reply, to the end of the headers."
+    )
+    body_sec: float = Field(15.0, gt=0, le=3600, description="Seconds from the headers to the end of the body.")
+    reply_sec: float = Field(30.0, gt=0, le=3600, description="Seconds that a client has to read its reply.")
 
     @model_validator(mode="after")
     def _room_for_one(self) -> HttpLimits:
@@ -36,9 +38,11 @@ class HttpLimits(StrictModel):
 
     @staticmethod
     def body_cost(length: int) -> int:
-        """The memory that a request's body is charged, in bytes."""
+        """Returns how many bytes of memory a request is charged for a body of ``length`` bytes."""
         return REQUEST_BYTES + BODY_FACTOR * length
 
     def reply_cost(self, length: int | None = None) -> int:
-        """The memory that a reply of ``length`` bytes is charged; None: the longest one."""
+        """Returns how many bytes of memory a reply of ``length`` bytes is charged; None means the longest allowed
+        reply.
+        """
         return REQUEST_BYTES + REPLY_FACTOR * (self.reply_bytes if length is None else length)

@@ -1,6 +1,6 @@
-"""The schema of a training job: what ``sparserow train JOB.yaml`` reads.
+"""The schema of a training job: the document that ``sparserow train JOB.yaml`` reads.
 
-Data, model and training are sections of their own; the cluster's section is the one that ``sparserow up`` uses.
+The sections are data, model, train, tables, cluster, keep and publish; ``sparserow up`` shares the section cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _paths(value: object) -> object:
 def _no_urls(paths: tuple[str, ...]) -> tuple[str, ...]:
     for path in paths:
         if "://" in path:
-            raise ValueError(f"{path!r} is a URL, from which no data are read; name a path, or a sequence of paths")
+            raise ValueError(
+                f"{path!r} is a URL, and training data are not read from URLs; name a path, or a sequence of paths"
+            )
     return paths
 
 
@@ -52,22 +54,22 @@ _OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
 
 
 class CsvSchema(StrictModel):
-    """Delimited text: which columns there are and what each is. A column is a name, or a position from 0."""
+    """Delimited text: the columns and the use of each. A column is given by its name, or its position from 0."""
 
     columns: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Names of all columns in file order; empty: the header's, or column_0, column_1, ..."
+        (), description="Names of all columns in file order; empty: the names in the header, or column_0, column_1, ..."
     )
     header: bool = Field(False, description="Whether the first line of each file is a header.")
     delimiter: str = Field(
         ",",
         pattern=_CHARACTER,
-        description="Between the fields of a line.",
+        description="Character between the fields of a line.",
         json_schema_extra={"allowed": "one ASCII character"},
     )
     quote: str = Field(
         "",
         pattern=_OPTIONAL_CHARACTER,
-        description="Around fields that hold delimiters; empty: none.",
+        description="Character around fields that contain delimiters; empty: none.",
         json_schema_extra={"allowed": "one ASCII character, or empty"},
     )
     comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
@@ -77,16 +79,20 @@ class CsvSchema(StrictModel):
     )
     label: ColumnRef = Field(description="The column to predict.")
     label_values: dict[str, Literal[0, 1]] = Field(
-        {"0": 0, "1": 1}, description="The label's text and its class; another text is a malformed line."
+        {"0": 0, "1": 1}, description="Texts of the label and the class of each; a line with another text is malformed."
     )
     numeric: dict[str, NumericTransform] = Field(
-        {}, description="Numeric columns and their transform; log is sign(x) log(1 + |x|), standardize comes after it."
+        {},
+        description="Numeric columns and the transform of each; log is sign(x) log(1 + |x|), standardize comes after "
+        "it.",
     )
     categorical: Annotated[tuple[ColumnRef, ...], FromList] = Field(
         (), description="Columns whose text becomes a key of a table."
     )
     buckets: dict[str, Annotated[int, Field(ge=2, le=65536)]] = Field(
-        {}, description="Numeric columns that, cut into so many quantile buckets, are also keys of a table NAME_bucket."
+        {},
+        description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is "
+        "a key of a table NAME_bucket.",
     )
 
     @model_validator(mode="after")
@@ -97,17 +103,20 @@ class CsvSchema(StrictModel):
 
 
 class DataConfig(StrictModel):
-    """What is read. Files whose name ends in .gz are inflated."""
+    """The training and test files and their format. Files whose name ends in .gz are decompressed."""
 
     format: Literal["criteo", "csv"] = Field("criteo", description="criteo: TSV, or CSV with a header. csv: see csv.")
     train: Paths = Field(description="Training files.")
     test: Paths = Field(description="Files of the evaluation after each epoch.")
-    csv: CsvSchema | None = Field(None, description="Columns of format csv.")
+    csv: CsvSchema | None = Field(None, description="Columns of the files, with format csv.")
     on_bad_line: Literal["error", "skip"] = Field(
-        "error", description="A malformed line stops the job, or is skipped and counted."
+        "error", description="error: a malformed line ends the job. skip: it is skipped and counted."
     )
     shuffle_rows: int = Field(
-        131072, ge=0, le=1 << 26, description="Lines that are shuffled together, over all workers; 0: file order."
+        131072,
+        ge=0,
+        le=1 << 26,
+        description="Number of lines that are shuffled together, over all workers; 0: file order.",
     )
 
     @model_validator(mode="after")
@@ -122,31 +131,38 @@ class _ModelBase(StrictModel):
     backend: Literal["ps", "local"] = Field(
         "ps", description="ps: tables live on parameter servers. local: the same model in plain torch, to compare."
     )
-    dim: int = Field(16, ge=1, le=MAX_DIM, description="Width of an embedding.")
-    rows: int = Field(1_000_000, ge=1, le=2**44, description="Rows of a table; a key's row is key modulo rows.")
+    dim: int = Field(16, ge=1, le=MAX_DIM, description="Number of elements of an embedding.")
+    rows: int = Field(1_000_000, ge=1, le=2**44, description="Rows of a table; the row of a key is key modulo rows.")
     table_rows: dict[str, Annotated[int, Field(ge=1, le=2**44)]] = Field(
-        {}, description="Rows of single tables, by column."
+        {}, description="Rows of a table, by its column; other tables have the number in rows."
     )
     min_rows: int = Field(
-        1, ge=1, le=2**44, description="Tables with fewer rows stay in the worker, dense and allreduced."
+        1,
+        ge=1,
+        le=2**44,
+        description="A table with fewer rows stays in the workers, as a dense weight with allreduced gradients.",
     )
-    init_scale: float = Field(0.01, ge=0, le=10, description="Initial embeddings are uniform in [-scale, scale).")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of hidden units that is dropped while training.")
+    init_scale: float = Field(
+        0.01, ge=0, le=10, description="Initial embeddings are uniform in [-init_scale, init_scale)."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Probability that a hidden unit is dropped in training.")
 
 
 _Widths: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], FromList]
 
 
 class DlrmConfig(_ModelBase):
-    """DLRM (Naumov et al. 2019)."""
+    """DLRM, the deep learning recommendation model (Naumov et al. 2019)."""
 
     kind: Literal["dlrm"] = Field(description="Which model.")
-    bottom: _Widths = Field((64,), description="Hidden widths of the bottom MLP; its output has the embedding's width.")
+    bottom: _Widths = Field(
+        (64,), description="Hidden widths of the bottom MLP; its output is as wide as an embedding."
+    )
     top: _Widths = Field((64, 64), description="Hidden widths of the top MLP.")
 
 
 class DeepFmConfig(_ModelBase):
-    """DeepFM (Guo et al. 2017)."""
+    """DeepFM, a factorization machine beside an MLP (Guo et al. 2017)."""
 
     kind: Literal["deepfm"] = Field(description="Which model.")
     hidden: _Widths = Field((64, 64), description="Hidden widths of the MLP.")
@@ -156,35 +172,51 @@ ModelConfig: TypeAlias = Annotated[DlrmConfig | DeepFmConfig, Field(discriminato
 
 
 class TrainConfig(StrictModel):
-    """How it is trained."""
+    """How the model is trained."""
 
     epochs: int = Field(1, ge=1, le=10_000, description="Passes over the training files.")
-    batch_size: int = Field(2048, ge=1, le=1 << 20, description="Samples of a micro-batch of one worker.")
+    batch_size: int = Field(2048, ge=1, le=1 << 20, description="Samples in a micro-batch of one worker.")
     accumulate: int = Field(
-        1, ge=1, le=1 << 16, description="Micro-batches of a step; it equals one batch of so many times batch_size."
+        1,
+        ge=1,
+        le=1 << 16,
+        description="Micro-batches in a step; the step equals one with a single batch of accumulate times batch_size.",
     )
-    workers: int = Field(1, ge=1, le=256, description="Worker processes on this machine; torchrun's own count wins.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Of initial weights, initial rows, dropout and shuffling.")
+    workers: int = Field(
+        1, ge=1, le=256, description="Worker processes on this machine; torchrun's count has precedence."
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of the initial weights and rows, of dropout and of shuffling."
+    )
     staleness: int | None = Field(
-        0, ge=0, le=1 << 20, description="Steps that a worker's rows may lag behind: 0 synchronous, null asynchronous."
+        0,
+        ge=0,
+        le=1 << 20,
+        description="Number of steps by which the rows that a worker reads may lag behind; 0: synchronous. "
+        "null: asynchronous.",
     )
     dense: Literal["ddp", "ps"] = Field(
         "ddp",
         description="ddp: workers average dense gradients each step. ps: the dense tower lives on the servers as well; "
-        "workers never meet, and may die.",
+        "workers do not wait for each other, and may die.",
     )
     prefetch: int = Field(
-        0, ge=0, le=64, description="Steps whose batches and rows are fetched ahead in the background; 0: none."
+        0,
+        ge=0,
+        le=64,
+        description="Number of steps whose batches and rows are fetched early, in the background; 0: none.",
     )
     prefetch_exact: bool | None = Field(
         None,
-        description="Whether rows fetched ahead are as fresh as without; null: where staleness is 0, which needs it.",
+        description="Whether rows that are fetched early are as fresh as rows fetched in their step; null: true with "
+        "staleness 0, which needs it, and false otherwise.",
     )
     prefetch_hints: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Batches beyond prefetch that are loaded too; shards bring their rows from the SSD to memory.",
+        description="Number of batches beyond prefetch that are loaded as well, so that shards bring their rows from "
+        "the SSD to memory.",
     )
     cache: CacheConfig | None = Field(
         None,
@@ -198,77 +230,85 @@ class TrainConfig(StrictModel):
     )
     elastic: ElasticConfig | None = Field(
         None,
-        description="For workers that come and go: data is leased to the workers that are there, and a worker that "
-        "ends is started again; null: each worker has its share, known beforehand.",
+        description="For workers that come and go: lines are leased to the workers that are present, and a worker that "
+        "ends is started again. null: each worker trains on a fixed share of the lines.",
         json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="torch's threads in each worker; 0: the machine's cores divided by the workers."
+        0,
+        ge=0,
+        le=1024,
+        description="Threads of torch in each worker; 0: the cores of the machine divided by the workers.",
     )
     metrics_port: int | None = Field(
         None,
         ge=1,
         le=65279,
-        description="Prometheus page of the worker of rank 0; rank r has the r-th port after it; null: none.",
+        description="Port of the Prometheus page of rank 0; the page of rank r is r ports further. null: no page.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address that the Prometheus pages listen on.")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="Both learning rates are multiplied by it after each epoch.")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="Factor that multiplies both learning rates after each epoch.")
     schedule: ScheduleConfig = Field(
         ConstantSchedule(),
-        description="Of the learning rates of the dense tower and the tables, step by step.",
+        description="Schedule of the learning rates of the dense tower and the tables, by step.",
         json_schema_extra={"allowed": "a section with kind: constant, step, cosine or linear"},
     )
     amp: Literal["none", "bfloat16", "float16"] = Field(
-        "none", description="Dtype of torch.autocast; float16 comes with a GradScaler, whose skips count as refused."
+        "none",
+        description="Dtype of torch.autocast; float16 uses a GradScaler, and the steps that it skips count as refused.",
     )
     activation_checkpointing: bool = Field(
-        False, description="Whether the MLPs keep only their inputs and compute the rest again in backward."
+        False, description="Whether the MLPs keep only their inputs and compute their activations again in backward."
     )
     zero: bool = Field(
-        False, description="Whether the dense optimizer's state is spread over the workers (ZeRO-1); needs 2 of them."
+        False,
+        description="Whether the state of the dense optimizer is spread over the workers (ZeRO-1); it needs 2 workers.",
     )
     clip_norm: float | None = Field(
-        None, gt=0, le=1e30, description="The dense gradients' total L2 norm is clipped to it; null: it is not."
+        None, gt=0, le=1e30, description="Bound on the total L2 norm of the dense gradients; null: no clipping."
     )
     clip_row_norm: float | None = Field(
         None,
         gt=0,
         le=1e30,
-        description="The L2 norm of a row's gradient, summed over a worker's step, is clipped to it; null: it is not.",
+        description="Bound on the L2 norm of a row's gradient, summed over a worker's step; null: no clipping.",
     )
     on_nonfinite: Literal["raise", "skip"] = Field(
-        "raise", description="A step with NaN or Inf is refused on all workers: the job ends, or goes on and counts it."
+        "raise",
+        description="All workers refuse a step with NaN or Inf. raise: the job ends. skip: it continues and counts the "
+        "step.",
     )
-    dense_optimizer: DenseOptimizerConfig = Field(DenseOptimizerConfig(), description="Of the dense tower.")
+    dense_optimizer: DenseOptimizerConfig = Field(DenseOptimizerConfig(), description="Optimizer of the dense tower.")
     row_optimizer: RowOptimizerConfig = Field(
         AdagradConfig(kind="adagrad"),
-        description="Of the tables, applied by the parameter servers.",
+        description="Optimizer of the tables, which the parameter servers apply.",
         json_schema_extra={"allowed": "a section with kind: sgd, adagrad, rowwise_adagrad or adam"},
     )
 
 
 class JobConfig(StrictModel):
-    """A training job."""
+    """A training job: the data, the model, how it is trained, and where the rows and the result go."""
 
     name: str = Field(
         "default",
         pattern=r"^[A-Za-z0-9_.-]{1,255}$",
-        description="Namespace of its tables.",
+        description="Name of the job, and the namespace of its tables.",
         json_schema_extra={"allowed": "1-255 of letters, digits, _ . -"},
     )
-    data: DataConfig = Field(description="What is read.")
+    data: DataConfig = Field(description="Training and test files.")
     model: ModelConfig = Field(
-        description="What is trained.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
+        description="Model to train.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
     )
-    train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+    train: TrainConfig = Field(TrainConfig(), description="How the model is trained.")
     tables: dict[str, TableConfig] = Field(
-        {}, description="What tables keep, by column; * and ? match columns, the first that matches counts."
+        {}, description="Which rows a table keeps, by column; * and ? match columns, and the first match counts."
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
     keep: Annotated[str | None, Field(min_length=1)] = Field(
         "kept-models",
-        description="Folder, by path or URL, where a run without a section publish leaves its model: a version of rows "
-        "and program, of which the newest 3 without an alias stay; of a running cluster the program. null: nowhere.",
+        description="Folder, by path or URL, where a run without a section publish leaves its model as a version of "
+        "rows and program. The newest 3 versions without an alias are kept. With a running cluster only the program is "
+        "kept, as a file. null: nothing is kept.",
         json_schema_extra={"allowed": "a path or URL, or null"},
     )
     publish: PublishConfig | None = Field(
@@ -281,14 +321,14 @@ class JobConfig(StrictModel):
     def _prefetch_is_within_the_staleness(self) -> JobConfig:
         train = self.train
         if train.metrics_port is None and "metrics_host" in train.model_fields_set:
-            raise InvalidArgument("train.metrics_host: has no use without train.metrics_port; remove it")
+            raise InvalidArgument("train.metrics_host: has no effect without train.metrics_port; remove it")
         if train.prefetch_hints and self.cluster.address is None and self.cluster.ssd_path is None:
-            raise InvalidArgument("train.prefetch_hints: has no use without cluster.ssd_path; allowed: 0")
+            raise InvalidArgument("train.prefetch_hints: has no effect without cluster.ssd_path; allowed: 0")
         if train.prefetch == 0:
             if train.prefetch_exact is not None:
-                raise InvalidArgument("train.prefetch_exact: has no use without train.prefetch; allowed: null")
+                raise InvalidArgument("train.prefetch_exact: has no effect without train.prefetch; allowed: null")
             if train.prefetch_hints:
-                raise InvalidArgument("train.prefetch_hints: has no use without train.prefetch; allowed: 0")
+                raise InvalidArgument("train.prefetch_hints: has no effect without train.prefetch; allowed: 0")
             return self
         if self.model.backend == "local":
             raise InvalidArgument(f"train.prefetch: {train.prefetch} needs model.backend ps; allowed with local: 0")
@@ -330,16 +370,16 @@ class JobConfig(StrictModel):
         is_told = checkpoint is not None and "delta_every" in checkpoint.model_fields_set
         if is_told and checkpoint is not None and checkpoint.delta_every is not None and self.train.staleness == 0:
             raise InvalidArgument(
-                "train.checkpoint.delta_every: has no use with train.staleness 0, where all go back together; "
-                "allowed: null"
+                "train.checkpoint.delta_every: has no effect with train.staleness 0, where all processes restart "
+                "together; allowed: null"
             )
         if self.model.backend == "local" and self.train.row_optimizer.kind not in ("sgd", "adagrad"):
             raise InvalidArgument(
-                f"model.backend local: torch has no {self.train.row_optimizer.kind} of rows; allowed in "
+                f"model.backend local: torch has no {self.train.row_optimizer.kind} for single rows; allowed in "
                 "train.row_optimizer.kind: sgd, adagrad"
             )
         if self.model.backend == "local" and self.train.clip_row_norm is not None:
-            raise InvalidArgument("train.clip_row_norm: torch clips no single rows; model.backend must be ps")
+            raise InvalidArgument("train.clip_row_norm: torch cannot clip single rows; model.backend must be ps")
         if self.model.backend == "local" and self.publish is not None:
             raise InvalidArgument("publish: needs model.backend ps; allowed with local: null")
         if self.model.backend == "local" and self.tables:

@@ -1,6 +1,6 @@
-"""Options of a job that have an effect only beside others: each is refused by name where it would have none.
+"""Refuses options of a job that would have no effect beside the job's other options, each by its name.
 
-A new option of this kind is a line here and a line of the table in deploy/reference/option_effects.py.
+A new option of this kind needs a line here and a line in the table of deploy/reference/option_effects.py.
 A test goes through that table.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_effects(job: JobConfig) -> None:
-    """Raises InvalidArgument, which names the first option that would be ignored."""
+    """Raises InvalidArgument with the name of the first option that would be ignored; returns when there is none."""
     for option, reason in _ignored(job):
         raise InvalidArgument(f"{option}: has no effect {reason}; remove it")
 

@@ -13,7 +13,7 @@ _ALLOWED_NAME = "1-255 of letters, digits, _ . -"
 
 
 class PublishConfig(StrictModel):
-    """The trained model as a new version for serving (docs/serving.md), at the end of the run."""
+    """Where the trained model is published as a new version for serving (docs/serving.md), at the end of the run."""
 
     root: str = Field(min_length=1, description="Folder of published models, by path or URL, that worker 0 can write.")
     model: Annotated[str | None, Field(pattern=_NAME)] = Field(
@@ -23,9 +23,9 @@ class PublishConfig(StrictModel):
     )
     alias: Annotated[str | None, Field(pattern=_NAME)] = Field(
         "live",
-        description="Names the version once it is there; null: none does.",
+        description="Alias that names the version once it is complete; null: no alias.",
         json_schema_extra={"allowed": f"{_ALLOWED_NAME}, or null"},
     )
     dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = Field(
-        None, description="Of the published rows; null: as in training."
+        None, description="Dtype of the published rows; null: the dtype in training."
     )

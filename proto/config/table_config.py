@@ -1,4 +1,4 @@
-"""The section ``tables`` of a job: what its tables keep, by column."""
+"""The section ``tables`` of a job: which rows its tables keep, by column."""
 
 from __future__ import annotations
 
@@ -11,45 +11,59 @@ from .config import Bytes, Seconds, StrictModel
 
 
 class TableConfig(StrictModel):
-    """Which keys get a row, which rows go again, and how many stay in memory ([admission](admission.md))."""
+    """Which keys get a row, which rows are removed, and how many stay in memory ([admission](admission.md))."""
 
     admit_after: int = Field(
-        1, ge=1, le=255, description="A key gets its row at its so-many-th push; gradients before it are dropped."
+        1,
+        ge=1,
+        le=255,
+        description="Number of the push that gives a key its row; the gradients of earlier pushes are dropped.",
     )
-    admit_probability: float = Field(1.0, gt=0, le=1, description="Or at each push with this probability.")
+    admit_probability: float = Field(
+        1.0, gt=0, le=1, description="Probability that a push gives its key a row; below 1 it needs admit_after 1."
+    )
     admit_capacity: int = Field(
-        RowPolicy.admit_capacity, ge=1, lt=2**40, description="Keys without a row that admit_after remembers."
+        RowPolicy.admit_capacity,
+        ge=1,
+        lt=2**40,
+        description="Number of keys without a row whose pushes admit_after counts.",
     )
     evict_after_steps: int = Field(
-        0, ge=0, lt=2**31, description="A row that no push changed for so many steps is removed; 0: never."
+        0, ge=0, lt=2**31, description="Number of steps without a push after which a row is removed; 0: never."
     )
     evict_after: Seconds | None = Field(
         None, ge=1, lt=2**31, description="Seconds without a push after which a row is removed; null: never."
     )
     evict_below_norm: float = Field(
-        0.0, ge=0, le=1e30, description="A row whose weights have a smaller L2 norm is removed; 0: none."
+        0.0,
+        ge=0,
+        le=1e30,
+        description="A row is removed when the L2 norm of its weights is smaller; 0: none is removed.",
     )
     max_rows: int = Field(
         0,
         ge=0,
         lt=2**63,
-        description="Rows of the whole table, beyond which some are removed by evict_by; 0: no bound.",
+        description="Bound on the rows of the whole table; evict_by chooses which rows beyond it are removed. 0: no "
+        "bound.",
     )
     max_bytes: Bytes | None = Field(
-        None, ge=1, lt=2**63, description="Bytes of weights and state of the whole table, likewise; null: no bound."
+        None, ge=1, lt=2**63, description="Bound on the bytes of weights and state of the whole table; null: no bound."
     )
     evict_by: Literal["lru", "lfu"] = Field(
-        "lru", description="Which go first: lru, those pushed to longest ago; lfu, those pushed to least often."
+        "lru",
+        description="Which rows are removed first. lru: those with the oldest last push. lfu: those with the fewest "
+        "pushes.",
     )
     ram_share: float = Field(
         0.0,
         ge=0,
         le=0.9,
-        description="Part of each shard's memory_budget that is the table's own; 0: none. Needs an SSD.",
+        description="Share of each shard's memory_budget that is reserved for the table; 0: none. It needs an SSD.",
     )
 
     def policy(self) -> RowPolicy:
-        """As a table's schema holds it."""
+        """Returns the policy in the form that a table's schema holds."""
         return RowPolicy(
             admit_after=self.admit_after,
             admit_probability=self.admit_probability,

@@ -26,10 +26,10 @@ def _parse(value: object, units: dict[str, float], form: str) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """A number of bytes from a number or a text with a unit.
+    """Returns a number of bytes, from a number or a text with a unit.
 
     Raises:
-        InvalidArgument: it is neither, or not a whole number of bytes.
+        InvalidArgument: the value is neither, or is not a whole number of bytes.
     """
     amount = _parse(value, dict(_BYTES), BYTES_FORM)
     if amount != int(amount):
@@ -38,16 +38,16 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """A number of seconds from a number or a text with a unit.
+    """Returns a number of seconds, from a number or a text with a unit.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: the value is neither.
     """
     return float(_parse(value, _SECONDS, SECONDS_FORM))
 
 
 def format_bytes(count: int) -> str:
-    """The shortest binary unit: ``1.5 GiB``; exact below 1 KiB."""
+    """Returns a text in the largest binary unit that fits: ``1.5 GiB``; the number is exact below 1 KiB."""
     amount, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1024 or unit == "TiB":

@@ -1,1 +1,1 @@
-"""What a published version is on disk: its rows, its dense program, its registry."""
+"""The files of a published version: its rows, its dense program and the registry that names it."""

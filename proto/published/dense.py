@@ -1,9 +1,10 @@
-"""Dense weights that were published after a version, while training went on: numbered folders beside its program, each
-whole when its manifest is there. The version itself never changes.
+"""Dense weights that were published after a version, while training went on, in numbered folders beside its program.
+
+A folder is complete when its manifest is there. The version itself never changes.
 
 ROOT/MODEL/v000001/dense/000003/weights.safetensors   every weight of the program, by name
                                 proof.json            SHA-256 and signature (program_proof.py)
-                              manifest.json         number, training step, size and checksum
+                                manifest.json         number, training step, size and checksum
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from .row_parts import read_file
 from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
-PROOF = "proof.json"  # beside the manifest, whose members the version before knows by heart
-CLAIM = "claim.json"  # by the process that writes them
-_GIVEN_UP_SEC = 3600.0  # after which a claim without a manifest is of a process that has ended
-_KEPT = 2  # a reader that has just seen the one before the newest may still read it
-_MOST_BYTES = 65536  # of a manifest or a claim
+PROOF = "proof.json"  # beside the manifest, because the previous version knows a fixed set of its members
+CLAIM = "claim.json"  # made by the process that writes the weights
+_GIVEN_UP_SEC = 3600.0  # age at which the writer of a claim without a manifest counts as ended
+_KEPT = 2  # weights that stay: a reader may still read those before the newest
+_MOST_BYTES = 65536  # the largest size of a manifest or a claim
 _NUMBER = re.compile(r"(\d{6,18})")
 
 
 @dataclass(frozen=True)
 class DenseVersion:
-    """Dense weights of a version.
+    """Facts about one set of dense weights of a version.
 
     Attributes:
-        number: counts from 1.
-        step: of training.
-        created: UTC, ISO 8601.
-        weights: the file.
+        number: the number of the set, counted from 1.
+        step: the training step that the weights come from.
+        created: the time of publication in UTC, ISO 8601.
+        weights: the file of the weights.
     """
 
     number: Positive
@@ -56,18 +57,22 @@ _DENSE_VERSION = TypeAdapter(DenseVersion)
 
 
 def newest_number(version: Folder) -> int:
-    """Of the dense weights below a version's folder; 0: there are none."""
+    """Returns the number of the newest dense weights below a version's folder; 0 when there are none."""
     folder = version / "dense"
     numbers = sorted((int(match[1]) for name in folder.names() if (match := _NUMBER.fullmatch(name))), reverse=True)
     return next((number for number in numbers if _folder(version, number).exists(MANIFEST)), 0)
 
 
 def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
-    """What is known of them, and their file.
+    """Returns the facts about dense weights, and the bytes of their file.
+
+    Args:
+        version: the folder of the version.
+        number: the number of the weights.
 
     Raises:
-        NotFound: they are not there (any more).
-        DataLoss: they are damaged.
+        NotFound: the weights do not exist, or no longer.
+        DataLoss: the weights are damaged.
     """
     folder = _folder(version, number)
     where = f"{folder.url}/{MANIFEST}"
@@ -76,15 +81,15 @@ def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
 
 
 def dense_facts(number: int, weights: FileFacts) -> FileFacts:
-    """A file of weights, named below its version's folder as its proof does."""
+    """Returns the facts of a file of weights under the name that its proof uses, relative to the version's folder."""
     return FileFacts(f"dense/{number:06d}/{weights.file}", weights.bytes, weights.xxh3)
 
 
 def read_dense_proof(version: Folder, number: int) -> ProgramProof | None:
-    """The proof of dense weights; None: the version before wrote them.
+    """Returns the proof of dense weights; None when a program of the previous version wrote them.
 
     Raises:
-        DataLoss: it is damaged.
+        DataLoss: the proof is damaged.
     """
     folder = _folder(version, number)
     if not folder.exists(PROOF):
@@ -103,13 +108,16 @@ def write_dense(
     step: int,
     prove: Callable[[FileFacts], ProgramProof] | None = None,
 ) -> DenseVersion:
-    """Writes the next ones, and removes those that no version needs any more.
+    """Writes new dense weights, and removes those that are no longer needed.
 
     Args:
-        version: its folder.
-        pieces, size, xxh3: of the file of weights.
-        step: of training.
-        prove: makes the proof of the file; None: they have none.
+        version: the folder of the version.
+        pieces, size, xxh3: the contents of the file of weights, its size in bytes and its checksum.
+        step: the training step that the weights come from.
+        prove: makes the proof of the file; None writes no proof.
+
+    Returns:
+        The facts about the written weights.
     """
     while True:
         number = max((int(name) for name in (version / "dense").names() if _NUMBER.fullmatch(name)), default=0) + 1
@@ -129,14 +137,14 @@ def write_dense(
 
 
 def _is_over(folder: Folder) -> bool:
-    """Whether weights are whole, or were given up; not those that another process writes now."""
+    """Whether weights are complete or were given up, so that no process is writing them now."""
     if folder.exists(MANIFEST):
         return True
     try:
         claim = parse_json(folder.read_small(CLAIM, _MOST_BYTES), CLAIM, _MOST_BYTES)
-    except NotFound:  # of a program that made no claims, or they were removed just now
+    except NotFound:  # an older program made no claims, or the weights were just removed
         return True
-    except DataLoss:  # it is being written, or damaged
+    except DataLoss:  # the claim is being written, or is damaged
         return False
     claimed_at = claim.get("time") if isinstance(claim, dict) else None
     return isinstance(claimed_at, int | float) and claimed_at < time.time() - _GIVEN_UP_SEC

@@ -1,12 +1,14 @@
-"""What a published version of a model is: its rows, its program, its card. Immutable once its manifest is there.
+"""The manifest of a published version of a model: its rows, its program and its card.
 
-ROOT/MODEL/v000001/                 one version; without manifest.json it is none
+A version is immutable once its manifest is there.
+
+ROOT/MODEL/v000001/                 one version, complete once manifest.json is there
     rows.TABLE.SHARD.N.safetensors  rows (row_parts.py)
-    slots.safetensors               the version of each slot that the rows have at least: where live sync begins
-    program.pt2                     the model by torch.export, where there is one
-    claim.json                      which process took the number; stays when its publication is given up
-    manifest.json                   written last: all of it, with sizes and checksums
-ROOT/MODEL/aliases.json             names that move (registry.py)
+    slots.safetensors               a version of each slot that the rows have reached, where live sync begins
+    program.pt2                     the model by torch.export, when there is one
+    claim.json                      the process that took the number; it stays when the publication is given up
+    manifest.json                   the list of all files, with sizes and checksums; written last
+ROOT/MODEL/aliases.json             the aliases, which move between versions (registry.py)
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SLOTS = "slots.safetensors"
 PROGRAM = "program.pt2"
-MOST_BYTES = 64 << 20  # of a manifest
+MOST_BYTES = 64 << 20  # the largest size of a manifest
 
 ServedDtype: TypeAlias = Dtype | Literal["int8"]
 SERVED_DTYPES: tuple[ServedDtype, ...] = (*DTYPES, "int8")
@@ -49,14 +51,20 @@ DocumentSchema = Annotated[TableSchema, BeforeValidator(_schema_of_document)]
 
 @dataclass(frozen=True)
 class Part(FileFacts):
-    """Some rows of a table."""
+    """A file with some rows of a table."""
 
     rows: Count
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of a version; ``dtype`` is that of the published rows, ``schema`` the table's in training."""
+    """A table of a version.
+
+    Attributes:
+        schema: the schema of the table in training.
+        dtype: the dtype of the published rows.
+        parts: the files of the rows.
+    """
 
     schema: DocumentSchema
     dtype: ServedDtype
@@ -64,24 +72,24 @@ class PublishedTable:
 
     @property
     def rows(self) -> int:
-        """How many were published."""
+        """The number of published rows."""
         return sum(part.rows for part in self.parts)
 
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """A version.
+    """A version of a model.
 
     Attributes:
-        model, version: ``version`` counts from 1.
-        created: UTC, ISO 8601.
-        cluster_id, slot_count: of the cluster that trained it.
-        namespace: of its tables.
-        tables: by name.
+        model, version: the name of the model and the number of the version, counted from 1.
+        created: the time of publication in UTC, ISO 8601.
+        cluster_id, slot_count: facts of the cluster that trained the model.
+        namespace: the namespace of its tables.
+        tables: the tables and the files of their rows.
         slots: the file with the version of each slot.
-        program: the exported model; None where only rows were published.
-        card: what its publisher says of it: step, data_position, auc, and more.
-        proof: the program's SHA-256 and signature; None: the version before published it.
+        program: the exported model; None when only rows were published.
+        card: the publisher's facts about the version, such as step, data_position and auc.
+        proof: the SHA-256 and signature of the program; None when the previous version of Sparserow published it.
     """
 
     model: Text
@@ -98,20 +106,20 @@ class ModelManifest:
 
     @property
     def rows(self) -> int:
-        """Of all tables."""
+        """The number of rows of all tables."""
         return sum(table.rows for table in self.tables)
 
     @property
     def size(self) -> int:
-        """Bytes of all files that it names."""
+        """The size of all files that the manifest names, in bytes."""
         parts = sum(part.bytes for table in self.tables for part in table.parts)
         return parts + self.slots.bytes + (self.program.bytes if self.program is not None else 0)
 
     def to_json(self) -> bytes:
-        """The manifest's file.
+        """Returns the bytes of the manifest's file.
 
         Raises:
-            ResourceExhausted: it is longer than a program reads.
+            ResourceExhausted: the file is larger than a program reads.
         """
         tables = [
             {
@@ -132,20 +140,24 @@ class ModelManifest:
         }
         data = json.dumps(document, indent=2).encode() + b"\n"
         if len(data) > MOST_BYTES:
-            raise ResourceExhausted(f"{MANIFEST}: has {len(data)} bytes; allowed: at most {MOST_BYTES}")
+            raise ResourceExhausted(f"{MANIFEST}: the manifest has {len(data)} bytes; allowed: at most {MOST_BYTES}")
         return data
 
     @staticmethod
     def from_json(data: bytes, where: str) -> ModelManifest:
-        """A manifest from its file.
+        """Returns the manifest that a file's bytes hold.
+
+        Args:
+            data: the bytes of the file.
+            where: the name of the file, which begins an error message.
 
         Raises:
-            DataLoss: it is damaged, or of another format; names ``where``.
+            DataLoss: the file is damaged, or has another format; the text names ``where``.
         """
         document = parse_json(data, where, MOST_BYTES)
         found = document.get("format") if isinstance(document, dict) else None
         if found != FORMAT:
-            raise DataLoss(f"{where}: is damaged: has format {found!r}; this program reads {FORMAT}")
+            raise DataLoss(f"{where}: is damaged: it has format {found!r}; this program reads {FORMAT}")
         document["proof"] = document.pop("program_proof", None)
         return checked(_MANIFEST, document, where)
 

@@ -1,4 +1,4 @@
-"""Reads the exported program of a published version: the bytes, after every check that a file of others needs."""
+"""Reads the exported program of a published version, with every check that an untrusted file needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def trusted_keys(security: Security | None) -> Security:
-    """The security file that names publishers' keys: a client's own may name certificates and a token alone."""
+    """Returns the security file that names the keys of publishers.
+
+    That is the client's own file where it names keys. Otherwise it is the file of the process, because a client's file
+    may name only certificates and a token.
+    """
     own = loaded_security(security)
     return own if own.verification_key else process_security()
 
@@ -25,26 +29,27 @@ def trusted_keys(security: Security | None) -> Security:
 def read_program(
     root: str, name: str, version: int, security: Security | None = None, *, is_operator: IsOperator
 ) -> bytes:
-    """The exported program of a version, as ``torch.export.load`` takes it from a file: nothing in it is pickled.
+    """Returns the exported program of a version as bytes for ``torch.export.load``; nothing in it is pickled.
 
     Args:
-        root: folder of published models, by path or URL.
-        name, version: of the model.
-        security: names the keys of trusted publishers; None: the process's.
-        is_operator: whether torch has an operator of that namespace, name and overload.
+        root: the folder of published models, by path or URL.
+        name, version: the name of the model and the number of the version.
+        security: names the keys of trusted publishers; None stands for the security file of the process.
+        is_operator: tells whether torch has an operator of a given namespace, name and overload.
 
     Raises:
         NotFound: there is no such version, or it has rows alone.
-        DataLoss: it is damaged, or says what a program may not.
-        FailedPrecondition: there is a verification key, and the program is not signed by its publisher.
+        DataLoss: the program is damaged, or contains something that is not allowed in a program.
+        FailedPrecondition: there is a verification key, and the program has no signature by its publisher.
     """
     security = trusted_keys(security)
     registry = ModelRegistry(root)
     manifest = registry.manifest(name, version)
     if manifest.program is None:
         raise NotFound(
-            f"{name}@{version}: was published without a program, with rows alone, which `sparserow query` looks up; "
-            "to score, publish the model too: a section publish in its job file, or sr.publish with model= and example="
+            f"{name}@{version}: the version was published without a program; it has rows alone, which `sparserow "
+            "query` looks up; to score, publish the model too: a section publish in its job file, or sr.publish with "
+            "model= and example="
         )
     folder = registry.folder(name, version)
     where = f"{folder.url}/{manifest.program.file}"
@@ -58,6 +63,6 @@ def read_program(
 @functools.cache
 def _warn_once() -> None:
     log.warning(
-        "programs are loaded whose publisher is not known: a writer of the registry can run code here; "
+        "programs of unknown publishers are loaded, so a process that can write to the registry can run code here; "
         "name a verification_key in the security file"
     )

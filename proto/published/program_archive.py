@@ -1,8 +1,9 @@
-"""The archive of an exported program, checked and written anew before torch sees it.
+"""Checks the archive of an exported program, and writes it anew before torch opens it.
 
-torch.export.load unpickles example inputs, marked tensors and custom objects. It evaluates expressions and guards, and
-looks operators up by name. So a program from a file is code. What torch gets here is a new archive of the entries that
-a publication writes, each checked; a second reader of the same bytes cannot see other ones.
+A program from a file is code: torch.export.load unpickles example inputs, marked tensors and custom objects.
+It also evaluates expressions and guards, and looks up operators by name.
+This module gives torch a new archive, which has only the entries that a publication writes, each of them checked.
+A second reader of the same bytes cannot see other entries.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ _AGAIN = "publish the model again"
 
 
 def confined(data: bytes, where: str, *, is_signed: bool, is_operator: IsOperator) -> bytes:
-    """The program as an archive that torch.export.load may open: nothing in it is pickled.
+    """Returns the program as a new archive that torch.export.load may open: nothing in it is pickled.
 
-    Example inputs are left out unread. They are in programs of the version before.
+    Example inputs, which the previous version of Sparserow wrote, are left out without being read.
 
     Args:
         data: the archive as it was published.
-        where: names it in errors.
-        is_signed: by a publisher that is trusted; then the program may use operators of other libraries.
-        is_operator: whether torch has an operator of that namespace, name and overload.
+        where: the name of the archive, which begins an error message.
+        is_signed: whether a trusted publisher signed the program, which may then use operators of other libraries.
+        is_operator: tells whether torch has an operator of a given namespace, name and overload.
 
     Raises:
-        DataLoss: it is no such archive, or holds what torch would unpickle or run (names the entry).
+        DataLoss: the bytes are no such archive, or an entry has something that torch would unpickle or run; the text
+            names the entry.
     """
     try:
         entries = _read(data, where)
@@ -53,12 +55,14 @@ def confined(data: bytes, where: str, *, is_signed: bool, is_operator: IsOperato
             _check_tensors(entries, config, folder, names, where)
         check_code(_json(entries, _MODEL, where), where, is_signed=is_signed, is_operator=is_operator)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, zipfile.BadZipFile) as error:
-        raise DataLoss(f"{where}: is no program that this version reads: {type(error).__name__}: {error}") from None
+        raise DataLoss(
+            f"{where}: the file is not a program that this version reads: {type(error).__name__}: {error}"
+        ) from None
     return _written({**entries, _EXAMPLE: b""})
 
 
 def _read(data: bytes, where: str) -> dict[str, bytes]:
-    """The entries that a publication writes, by name without the archive's own."""
+    """Returns the entries that a publication writes, by their names below the archive's own folder."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos = archive.infolist()
         if len(infos) > _MOST_ENTRIES or sum(info.file_size for info in infos) > len(data):
@@ -74,7 +78,7 @@ def _read(data: bytes, where: str) -> dict[str, bytes]:
             if name == _EXAMPLE:
                 continue
             if not _is_expected(name):
-                raise DataLoss(f"{where}: entry {name[:80]!r} may hold code; a program has none such; {_AGAIN}")
+                raise DataLoss(f"{where}: entry {name[:80]!r} may hold code, and a program has no such entry; {_AGAIN}")
             entries[name] = archive.read(info)
     return entries
 
@@ -93,7 +97,7 @@ def _json(entries: Mapping[str, bytes], name: str, where: str) -> Any:
 
 
 def _check_tensors(entries: Mapping[str, bytes], config: str, folder: str, names: re.Pattern[str], where: str) -> None:
-    """Each tensor is raw bytes of an entry, and no larger than these."""
+    """Refuses a tensor that is not stored as raw bytes, or whose sizes are not valid."""
     for fqn, payload in _json(entries, config, where)["config"].items():
         file = payload["path_name"]
         if payload["use_pickle"] is not False or not names.fullmatch(file):

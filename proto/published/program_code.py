@@ -1,4 +1,4 @@
-"""What an exported program may say where torch would run it: operators, expressions, guards, names."""
+"""Checks the parts of an exported program that torch would run: operators, expressions, guards and names."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _NODES = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
 _MOST_EXPRESSION = 4096
-IsOperator = Callable[[str, str, str], bool]  # torch.ops.NAMESPACE.NAME.OVERLOAD is an operator
+IsOperator = Callable[[str, str, str], bool]  # whether torch.ops.NAMESPACE.NAME.OVERLOAD is an operator
 
 _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"})
 
 
 def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperator) -> None:
-    """Refuses a program whose text torch would run as something else than operators on tensors.
+    """Refuses a program that would make torch run anything but operators on tensors.
 
     Args:
         model: the program's JSON.
-        where: names it in errors.
-        is_signed: by a trusted publisher, which may use operators of libraries of its own.
-        is_operator: whether torch has an operator of that namespace, name and overload.
+        where: the name of the program, which begins an error message.
+        is_signed: whether a trusted publisher signed the program, which may then use operators of its own libraries.
+        is_operator: tells whether torch has an operator of a given namespace, name and overload.
 
     Raises:
-        DataLoss: names what is not allowed.
+        DataLoss: the program has something that is not allowed; the text names it.
     """
     try:
         _walk(model, "", partial(_check_operator, is_signed=is_signed, is_operator=is_operator))
@@ -67,14 +67,14 @@ def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperat
 
 
 class _NotAllowed(Exception):  # noqa: N818 - it stays in this module
-    """What the program says that it may not."""
+    """The program has something that is not allowed."""
 
 
 def _walk(value: Any, key: str, check_operator: Callable[[str], None]) -> None:
     if isinstance(value, dict):
         for name, part in value.items():
             if key == "metadata":
-                continue  # texts for people
+                continue  # torch does not run these texts
             _walk(part, name, check_operator)
     elif isinstance(value, list):
         for part in value:
@@ -91,18 +91,18 @@ def _check_text(key: str, text: str, check_operator: Callable[[str], None]) -> N
     elif key in _NAMES_OF or key == "forward_arg_names":
         _check_name(text)
     elif key in _PATHS_OF and not _PATH.fullmatch(text):
-        raise _NotAllowed(f"{key} {text[:80]!r} is no name")
+        raise _NotAllowed(f"{key} {text[:80]!r} is not a name")
     elif key in ("in_spec", "out_spec"):
         _check_tree(json.loads(text)[1])
 
 
 def _check_name(text: str) -> None:
     if text and not _IDENTIFIER.fullmatch(text):
-        raise _NotAllowed(f"{text[:80]!r} is no name")
+        raise _NotAllowed(f"{text[:80]!r} is not a name")
 
 
 def _check_operator(target: str, *, is_signed: bool, is_operator: IsOperator) -> None:
-    """Operators are those that are registered with torch; any other path would find functions of Python."""
+    """Refuses an operator that is not registered with torch; any other path would find a function of Python."""
     if _SCALARS.fullmatch(target):
         return
     parts = target.split(".")
@@ -117,7 +117,7 @@ def _check_operator(target: str, *, is_signed: bool, is_operator: IsOperator) ->
 
 
 def _check_expression(text: str, *, is_guard: bool) -> None:
-    """Arithmetic on sizes; nothing else may be evaluated."""
+    """Refuses an expression that is anything but arithmetic on sizes."""
     if len(text) > _MOST_EXPRESSION:
         raise _NotAllowed(f"an expression of {len(text)} characters")
     try:
@@ -130,7 +130,7 @@ def _check_expression(text: str, *, is_guard: bool) -> None:
 
 
 def _is_symbol(node: ast.AST) -> bool:
-    """Whether it is ``Symbol('s0', positive=True, ...)``."""
+    """Whether the node is ``Symbol('s0', positive=True, ...)``."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -164,7 +164,7 @@ def _is_arithmetic(node: ast.AST, is_guard: bool) -> bool:
 
 
 def _check_tree(tree: Any) -> None:
-    """Arguments are tensors in tuples, lists and dicts; other kinds would import modules."""
+    """Refuses arguments other than tensors in tuples, lists and dicts, because other kinds would import modules."""
     if tree["type"] not in _TREES:
         raise _NotAllowed(f"arguments of type {str(tree['type'])[:80]!r}")
     context = None if tree["context"] is None else json.loads(tree["context"])

@@ -1,5 +1,6 @@
-"""Proofs of programs and of later dense weights: their SHA-256, and an Ed25519 signature over the name under which they
-may be loaded.
+"""Makes and checks the proofs of programs and of later dense weights.
+
+A proof is the SHA-256 of the file, and an Ed25519 signature over it and the name under which the file may be loaded.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _CONTEXT = b"sparserow program 1\n"
 
 @dataclass(frozen=True)
 class ProgramProof:
-    """What is said of a program, or of dense weights, beside their size.
+    """The proof of a program or of dense weights.
 
     Attributes:
-        sha256: of the file, in hexadecimal digits.
-        signature: Ed25519 in base64; empty: the publisher had no key.
+        sha256: the SHA-256 of the file, in hexadecimal digits.
+        signature: the Ed25519 signature in base64; empty when the publisher had no key.
     """
 
     sha256: str
@@ -39,13 +40,13 @@ class ProgramProof:
 
 
 def make_proof(model: str, version: int, facts: FileFacts, pieces: Sequence[Any], security: Security) -> ProgramProof:
-    """The proof of a file that is being published, signed where the security file names a signing key.
+    """Returns the proof of a file that is being published, signed when the security file names a signing key.
 
     Args:
-        model, version: that the file belongs to.
+        model, version: the version that the file belongs to.
         facts: the file's name below the version's folder, and its size.
-        pieces: its bytes, in order.
-        security: of the publisher.
+        pieces: the bytes of the file, in order.
+        security: the security file of the publisher.
     """
     digest = hashlib.sha256()
     for piece in pieces:
@@ -66,19 +67,31 @@ def check_proof(
     security: Security,
     where: str,
 ) -> bool:
-    """Whether the file is signed by a publisher that is trusted here.
+    """Checks a file against its proof.
+
+    Args:
+        proof: the proof of the file; None when there is none.
+        model, version: the version that the file belongs to.
+        facts: the file's name below the version's folder, and its size.
+        data: the bytes of the file.
+        security: names the keys of trusted publishers.
+        where: the name of the file, which begins an error message.
+
+    Returns:
+        Whether a trusted publisher signed the file.
 
     Raises:
         DataLoss: the bytes are not those that were published.
-        FailedPrecondition: the security file names a verification key, and no signature of its publisher is there.
+        FailedPrecondition: the security file names a verification key, and the file has no signature by its publisher.
     """
     if proof is not None and hashlib.sha256(data).hexdigest() != proof.sha256:
-        raise DataLoss(f"{where}: fails its SHA-256")
+        raise DataLoss(f"{where}: the file does not match its SHA-256")
     if not security.verification_key:
         return False
     if proof is None or not proof.signature:
         raise FailedPrecondition(
-            f"{where}: is not signed, and {security.path} names a verification_key; publish it with a signing_key"
+            f"{where}: the file is not signed, and {security.path} names a verification_key; publish it with a "
+            f"signing_key"
         )
     from cryptography.exceptions import InvalidSignature
 
@@ -90,11 +103,11 @@ def check_proof(
             continue
         return True
     raise FailedPrecondition(
-        f"{where}: its signature as {model}@{version} is by no key of verification_key in {security.path}"
+        f"{where}: no key of verification_key in {security.path} has signed the file as {model}@{version}"
     )
 
 
 def _message(model: str, version: int, facts: FileFacts, sha256: str) -> bytes:
-    """What is signed: a file cannot take the name of another model, version or file."""
+    """Returns the signed text, which ties the file to its model, version and name."""
     signed = {"model": model, "version": version, "file": facts.file, "bytes": facts.bytes, "sha256": sha256}
     return _CONTEXT + json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()

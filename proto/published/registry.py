@@ -1,8 +1,9 @@
-"""The models in a folder by URL: their versions, and the aliases that name them.
+"""The models in a folder given by a URL: their versions, and the aliases that name versions.
 
-A version never changes, and belongs to the process that claimed its number. Aliases are a small file that appears in
-one instant, so a reader sees it before or after a move; processes change it one after the other (shared_file.py).
-``history`` is what rollback goes back along.
+A version never changes, and belongs to the process that claimed its number. All aliases of a model are in one small
+file.
+The file is replaced in one instant, so a reader sees it before or after a move. Processes change it one after another
+(shared_file.py). A rollback uses the ``history`` of an alias.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from .model_names import NAME_PATTERN, check_name
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES, SharedFile, signature
 
 ALIASES = "aliases.json"
-CLAIM = "claim.json"  # of a version: by the process that publishes it
+CLAIM = "claim.json"  # in a version's folder: made by the process that publishes it
 _VERSION = re.compile(r"v(\d{6,18})")
 _MOST_HISTORY = 1000
 
 
 @dataclass(frozen=True)
 class Alias:
-    """What an alias names.
+    """The versions that an alias names.
 
     Attributes:
-        version: that it names.
-        canary: another version, which answers ``canary_share`` of routing keys; None: none.
-        history: versions that it named before, the last one last; at most 1,000 are kept.
+        version: the version that the alias names.
+        canary: another version, which answers the share ``canary_share`` of routing keys; None when there is none.
+        canary_share: the share of routing keys, in [0, 1].
+        history: the versions that the alias named before, the latest last; at most 1,000 are kept.
     """
 
     version: Positive
@@ -45,7 +47,7 @@ class Alias:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Those that must be served."""
+        """The versions that must be served for this alias."""
         return (self.version,) if self.canary is None else (self.version, self.canary)
 
 
@@ -53,35 +55,35 @@ _ALIASES = TypeAdapter(dict[Annotated[Text, AfterValidator(lambda name: check_na
 
 
 class ModelRegistry:
-    """Models below a folder.
+    """The models below a folder.
 
     Args:
-        root: path or URL (fsspec), such as ``s3://bucket/models``.
+        root: a path or URL (fsspec), such as ``s3://bucket/models``.
     """
 
     def __init__(self, root: str) -> None:
         self.root = Folder(root)
 
     def models(self) -> list[str]:
-        """Names of the models that have a version."""
+        """Returns the names of the models that have a version."""
         return [name for name in self.root.names() if NAME_PATTERN.fullmatch(name) and self.versions(name)]
 
     def versions(self, model: str) -> list[int]:
-        """Complete versions of a model, ascending; none when there is no such model."""
+        """Returns the complete versions of a model, ascending; the list is empty when there is no such model."""
         folder = self.root / check_name("model", model)
         found = (int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name)))
         return sorted(version for version in found if self.folder(model, version).exists(MANIFEST))
 
     def folder(self, model: str, version: int) -> Folder:
-        """Where a version lies."""
+        """Returns the folder of a version."""
         return self.root / check_name("model", model) / f"v{version:06d}"
 
     def manifest(self, model: str, version: int) -> ModelManifest:
-        """A version's manifest.
+        """Returns the manifest of a version.
 
         Raises:
-            NotFound: there is no such version (names those that are there).
-            DataLoss: it is damaged.
+            NotFound: there is no such version; the text names the existing versions.
+            DataLoss: the manifest is damaged.
         """
         folder = self.folder(model, version)
         if not folder.exists(MANIFEST):
@@ -91,21 +93,21 @@ class ModelRegistry:
         manifest = ModelManifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where)
         if (manifest.model, manifest.version) != (model, version):
             said = f"model {manifest.model!r} and version {manifest.version}"
-            raise DataLoss(f"{where}: is damaged: names {said}; allowed here: {model!r} and {version}")
+            raise DataLoss(f"{where}: is damaged: it names {said}; allowed here: {model!r} and {version}")
         return manifest
 
     def claim_version(self, model: str) -> int:
-        """One that has never been used, also by a publication that was not finished; it is the caller's alone."""
+        """Reserves a version number for the caller that no publication has used, not even an unfinished one."""
         while True:
             version = max(self._numbers(model), default=0) + 1
             if not self.folder(model, version).create(CLAIM, signature()):
                 continue
             later = (number for number in self._numbers(model) if number > version)
             if not any(self.folder(model, number).exists(MANIFEST) for number in later):
-                return version  # else one of this number was published and pruned since the look
+                return version  # otherwise a version of this number was published and pruned meanwhile
 
     def abandon(self, model: str, version: int) -> None:
-        """Removes what a publication has written that is not finished. Its number stays used."""
+        """Removes the files of a publication that is not finished. Its number stays used."""
         folder = self.folder(model, version)
         for name in sorted(folder.names(), key=lambda name: name != MANIFEST):
             if name != CLAIM:
@@ -116,18 +118,22 @@ class ModelRegistry:
         return [int(match[1]) for name in folder.names() if (match := _VERSION.fullmatch(name))]
 
     def aliases(self, model: str) -> dict[str, Alias]:
-        """Aliases by name; none when there is no such model.
+        """Returns the aliases of a model by name; empty when there is no such model.
 
         Raises:
-            DataLoss: their file is damaged.
+            DataLoss: the file of the aliases is damaged.
         """
         return self._parsed(model, self._aliases_file(model).read())
 
     def resolve(self, model: str, which: str) -> Alias:
-        """What ``NAME@which`` names: an alias, or a version by its number.
+        """Returns the versions that ``NAME@which`` names.
+
+        Args:
+            model: the name of the model.
+            which: an alias, or the number of a version.
 
         Raises:
-            NotFound: there is no such model, alias or version; names those that are there.
+            NotFound: there is no such model, alias or version; the text names the existing ones.
         """
         versions = self.versions(model)
         if not versions:
@@ -140,7 +146,7 @@ class ModelRegistry:
         return self._known(model, which, self.aliases(model))
 
     def point(self, model: str, alias: str, version: int) -> Alias:
-        """Has an alias name a version, and ends its canary.
+        """Lets an alias name a version, and ends its canary.
 
         Raises:
             NotFound: there is no such version.
@@ -158,7 +164,12 @@ class ModelRegistry:
         return self._move(model, alias, point)
 
     def canary(self, model: str, alias: str, version: int, share: float) -> Alias:
-        """Has another version answer a share of an alias's routing keys.
+        """Lets another version answer a share of an alias's routing keys.
+
+        Args:
+            model, alias: the model and its alias.
+            version: the version that becomes the canary.
+            share: the share of routing keys, in (0, 1].
 
         Raises:
             InvalidArgument: ``share`` is not in (0, 1].
@@ -176,11 +187,11 @@ class ModelRegistry:
         return self._move(model, alias, begin)
 
     def rollback(self, model: str, alias: str) -> Alias:
-        """Has an alias name the version that it named before.
+        """Lets an alias name the version that it named before.
 
         Raises:
             NotFound: there is no such alias.
-            FailedPrecondition: it has named no other version that is still there.
+            FailedPrecondition: the alias has named no other version that still exists.
         """
         check_name("alias", alias)
 
@@ -189,14 +200,20 @@ class ModelRegistry:
             there = set(self.versions(model))
             history = [version for version in before.history if version in there]
             if not history:
-                raise FailedPrecondition(f"{model}@{alias}: has named no version before {before.version} that is there")
+                raise FailedPrecondition(
+                    f"{model}@{alias}: the alias has named no earlier version than {before.version} that still exists"
+                )
             return Alias(history[-1], history=tuple(history[:-1]))
 
         return self._move(model, alias, go_back)
 
     def prune(self, model: str, keep: int) -> list[int]:
-        """Removes the oldest versions, but the newest ``keep``, those that an alias names, and the one before each of
-        these. Returns the versions removed.
+        """Removes the oldest versions of a model.
+
+        The newest ``keep`` versions stay, and the versions that an alias names or named last before.
+
+        Returns:
+            The removed versions.
 
         Raises:
             InvalidArgument: ``keep`` is below 1.
@@ -212,7 +229,7 @@ class ModelRegistry:
                 needed.update(alias.versions)
                 needed.update(alias.history[-1:])
             gone[:] = [version for version in versions if version not in needed]
-            for version in gone:  # from now on they are none, and no alias can move there
+            for version in gone:  # without its manifest a version is none, and no alias can move there
                 self.folder(model, version).delete(MANIFEST)
 
         self._aliases_file(model).change(choose)
@@ -221,7 +238,7 @@ class ModelRegistry:
         return gone
 
     def _move(self, model: str, alias: str, move: Callable[[dict[str, Alias]], Alias]) -> Alias:
-        """Changes one alias, while no other process changes any of the model."""
+        """Changes one alias while no other process changes an alias of the model."""
         moved: list[Alias] = []
 
         def change(content: bytes | None) -> bytes:

@@ -1,5 +1,7 @@
-"""Rows of a published table as a safetensors file: ``key`` uint64 (n), ``version`` uint64 (n), and the weights: ``row``
-(n, dim), or with int8 ``code`` int8 (n, dim) and ``scale`` float32 (n): a weight is its code times its row's scale.
+"""Writes and reads the rows of a published table as safetensors files.
+
+A file has ``key`` uint64 (n), ``version`` uint64 (n) and the weights. These are ``row`` (n, dim), or with int8 ``code``
+int8 (n, dim) and ``scale`` float32 (n): a weight is its code times the scale of its row.
 """
 
 from __future__ import annotations
@@ -24,53 +26,64 @@ Rows = NDArray[np.float32]
 def write_rows(
     folder: Folder, file: str, dtype: ServedDtype, keys: Keys, versions: NDArray[np.uint64], rows: Rows
 ) -> Part:
-    """Writes a part of rows (n, dim) float32 in ``dtype``, rounded to the nearest value."""
+    """Writes rows (n, dim) float32 as a part, converted to ``dtype`` with rounding to the nearest value.
+
+    Args:
+        folder: the folder of the version.
+        file: the name of the file.
+        dtype: the dtype of the published rows.
+        keys, versions: (n) uint64 each.
+        rows: (n, dim) float32.
+
+    Returns:
+        The entry of the file for a manifest.
+    """
     tensors = {"key": Tensor("U64", keys), "version": Tensor("U64", versions), **_packed(dtype, rows)}
     facts = write_tensors(folder, file, tensors, {"dtype": dtype})
     return Part(facts.file, facts.bytes, facts.xxh3, len(keys))
 
 
 def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FileFacts:
-    """Writes a safetensors file; gives what a manifest says of it."""
+    """Writes a safetensors file and returns its entry for a manifest."""
     encoded = encode(tensors, {f"sparserow.{key}": value for key, value in metadata.items()})
     folder.write(file, encoded.pieces)
     return FileFacts(file, encoded.size, encoded.xxh3)
 
 
 def read_file(folder: Folder, facts: FileFacts) -> memoryview:
-    """A file's bytes, as its manifest says.
+    """Returns the bytes of a file, after comparing them with its entry in the manifest.
 
     Raises:
-        DataLoss: size or checksum differ (names the file).
-        NotFound: it is not there.
+        DataLoss: the size or the checksum differs; the text names the file.
+        NotFound: the file is missing.
     """
     data = folder.read(facts.file)
-    check_bytes(data, facts, f"{folder.url}/{facts.file}", "fails its checksum")
+    check_bytes(data, facts, f"{folder.url}/{facts.file}", "the file does not match its checksum")
     return data
 
 
 def read_tensors(folder: Folder, facts: FileFacts) -> dict[str, NDArray[Any]]:
-    """The tensors of a file whose size and checksum hold."""
+    """Returns the tensors of a file by name, after comparing its size and checksum."""
     _, tensors = decode(read_file(folder, facts), f"{folder.url}/{facts.file}")
     return {name: tensor.values for name, tensor in tensors.items()}
 
 
 def read_rows(folder: Folder, part: Part, dtype: ServedDtype, dim: int) -> tuple[Keys, NDArray[np.uint64], Rows]:
-    """Keys (n), versions (n) and rows (n, dim) float32 of a part.
+    """Returns keys (n), versions (n) and rows (n, dim) float32 of a part.
 
     Raises:
-        DataLoss: it is damaged, or not what its manifest says; names the file.
+        DataLoss: the part is damaged, or differs from its manifest; the text names the file.
     """
     tensors = read_tensors(folder, part)
     try:
         rows = _unpacked(dtype, tensors)
         keys, versions = tensors["key"], tensors["version"]
     except KeyError as error:
-        raise DataLoss(f"{folder.url}/{part.file}: has no tensor {error}") from None
+        raise DataLoss(f"{folder.url}/{part.file}: the file has no tensor {error}") from None
     except (ValueError, IndexError) as error:
-        raise DataLoss(f"{folder.url}/{part.file}: its tensors do not fit each other: {error}") from None
+        raise DataLoss(f"{folder.url}/{part.file}: its tensors do not have matching shapes: {error}") from None
     if keys.dtype != np.uint64 or versions.dtype != np.uint64:
-        raise DataLoss(f"{folder.url}/{part.file}: its keys and versions are no uint64")
+        raise DataLoss(f"{folder.url}/{part.file}: its keys and versions are not uint64")
     if keys.shape != (part.rows,) or versions.shape != keys.shape or rows.shape != (part.rows, dim):
         raise DataLoss(f"{folder.url}/{part.file}: its tensors do not fit ({part.rows}, {dim}) rows")
     return keys, versions, rows

@@ -1,8 +1,8 @@
-"""A small file that several processes change, one after the other, on any storage that makes a file exclusively.
+"""A small file that several processes change one after another, on any storage that can create a file exclusively.
 
-A process claims the right to replace what the file holds now by a file ``NAME.HASH.N.claim``, which one process alone
-can make. N is 0. Where a claim stays although its process has ended, N+1 is claimed after a while; the process of a
-lower number then changes nothing any more.
+A process claims the right to replace the current content with a file ``NAME.HASH.N.claim``, which only one process can
+create. N is 0 at first. When a claim stays because its process has ended, another process claims N+1 after a while. The
+process with the lower number then changes nothing any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from ..checkpoint.folder import Folder
 from ..errors import NotFound, ResourceExhausted, Unavailable
 
-CLAIM_SEC = 20.0  # after which a claim is given up for another one; its process has half of it
+CLAIM_SEC = 20.0  # age at which another process may replace a claim; a change must take less than half of it
 MOST_BYTES = 1 << 20
 _LONGEST_WAIT_SEC = 120.0
 _LOOK_SEC = 0.05
@@ -28,12 +28,12 @@ Change = Callable[[bytes | None], bytes | None]
 
 
 class SharedFile:
-    """One file. Thread-safe.
+    """A small shared file. Thread-safe.
 
     Args:
-        folder: where it lies; need not exist.
-        name: of the file.
-        claim_sec: how long a claim lasts.
+        folder: the folder of the file; it need not exist.
+        name: the name of the file.
+        claim_sec: the age at which another process may replace a claim, in seconds.
     """
 
     def __init__(self, folder: Folder, name: str, claim_sec: float = CLAIM_SEC) -> None:
@@ -42,10 +42,10 @@ class SharedFile:
         self._claim_sec = claim_sec
 
     def read(self) -> bytes | None:
-        """What it holds; None: it is not there.
+        """Returns the content of the file; None when the file does not exist.
 
         Raises:
-            DataLoss: it has more than 1 MiB.
+            DataLoss: the file has more than 1 MiB.
         """
         try:
             return self._folder.read_small(self._name, MOST_BYTES)
@@ -53,15 +53,15 @@ class SharedFile:
             return None
 
     def change(self, work: Change) -> None:
-        """Replaces what the file holds, while no other process does.
+        """Replaces the content of the file while no other process does.
 
         Args:
-            work: gets what the file holds (None: it is not there) and returns what it shall hold (None: as it is). It
-                may be called again with something newer.
+            work: receives the current content (None: no file) and returns the new one (None: unchanged). It may be
+                called again with newer content.
 
         Raises:
-            Unavailable: other processes were changing it all the time, or the storage is too slow.
-            SparserowError: what ``work`` raised; nothing is changed then.
+            Unavailable: other processes kept changing the file, or the storage is too slow.
+            SparserowError: ``work`` raised it; the file is unchanged.
         """
         deadline = time.monotonic() + max(_LONGEST_WAIT_SEC, 2 * self._claim_sec)
         waited_for, since = "", 0.0
@@ -80,7 +80,7 @@ class SharedFile:
             if self.read() == before:
                 self._change_claimed(work, before, mine, claimed_at)
                 return
-            self._folder.delete(mine)  # it was changed between the look and the claim
+            self._folder.delete(mine)  # the file changed between the read and the claim
         raise Unavailable(f"{self._folder.url}/{self._name}: other processes are changing it; try again")
 
     def _change_claimed(self, work: Change, before: bytes | None, mine: str, claimed_at: float) -> None:
@@ -92,7 +92,9 @@ class SharedFile:
                     raise Unavailable(f"{self._folder.url}/{self._name}: changing it took too long; try again")
                 if len(after) > MOST_BYTES:
                     where = f"{self._folder.url}/{self._name}"
-                    raise ResourceExhausted(f"{where}: has {len(after)} bytes; allowed: at most {MOST_BYTES}")
+                    raise ResourceExhausted(
+                        f"{where}: the new content has {len(after)} bytes; allowed: at most {MOST_BYTES}"
+                    )
                 self._folder.put(self._name, after)
         finally:
             for claim in self._claims(before):
@@ -100,7 +102,7 @@ class SharedFile:
                     self._folder.delete(claim)
 
     def _claims(self, content: bytes | None) -> list[str]:
-        """Claims of the right to replace this content, by their numbers."""
+        """Returns the claims on replacing this content, ordered by their numbers."""
         pattern = re.compile(rf"{re.escape(self._claim_stem(content))}\.(\d+)\.claim")
         return sorted((name for name in self._folder.names() if pattern.fullmatch(name)), key=_number)
 
@@ -112,7 +114,7 @@ class SharedFile:
 
 
 def signature() -> bytes:
-    """What a claim holds: the process that made it, unlike any other claim's."""
+    """Returns the content of a claim: the process that made it, and a random token that no other claim has."""
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), "token": secrets.token_hex(16)}
     return json.dumps(facts).encode() + b"\n"
 

@@ -1,1 +1,1 @@
-"""Roles, tokens, TLS and signatures."""
+"""Roles, tokens, TLS and signatures of a cluster's processes."""

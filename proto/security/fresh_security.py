@@ -1,4 +1,4 @@
-"""Certificates and tokens that change while a server runs."""
+"""Reads certificates and tokens again when they change while a server runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOOK_SEC = 1.0
 async def fresh_security(on_change: Callable[[Security], None] = lambda _: None) -> AsyncIterator[Security]:
     """Reads the process's security files again when they have changed, for the duration of the block.
 
-    Args:
-        on_change: called with what was read, in the event loop; what it raises leaves the files before in force.
+    Files that cannot be read, or are refused, are logged and tried again.
 
-    What cannot be read, or is refused, is logged, and tried again.
+    Args:
+        on_change: receives the new security in the event loop. When it raises, the previous files stay in force.
     """
     shown = process_security()
     if shown.path is None:
@@ -38,7 +38,7 @@ async def fresh_security(on_change: Callable[[Security], None] = lambda _: None)
 
 
 async def _keep_fresh(on_change: Callable[[Security], None]) -> None:
-    seen = None  # what changed between the process's first look and now is found too
+    seen = None  # None: a change between the process's start and now is found as well
     while True:
         await asyncio.sleep(_LOOK_SEC)
         before = process_security()
@@ -47,23 +47,23 @@ async def _keep_fresh(on_change: Callable[[Security], None]) -> None:
         stamps = await asyncio.to_thread(_stamps, before)
         if stamps == seen:
             continue
-        seen = stamps  # of before they are read: what changes meanwhile is read again
+        seen = stamps  # taken before the files are read, so that a change meanwhile is found
         try:
             security = await asyncio.to_thread(Security.load, before.path)
             if security == before:
                 continue
             on_change(security)
         except SparserowError as error:
-            log.error("security: the files before stay in force: %s", error)
+            log.error("security: the previous files stay in force: %s", error)
             continue
         use_security(security)
         if security.files != before.files:
             seen = None
-        log.info("security: read again")
+        log.info("security: the files were read again")
 
 
 def _stamps(security: Security) -> tuple[tuple[int, int, int], ...]:
-    """What changes when a file does: also when a link, or the folder of a mounted secret, is exchanged."""
+    """Returns stamps that change when a file does, also when a link or the folder of a mounted secret is exchanged."""
     stamps = []
     for path in security.files:
         try:

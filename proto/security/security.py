@@ -1,19 +1,20 @@
-"""A process's identity and the certificates that it trusts: one YAML file for clients and servers, and one of tokens.
+"""The identity of a process and the certificates that it trusts: a YAML file for clients and servers, and one of
+tokens.
 
 ``security.yaml`` (paths are relative to it)::
 
     ca: ca.pem              # the trusted authority; without it connections are plain
     cert: server.pem        # shown by servers, and by clients where a server asks for one
     key: server.key
-    client_ca: ca.pem       # servers take only clients that show a certificate of these authorities
+    client_ca: ca.pem       # servers accept only clients with a certificate of these authorities
     token_file: token       # shown to servers
     tokens: tokens.yaml     # accepted clients: the file that `sparserow token` writes
-    verification_key: publisher.pub  # whose programs may be loaded
+    verification_key: publisher.pub  # public keys of the publishers whose programs may be loaded
     signing_key: publisher.key       # signs the programs that are published
-    limits:                 # of what servers let clients hold
+    limits:                 # what servers let clients hold
       client_connections: 64
 
-A process has one identity by default, set where it starts (:func:`use_security`); a caller may give another.
+A process has one default identity, set where it starts (:func:`use_security`); a caller may give another one.
 """
 
 from __future__ import annotations
@@ -35,28 +36,32 @@ from ..grpc_status import CHANNEL_OPTIONS
 from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)  # each may what those before it may
+ROLES: tuple[Role, ...] = get_args(Role)  # each role may do what the roles before it may
 _MOST_TOKEN_BYTES = 1024
 
 
 class Limits(StrictModel):
-    """What the data plane of one server lets its clients hold."""
+    """The limits that the data plane of one server sets for its clients."""
 
     connections: int = Field(4096, ge=1, le=1 << 20, description="Open connections of all clients.")
     client_connections: int | None = Field(
-        None, ge=1, le=1 << 20, description="Open connections from one address; null: as many as there may be."
+        None, ge=1, le=1 << 20, description="Open connections from one address; null: the number in connections."
     )
     frame_bytes: Bytes = Field(1 << 30, ge=64 << 10, le=(1 << 32) - 8, description="Bytes of one request or reply.")
     inflight_bytes: Bytes = Field(
-        4 << 30, ge=64 << 10, description="Bytes of requests being received or worked on; more wait for room."
+        4 << 30,
+        ge=64 << 10,
+        description="Bytes of requests being received or worked on; further requests wait for room.",
     )
     reply_bytes: Bytes = Field(
-        2 << 30, ge=64 << 20, description="Bytes of replies being made or sent; more wait until others are taken."
+        2 << 30,
+        ge=64 << 20,
+        description="Bytes of replies being made or sent; further replies wait until others are received.",
     )
     client_inflight_bytes: Bytes | None = Field(
-        None, ge=64 << 10, description="Of these, from one address; null: as many as there may be."
+        None, ge=64 << 10, description="Part of inflight_bytes that one address may use; null: all of it."
     )
-    http: HttpLimits = Field(HttpLimits(), description="What the HTTP doors let clients hold.")
+    http: HttpLimits = Field(HttpLimits(), description="Limits of the HTTP endpoints.")
 
     @model_validator(mode="after")
     def _room_for_a_frame(self) -> Limits:
@@ -67,7 +72,7 @@ class Limits(StrictModel):
         return self
 
     def native(self) -> dict[str, int]:
-        """Arguments of the native server."""
+        """Returns the limits as arguments of the native server; 0 stands for no limit."""
         return {
             "max_connections": self.connections,
             "max_client_connections": self.client_connections or 0,
@@ -79,27 +84,28 @@ class Limits(StrictModel):
 
 
 class SecurityFile(StrictModel):
-    """The file that names certificates and tokens."""
+    """The security file, which names certificates and tokens."""
 
     ca: str | None = Field(None, description="PEM file of authorities to trust; null: connections are plain.")
     cert: str | None = Field(None, description="PEM file of the certificate to show, with intermediate ones after it.")
     key: str | None = Field(None, description="PEM file of its private key, without a passphrase.")
     client_ca: str | None = Field(
-        None, description="PEM file of authorities; servers take only clients with a certificate of these."
+        None, description="PEM file of authorities; servers accept only clients with a certificate of these."
     )
     token_file: str | None = Field(None, description="File of the token to show to servers.")
     token_in_clear: bool = Field(
         False,
-        description="Whether the token may be shown on plain connections, where others on the network can read it.",
+        description="Whether the token may be shown on plain connections, where other machines on the network can read "
+        "it.",
     )
     tokens: str | None = Field(
-        None, description="File of the tokens that servers take; null: servers take every client that reaches them."
+        None, description="File of the tokens that servers accept; null: servers accept every client that reaches them."
     )
     verification_key: str | None = Field(
         None, description="PEM file of publishers' public keys; programs without a signature of these are refused."
     )
     signing_key: str | None = Field(
-        None, description="PEM file, mode 0600, of the private key that signs the programs that are published."
+        None, description="PEM file, mode 0600, of the private key that signs published programs."
     )
     limits: Limits = Field(Limits(), description="What servers let clients hold.")
 
@@ -122,32 +128,34 @@ class SecurityFile(StrictModel):
 
 
 class TokenEntry(StrictModel):
-    """One token of the tokens file: its digest, never itself."""
+    """One token of the tokens file, which has its digest and never the token itself."""
 
-    name: str = Field(min_length=1, description="For people and logs.")
+    name: str = Field(min_length=1, description="Name of the token in logs.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the token in hexadecimal digits.")
-    role: Role = Field(description="What it may do; each role holds those before it.")
-    namespaces: Annotated[tuple[str, ...], FromList] = Field((), description="Whose tables it reaches; empty: all.")
+    role: Role = Field(description="What the token permits; each role includes the roles before it.")
+    namespaces: Annotated[tuple[str, ...], FromList] = Field(
+        (), description="Namespaces whose tables the token reaches; empty: all."
+    )
 
 
 class TokensFile(StrictModel):
-    """The tokens that a server takes."""
+    """The tokens that a server accepts."""
 
     tokens: Annotated[tuple[TokenEntry, ...], FromList] = Field((), description="One entry for each token.")
 
 
 @dataclass(frozen=True)
 class Security:
-    """What a security file and the files that it names held when they were read.
+    """The contents of a security file, and of the files that it names, when they were read.
 
     Attributes:
-        path: of the file; None: no security.
-        authorities, certificate, key, client_authorities: texts in PEM, empty when there is none.
-        token: shown to servers; empty: none.
-        tokens: that a server takes; None: it asks for none.
-        verification_key, signing_key: texts in PEM of publishers' keys, empty when there is none.
-        limits: of what servers let clients hold; counts from a server's start.
-        files: all that was read.
+        path: the path of the security file; None means no security.
+        authorities, certificate, key, client_authorities: texts in PEM, empty where there is none.
+        token: the token to show to servers; empty means none.
+        tokens: the tokens that a server accepts; None means that it asks for none.
+        verification_key, signing_key: the keys of publishers as texts in PEM, empty where there is none.
+        limits: the limits that servers set for clients; those of a server's start count.
+        files: the paths of all files that were read.
     """
 
     path: Path | None = None
@@ -164,10 +172,10 @@ class Security:
 
     @staticmethod
     def load(path: str | Path) -> Security:
-        """Reads a security file and what it names.
+        """Reads a security file and the files that it names.
 
         Raises:
-            InvalidArgument: one of them cannot be read, or is not what it should be (names file and key).
+            InvalidArgument: a file cannot be read, or its content is not allowed; the text names the file and the key.
         """
         path = Path(path)
         config = load_config(SecurityFile, path)
@@ -213,16 +221,16 @@ class Security:
 
     @property
     def protects_listeners(self) -> bool:
-        """Whether a server may listen where others can reach it: with TLS, and a token asked for."""
+        """Whether a server with this identity may listen on public addresses: it has TLS and asks for a token."""
         return bool(self.certificate) and self.tokens is not None
 
     def native_client(self) -> dict[str, Any]:
-        """Arguments ``tls`` and ``token`` of the native clients."""
+        """Returns the arguments ``tls`` and ``token`` of the native clients."""
         tls = (self.authorities, self.certificate, self.key) if self.authorities else None
         return {"tls": tls, "token": self.token}
 
     def native_server(self) -> dict[str, Any]:
-        """Arguments ``tls``, ``grants`` and the limits of the native server."""
+        """Returns the arguments ``tls`` and ``grants`` of the native server, and its limits."""
         tls = (self.client_authorities, self.certificate, self.key) if self.certificate else None
         grants = None
         if self.tokens is not None:
@@ -233,17 +241,17 @@ class Security:
         """Gives a running native server certificates for new connections, and tokens from the next request on.
 
         Raises:
-            InvalidArgument: a text is no certificate or key; nothing has changed then.
+            InvalidArgument: a text is not a certificate or key. The server is unchanged then.
         """
         arguments = self.native_server()
         server.set_tls(arguments["tls"])
         server.set_grants(arguments["grants"])
 
     def grant_of(self, token: str) -> TokenEntry:
-        """What a token may do on this server.
+        """Returns what a token permits on this server.
 
         Raises:
-            FailedPrecondition: it is none that the server takes.
+            FailedPrecondition: the server does not accept the token.
         """
         if self.tokens is None:
             return TokenEntry(name="anyone", sha256="0" * 64, role="admin")
@@ -251,11 +259,11 @@ class Security:
         for entry in self.tokens:
             if hmac.compare_digest(entry.sha256, digest):
                 return entry
-        raise FailedPrecondition("token: it is missing, or not one that this server knows")
+        raise FailedPrecondition("token: the token is missing, or not one that this server knows")
 
 
 def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:
-    """Whether a token may act on a namespace; one that names none may act on all."""
+    """Whether a token permits actions on a namespace; a token that names no namespace permits them on all."""
     return not grant.namespaces or namespace in grant.namespaces
 
 
@@ -263,14 +271,14 @@ def check_namespace(grant: TokenEntry, namespace: str) -> None:
     """Refuses a namespace that the token does not reach.
 
     Raises:
-        FailedPrecondition: names it.
+        FailedPrecondition: the token does not reach the namespace; the text names it.
     """
     if not reaches_namespace(grant, namespace):
-        raise FailedPrecondition(f"token: it does not reach namespace {namespace!r}")
+        raise FailedPrecondition(f"token: the token does not reach namespace {namespace!r}")
 
 
 def digest_of(token: str) -> str:
-    """SHA-256 in hexadecimal digits: what a tokens file holds of a token."""
+    """Returns the SHA-256 of a token in hexadecimal digits, which a tokens file has in place of the token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -279,13 +287,13 @@ _process = _NONE
 
 
 def use_security(security: Security | str | Path | None) -> Security:
-    """Sets this process's identity: what every connection shows that is not given another; returns it.
+    """Sets and returns the identity of this process, which every connection shows that is given no other.
 
     Args:
-        security: or the path of a security file; None: plain connections without a token.
+        security: the identity, or the path of a security file; None means plain connections without a token.
 
     Raises:
-        InvalidArgument: as :meth:`Security.load`.
+        InvalidArgument: as for :meth:`Security.load`.
     """
     global _process
     _process = loaded_security(security) if security is not None else _NONE
@@ -293,15 +301,15 @@ def use_security(security: Security | str | Path | None) -> Security:
 
 
 def process_security() -> Security:
-    """This process's identity."""
+    """Returns the identity of this process."""
     return _process
 
 
 def loaded_security(security: Security | str | Path | None) -> Security:
-    """``security``, read when it is a path; the process's own for None.
+    """Returns ``security``, which is read when it is a path; None stands for the identity of the process.
 
     Raises:
-        InvalidArgument: as :meth:`Security.load`.
+        InvalidArgument: as for :meth:`Security.load`.
     """
     if security is None:
         return _process
@@ -314,7 +322,7 @@ _HEADER = "authorization"
 
 
 def bearer_token(metadata: Any) -> str:
-    """The token of a call's metadata; empty when there is none."""
+    """Returns the token in a call's metadata; empty when there is none."""
     for key, value in metadata or ():
         if key == _HEADER:
             scheme, _, token = str(value).partition(" ")
@@ -323,7 +331,7 @@ def bearer_token(metadata: Any) -> str:
 
 
 def channel_credentials(security: Security) -> grpc.ChannelCredentials:
-    """Of a channel that trusts ``security.authorities``."""
+    """Returns credentials of a channel that trusts ``security.authorities``."""
     return grpc.ssl_channel_credentials(
         root_certificates=security.authorities.encode(),
         private_key=security.key.encode() or None,
@@ -332,12 +340,12 @@ def channel_credentials(security: Security) -> grpc.ChannelCredentials:
 
 
 def open_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> grpc.Channel:
-    """A channel to ``HOST:PORT`` that shows the caller's token or certificate.
+    """Returns a channel to ``HOST:PORT`` that shows the caller's token or certificate.
 
     Args:
-        address: of the server.
-        security: None: the process's, whose token is read at each call.
-        options: of gRPC.
+        address: the address of the server, ``HOST:PORT``.
+        security: the identity to show; None stands for that of the process, whose token is read at each call.
+        options: the channel options of gRPC.
     """
     shown = security if security is not None else _process
     if shown.authorities:
@@ -348,7 +356,7 @@ def open_channel(address: str, security: Security | None = None, *, options: Any
 
 
 def open_aio_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> Any:
-    """As :func:`open_channel`, for asyncio."""
+    """Returns a channel of asyncio, with the arguments of :func:`open_channel`."""
     shown = security if security is not None else _process
     token = _token_source(security)
     interceptors = [_ShowsTokenInUnary(token), _ShowsTokenInStream(token)]
@@ -362,7 +370,7 @@ def _token_source(security: Security | None) -> Callable[[], str]:
 
 
 class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
-    """Another call's details with the token."""
+    """The details of another call, with the token added."""
 
     def __init__(self, details: Any, token: str) -> None:
         self.method = details.method

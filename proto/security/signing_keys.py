@@ -1,4 +1,4 @@
-"""Ed25519 keys in PEM, as the security file names them."""
+"""Reads and makes Ed25519 keys in PEM, as the security file names them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PUBLIC = re.compile(r"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", r
 
 
 def signing_key(text: str) -> Ed25519PrivateKey:
-    """The private key of a text in PEM.
+    """Returns the private key of a text in PEM.
 
     Raises:
-        InvalidArgument: it is none, or of another kind.
+        InvalidArgument: the text has no private key, or a key of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -25,17 +25,19 @@ def signing_key(text: str) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(text.encode(), None)
     except (ValueError, TypeError) as error:
-        raise InvalidArgument(f"signing_key: it is no private key in PEM without a passphrase: {error}") from None
+        raise InvalidArgument(
+            f"signing_key: the file is not a private key in PEM without a passphrase: {error}"
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidArgument("signing_key: it is no Ed25519 key; `sparserow security signing-key` makes one")
+        raise InvalidArgument("signing_key: the file is not an Ed25519 key; `sparserow security signing-key` makes one")
     return key
 
 
 def verification_keys(text: str) -> list[Ed25519PublicKey]:
-    """The public keys of a text in PEM: one, or several while a publisher changes its key.
+    """Returns the public keys of a text in PEM; there are several while a publisher changes its key.
 
     Raises:
-        InvalidArgument: there is none, or one is of another kind.
+        InvalidArgument: the text has no public key, or a key of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -45,14 +47,14 @@ def verification_keys(text: str) -> list[Ed25519PublicKey]:
         for block in _PUBLIC.findall(text):
             keys.append(load_pem_public_key(block.encode()))
     except ValueError as error:
-        raise InvalidArgument(f"verification_key: it is no public key in PEM: {error}") from None
+        raise InvalidArgument(f"verification_key: the file is not a public key in PEM: {error}") from None
     if not keys or not all(isinstance(key, Ed25519PublicKey) for key in keys):
         raise InvalidArgument("verification_key: allowed: Ed25519 public keys in PEM, one or more")
     return [key for key in keys if isinstance(key, Ed25519PublicKey)]
 
 
 def make_key_pair() -> tuple[str, str]:
-    """A new private key and its public key, both in PEM."""
+    """Returns a new private key and its public key, both in PEM."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 

@@ -1,4 +1,4 @@
-"""One of several coordinators of a cluster: it serves while it leads, and names the leader otherwise."""
+"""Runs one of several coordinators of a cluster: it serves while it leads, and otherwise names the leader."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _STOP_GRACE_SEC = 2.0
 _SHORTEST_TTL_SEC = 2
 _LOOK_SEC = 1.0
-# Their answers hold for a moment alone, so they need not wait for what others have changed meanwhile.
+# Answers of these methods hold only for a moment, so they need not wait until the state they changed is written.
 _PROMISE_NOTHING = frozenset(("WorkerHeartbeat", "GetStatus"))
 
 
 class _WhileItLeads(Collector):
-    """Methods of the service, and its metrics, while this coordinator leads."""
+    """The methods and metrics of the service, which this coordinator offers only while it leads."""
 
     def __init__(self) -> None:
         self.seat: EtcdSeat | None = None
@@ -54,7 +54,7 @@ class _WhileItLeads(Collector):
             if self.seat is not None:
                 self.seat.check(self.term)
             if self.service is None:
-                raise NotLeader("this coordinator is starting", "")
+                raise NotLeader("this coordinator is starting; try again", "")
             writer = self.writer
             before = 0 if writer is None else writer.saves
             reply = await getattr(self.service, method)(request, context)
@@ -65,18 +65,19 @@ class _WhileItLeads(Collector):
         return answer
 
     def collect(self) -> Iterator[Metric]:
-        """Of the cluster; nothing while another coordinator leads."""
+        """Yields the metrics of the cluster; none while another coordinator leads."""
         cluster = self.cluster
         if cluster is not None:
             yield from CoordinatorMetrics(cluster).collect()
 
 
 class Elected:
-    """A running coordinator, leading or not.
+    """A running coordinator, which leads or waits to lead.
 
     Attributes:
-        address: ``HOST:PORT`` under which others reach it.
-        failure: ends, with an error, when this coordinator cannot lead: the state is damaged, say.
+        address: ``HOST:PORT`` under which other processes reach it.
+        failure: a task that ends with an error when this coordinator cannot lead, for example because the state is
+            damaged.
     """
 
     def __init__(self, address: str, failure: asyncio.Task[None]) -> None:
@@ -89,7 +90,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
     """Runs a coordinator with ``options.etcd`` for the duration of the block.
 
     Raises:
-        SparserowError: the address or an option is at fault.
+        SparserowError: the address or an option is not allowed.
     """
     assert options.etcd is not None
     check_host(options.host, insecure=options.insecure)
@@ -124,7 +125,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
 
 
 async def _lead(options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat, changed: asyncio.Event) -> None:
-    """One term after the other; between them this coordinator knows nothing of the cluster."""
+    """Serves one term after another; between terms this coordinator has no state of the cluster."""
     while True:
         await changed.wait()
         changed.clear()
@@ -150,7 +151,7 @@ async def _serve_term(
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), _LOOK_SEC)
                 changed.clear()
-        changed.set()  # for the next term, which may have begun
+        changed.set()  # wakes the loop for the next term, which may have begun
 
 
 async def _end(task: asyncio.Task[None]) -> None:

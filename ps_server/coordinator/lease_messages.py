@@ -1,4 +1,4 @@
-"""Messages of LeaseData, to and from what the leases know."""
+"""Converts messages of LeaseData to and from the state of the leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .state.epoch_records import EpochTest, Sums
 
 
 def ask_of(request: pb.LeaseDataRequest) -> Ask:
-    """What a worker asks; a worker of the version before tells nothing of its epochs."""
+    """Returns the request of a worker; a worker of the previous version reports nothing about its epochs."""
     trained, tested = request.trained, request.tested
     return Ask(
         run=request.run,
@@ -26,7 +26,7 @@ def ask_of(request: pb.LeaseDataRequest) -> Ask:
 
 
 def lease_reply(given: LeaseAnswer) -> pb.LeaseDataReply:
-    """What it gets."""
+    """Returns the reply for an answer of the leases."""
     reply = pb.LeaseDataReply(chunk=given.chunk, skip=given.skip, is_over=given.is_over, epoch=given.epoch)
     if given.record is not None:
         reply.trained.CopyFrom(pb.EpochSums(**vars(given.record.trained)))

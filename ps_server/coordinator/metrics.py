@@ -1,4 +1,4 @@
-"""The coordinator's metrics."""
+"""The Prometheus metrics of the coordinator."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .state.shards import ShardPhase
 
 
 class CoordinatorMetrics(Collector):
-    """Reads the cluster from the metrics server's thread: copies of small maps, each taken at once."""
+    """Collects the metrics of a cluster in the thread of the metrics server, from copies of small maps."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment."""
+        """Yields the values of all metrics at this moment."""
         cluster = self._cluster
         shards = GaugeMetricFamily("sparserow_shards", "Shards by state (count).", labels=["state"])
         for phase in ShardPhase:

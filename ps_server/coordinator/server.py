@@ -1,4 +1,4 @@
-"""The composition root of a coordinator: state, service, gRPC server, leases, metrics."""
+"""The composition root of a coordinator: it builds state, service, gRPC server, lease watch and metrics."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ log = logging.getLogger(__name__)
 
 SERVICE = "sparserow.v1.Coordinator"
 _STOP_GRACE_SEC = 2.0
-_LEASE_CHECKS = 20  # in the time of a lease
+_LEASE_CHECKS = 20  # number of checks in the duration of a lease
 
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """How a coordinator is run.
+    """The options of a coordinator process.
 
     Args:
-        cluster: what it coordinates.
-        host, port: of the control plane; port 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that others are told; None: see ps_server/process/advertise.py.
-        insecure: accept an address that other machines can reach.
-        state: file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
-        etcd: keeps the state of several coordinators of which one leads (leader_election.py).
-        metrics_port: of the Prometheus page on the same host; None is off.
-        health_port: of health alone, without TLS, on the same host; None is off.
+        cluster: the options of the cluster that it coordinates.
+        host, port: the address of the control plane; port 0 lets the system choose.
+        advertise: ``HOST[:PORT]`` that other processes use; None chooses it as in ps_server/process/advertise.py.
+        insecure: whether an address that other machines can reach is accepted without TLS and tokens.
+        state: the file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
+        etcd: the store that keeps the state of several coordinators, of which one leads (leader_election.py).
+        metrics_port: the port of the Prometheus page on the same host; None means no page.
+        health_port: the port for health checks without TLS on the same host; None means no such port.
     """
 
     cluster: ClusterOptions
@@ -60,7 +60,12 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """A running coordinator."""
+    """A running coordinator.
+
+    Attributes:
+        cluster: the state of the cluster.
+        recoveries: the recoveries of single shards.
+    """
 
     def __init__(self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, told: Advertised) -> None:
         self.cluster = cluster
@@ -70,7 +75,7 @@ class Coordinator:
 
     @property
     def address(self) -> str:
-        """``HOST:PORT`` of the control plane, under which others reach it."""
+        """The address ``HOST:PORT`` of the control plane, under which other processes reach it."""
         return self._told.address(self._server.port)
 
 
@@ -79,7 +84,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
     """Runs a coordinator for the duration of the block.
 
     Raises:
-        SparserowError: the address, the state file or an option is at fault.
+        SparserowError: the address, the state file or an option is not allowed.
     """
     check_host(options.host, insecure=options.insecure)
     told = advertised(options.advertise, options.host, None)
@@ -115,12 +120,12 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
 async def coordinating(
     cluster: Cluster, save: Callable[[], None], written: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[CoordinatorService]:
-    """The service of a cluster, with its leases watched, for the duration of the block; it is not served yet.
+    """Yields the service of a cluster, which is not served yet, and watches its leases for the duration of the block.
 
     Args:
-        cluster: which one.
-        save: keeps it; where it only begins to, ``written`` returns when it is kept.
-        written: None: ``save`` has kept it when it returns.
+        cluster: the state of the cluster.
+        save: saves the state, or begins to save it when ``written`` is given.
+        written: returns when the state is saved; None when ``save`` has saved it on return.
     """
     async with contextlib.AsyncExitStack() as stack:
         save()
@@ -135,10 +140,10 @@ async def coordinating(
 
 
 def load_or_create(options: CoordinatorOptions, document: Any) -> Cluster:
-    """The cluster of a saved document, or a new one where there is none.
+    """Returns the cluster of a saved document, or a new one when there is none.
 
     Raises:
-        SparserowError: the document is damaged, or of a cluster with other options.
+        SparserowError: the document is damaged, or belongs to a cluster with other options.
     """
     if document is None:
         return Cluster.create(options.cluster)

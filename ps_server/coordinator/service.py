@@ -1,4 +1,6 @@
-"""The Coordinator service: each method checks, changes the cluster, saves it, tells the shards and answers."""
+"""The Coordinator service: each method checks its request, changes and saves the cluster, informs the shards, and
+answers.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,21 @@ from .status import fault_message, status_message
 log = logging.getLogger(__name__)
 
 GRAD_SCALES = ("mean", "sum")  # in the order of the message's enum
-# The answer that ranks are missing must reach a worker before its own deadline does, also where CPUs are busy.
+# The answer that ranks are missing must reach a worker before its own deadline, also on busy CPUs.
 _ANSWER_MARGIN_SEC = 0.3  # at least
-_ANSWER_MARGIN = 0.1  # of the worker's deadline
+_ANSWER_MARGIN = 0.1  # as a share of the worker's deadline
 _DEFAULT_WAIT_SEC = 60.0
 _PROOF_BYTES = 16
 
 
 class CoordinatorService:
-    """Answers all clients of one cluster. Belongs to one event loop.
+    """Answers all clients of one cluster. It belongs to one event loop.
 
     Args:
-        cluster: changed only here and by :meth:`expire_leases`.
-        shard_calls: reaches the shards.
-        save: puts the cluster on disk (or nowhere); raises when it cannot, before anything is told to a shard.
-        clock: monotonic seconds.
+        cluster: the state of the cluster; only this class and its procedures change it.
+        shard_calls: the connections to the shards.
+        save: saves the cluster, where it is saved; it raises before anything is sent to a shard.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(
@@ -69,15 +71,17 @@ class CoordinatorService:
         self.recoveries = ShardRecoveries(cluster, shard_calls, self._tables.lock, save)
         self._row_saves = PeriodicSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._telling: dict[int, asyncio.Task[None]] = {}  # shards that are told everything, by their instances
+        self._telling: dict[
+            int, asyncio.Task[None]
+        ] = {}  # shards that are being brought up to date, by their instances
 
     def go_on(self) -> None:
-        """Takes up what a former coordinator of this cluster did by itself; within the event loop."""
+        """Continues the work that a previous coordinator of this cluster had begun; called within the event loop."""
         self._row_saves.go_on()
         self._restores.go_on()
 
     async def close(self) -> None:
-        """Ends the work that no request waits for."""
+        """Cancels the work that no request waits for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -90,7 +94,7 @@ class CoordinatorService:
     # ---- shards
 
     async def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
-        """Gives a shard to a process."""
+        """Assigns a shard to a process."""
         cluster = self._cluster
         if request.cluster_id not in (0, cluster.cluster_id):
             raise FailedPrecondition(
@@ -119,7 +123,7 @@ class CoordinatorService:
             pid, renewals = (holder.pid, holder.renewals) if holder.is_live else (0, 0)
             return pb.RegisterShardReply(wait=pb.ShardWait(reason=str(error), holder_pid=pid, holder_renewals=renewals))
         if cluster.damage is not None and instances[shard.index] not in (0, shard.instance):
-            # Its tables are empty, whichever of them the restore was of.
+            # The tables of the new process are empty, also those that the restore leaves alone.
             cluster.damage.table_ids.update(schema.id for schema in cluster.registry.tables())
             self._begin(self._tables.tell_refusal())
         self._save()
@@ -132,7 +136,7 @@ class CoordinatorService:
         )
 
     async def ShardHeartbeat(self, request: pb.ShardHeartbeatRequest, context: Any) -> pb.ShardHeartbeatReply:
-        """Renews a shard's lease; a shard that is behind is told everything before this is answered."""
+        """Renews a shard's lease; a shard that is behind receives the whole state before this is answered."""
         data = (request.data.host, request.data.port) if request.HasField("data") else None
         shards = self._cluster.shards
         known = shards.place(request.shard)
@@ -149,7 +153,8 @@ class CoordinatorService:
         elif shard.restoring and shard.data is not None and not shard.draining:
             self.recoveries.begin(shard)
         elif shard.behind and shard.data is not None and not shard.draining:
-            # A heartbeat's deadline may pass before all is told: the next one waits for the same words.
+            # The deadline of a heartbeat may pass before everything is sent; the next heartbeat waits for the same
+            # task.
             telling = self._telling.get(shard.instance)
             if telling is None:
                 telling = self._telling[shard.instance] = self._begin(self._catch_up(shard, shard.instance))
@@ -166,7 +171,7 @@ class CoordinatorService:
             log.info("the cluster is ready: all %d shards serve", len(self._cluster.shards.shards))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
-        """The route and where every shard's data plane listens."""
+        """Returns the slot map and the address of every shard's data plane."""
         self._cluster.check_ready()
         addresses = [
             pb.ShardAddress(shard=shard.index, data=pb.Address(host=shard.data[0], port=shard.data[1]))
@@ -180,26 +185,28 @@ class CoordinatorService:
     # ---- tables
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableReply:
-        """Creates a table on all shards or on none, also when the caller is gone by then; asking again is harmless."""
+        """Creates a table on all shards or on none, also when the caller has gone by then; a
+        repeated call is harmless.
+        """
         return await self._tables.create(request)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesReply:
-        """The tables of one or all namespaces."""
+        """Returns the tables of one namespace, or of all."""
         tables = self._cluster.registry.tables(request.namespace)
         return pb.ListTablesReply(schemas=[message_of_schema(schema) for schema in tables])
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableReply:
-        """Removes a table and its rows from all shards, also when the caller is gone by then."""
+        """Removes a table and its rows from all shards, also when the caller has gone by then."""
         wanted = pb.DropTablesRequest(namespace=request.namespace, names=[request.name])
         await self._tables.drop(wanted, counts=False)
         return pb.DropTableReply()
 
     async def DropTables(self, request: pb.DropTablesRequest, context: Any) -> pb.DropTablesReply:
-        """Removes tables, or a namespace with its tables, also when the caller is gone by then."""
+        """Removes tables, or a namespace with its tables, also when the caller has gone by then."""
         return await self._tables.drop(request)
 
     async def SweepTable(self, request: pb.SweepTableRequest, context: Any) -> pb.SweepTableReply:
-        """Removes what a table's policy no longer wants, on all shards at once."""
+        """Removes the rows that a table's policy no longer keeps, on all shards at once."""
         self._cluster.check_ready()
         schema = self._cluster.registry.find(request.namespace, request.name)
         reply = await self._shard_calls.sweep(schema.id, dry_run=request.dry_run, deadline_sec=context.time_remaining())
@@ -210,7 +217,7 @@ class CoordinatorService:
     # ---- workers
 
     async def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
-        """Holds the answer until every rank has come and every shard knows the members."""
+        """Registers a worker; answers when every rank has joined and every shard knows the members."""
         self._cluster.check_ready()
         if not 0 <= request.grad_scale < len(GRAD_SCALES):
             raise not_allowed("grad_scale", request.grad_scale, "MEAN (0), SUM (1)")
@@ -241,7 +248,7 @@ class CoordinatorService:
             span = self._cluster.rosters[ticket.job_id].spans[ticket.worker_id, ticket.epoch]
             first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=span.first_step - 1)
             self._save()
-        except BaseException:  # the caller's departure too
+        except BaseException:  # also when the caller has gone
             self._withdraw(ticket)
             raise
         log.info("job %s/%s: rank %d is worker %d", request.namespace, request.job, request.rank, ticket.worker_id)
@@ -258,7 +265,12 @@ class CoordinatorService:
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
-        """Waits for the other ranks; raises DeadlineExceeded, or Fenced when this rank registers again."""
+        """Waits for the other ranks.
+
+        Raises:
+            DeadlineExceeded: not all ranks have joined within ``wait_sec``.
+            Fenced: this rank has registered again.
+        """
         jobs = self._cluster.jobs
         try:
             async with self._membership_changed:
@@ -269,7 +281,9 @@ class CoordinatorService:
             raise jobs.waiting_error(jobs.check(ticket), ticket, wait_sec) from None
 
     def _withdraw(self, ticket: Ticket) -> None:
-        """A candidate goes; the rest happens behind the caller's back, which may be gone."""
+        """Removes a candidate from its job; the shards are informed in the background, because the caller may have
+        gone.
+        """
         self._cluster.faults.left((ticket.job_id, ticket.worker_id), ticket.epoch)
         if self._cluster.jobs.withdraw(ticket) is not None:
             self._begin(self._after_leaving(ticket.job_id))
@@ -279,11 +293,13 @@ class CoordinatorService:
             self._save()
             await self._notify()
             await self._operations.settle(job_id)
-        except SparserowError as error:  # the shard is behind now, or the disk is full: both are seen elsewhere
+        except SparserowError as error:  # the shard is behind now, or the disk is full; both are reported elsewhere
             log.warning("job %d: %s", job_id, error)
 
     def _ticket_of(self, caller: Any) -> Ticket:
-        """The registration that a message names by numbers, of a job whose namespace the call's token reaches."""
+        """Returns the registration that a message names, after checking that the token of the call reaches its
+        namespace.
+        """
         ticket = self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         check_caller(self._cluster.jobs.jobs[ticket.job_id].namespace)
         self._cluster.jobs.check_proof(ticket, caller.proof)
@@ -307,7 +323,7 @@ class CoordinatorService:
         )
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:
-        """Takes note of the data that a worker has trained on, and gives it more."""
+        """Notes the data that a worker has trained on, and leases more to it."""
         caller, cluster = request.caller, self._cluster
         ticket = self._ticket_of(caller)
         job = cluster.jobs.check(ticket)
@@ -320,7 +336,7 @@ class CoordinatorService:
         return lease_reply(given)
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
-        """Takes a worker out of its job; harmless when it is out already."""
+        """Removes a worker from its job; the call is harmless when it has left already."""
         try:
             full_name, rank = self._cluster.jobs.origin(request.job_id, request.worker_id, request.epoch)
             check_caller(full_name.partition("/")[0])
@@ -336,7 +352,7 @@ class CoordinatorService:
         return pb.DeregisterWorkerReply()
 
     async def ReportFault(self, request: pb.ReportFaultRequest, context: Any) -> pb.ReportFaultReply:
-        """Takes note of why a worker ends."""
+        """Notes why a worker ends."""
         who, jobs = request.caller, self._cluster.jobs
         full_name, rank = jobs.origin(who.job_id, who.worker_id, who.epoch)
         check_caller(full_name.partition("/")[0])
@@ -345,59 +361,60 @@ class CoordinatorService:
         fault = self._cluster.faults.told(
             full_name, key, process, time.time(), request.message, request.traceback, request.echo
         )
-        # At info: a job started by one command ends in one line of its own.
+        # The level is info, because a job that one command started prints the fault itself.
         log.info("job %s: rank %d on %s has failed: %s", full_name, rank, fault.host, fault.message)
         self._save()
         return pb.ReportFaultReply()
 
     async def ListFaults(self, request: pb.ListFaultsRequest, context: Any) -> pb.ListFaultsReply:
-        """Faults of the caller's namespaces."""
+        """Returns the faults in the namespaces that the caller may see."""
         faults = [fault for fault in self._cluster.faults.listed() if caller_reaches(fault.namespace)]
         return pb.ListFaultsReply(faults=[fault_message(fault) for fault in faults])
 
     # ---- checkpoints
 
     async def BeginSave(self, request: pb.BeginSaveRequest, context: Any) -> pb.BeginSaveReply:
-        """Makes the folder of a checkpoint."""
+        """Makes the folder of a checkpoint, or finds the one that another worker has begun."""
         return await self._saves.begin(request)
 
     async def EnterSave(self, request: pb.EnterSaveRequest, context: Any) -> pb.EnterSaveReply:
-        """Holds the answer until all workers of the job have entered and the cut is made."""
+        """Takes part in a save; answers when all workers of the job have entered and the cut is made."""
         return await self._saves.enter(request)
 
     async def GetSave(self, request: pb.GetSaveRequest, context: Any) -> pb.GetSaveReply:
-        """How far a save is."""
+        """Returns the progress of a save."""
         return await self._saves.state(request)
 
     async def KeepRows(self, request: pb.KeepRowsRequest, context: Any) -> pb.KeepRowsReply:
-        """Saves rows over and over while a job goes on."""
+        """Saves rows periodically while a job runs."""
         await self._row_saves.keep(request)
         return pb.KeepRowsReply()
 
     async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:
-        """Puts all shards back to a checkpoint."""
+        """Restores a checkpoint on all shards."""
         return await self._restores.restore(request)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
-        """Everything for ``sparserow status``."""
+        """Returns everything that ``sparserow status`` shows."""
         failure = self.recoveries.failure
         return await status_message(self._cluster, self._shard_calls, now=self._clock(), failure=failure)
 
     # ---- leases
 
     async def expire_leases(self, late_sec: float = 0.0) -> None:
-        """Takes out workers and shards whose lease has ended, and tells the shards.
+        """Removes workers and shards whose lease has ended, and informs the shards.
 
         Args:
-            late_sec: for so long this process could not listen (it was stopped, or starved); all leases grow by it.
+            late_sec: how long this process could not receive heartbeats, because it was stopped or starved; all leases
+                are extended by it.
         """
         if late_sec > 0:
-            log.warning("the coordinator was held up for %.1f s; all leases are longer by that", late_sec)
+            log.warning("the coordinator did not run for %.1f s; all leases are extended by that time", late_sec)
             self._cluster.shards.extend(late_sec)
             self._cluster.jobs.extend(late_sec)
         now = self._clock()
         for shard in self._cluster.shards.expire(now):
-            log.warning("shard %d (process %d) is lost: no sign of life", shard.index, shard.pid)
+            log.warning("shard %d (process %d) is lost: it sent no heartbeat", shard.index, shard.pid)
         ended = self._cluster.jobs.expire(now)
         for ticket in ended:
             log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
@@ -412,10 +429,10 @@ class CoordinatorService:
                 self._begin(self._after_leaving(job_id))
 
     def _forget_ended(self, now: float) -> None:
-        """Forgets jobs that ended long ago; the saved state loses them with the next change."""
+        """Forgets jobs that ended long ago; the saved state follows with its next change."""
         cluster = self._cluster
         if forgotten := cluster.jobs.forget_ended(cluster.rosters, now):
-            log.info("%d jobs that have ended are forgotten", len(forgotten))
+            log.info("the state of %d ended jobs is removed", len(forgotten))
         cluster.data.bound(cluster.jobs.jobs)
 
     async def _notify(self) -> None:
@@ -423,7 +440,7 @@ class CoordinatorService:
             self._membership_changed.notify_all()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of the service's own, which ends with it."""
+        """Starts a task that belongs to the service and is cancelled with it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

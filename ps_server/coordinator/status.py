@@ -1,4 +1,4 @@
-"""What ``sparserow status`` and the metrics show: the cluster as known here, and what each shard says of itself."""
+"""Builds the status that ``sparserow status`` shows, from the coordinator's state and the statistics of each shard."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .state.shards import Shard
 async def status_message(
     cluster: Cluster, shard_calls: ShardCalls, *, now: float, failure: str = ""
 ) -> pb.GetStatusReply:
-    """The whole status; a shard that does not answer is shown with its problem.
+    """Returns the whole status; a shard that does not answer appears with its problem.
 
     Args:
-        cluster, shard_calls: what is shown.
-        now: of the clock of leases.
-        failure: why a shard cannot come back alone; empty: none failed to.
+        cluster, shard_calls: the cluster that is shown.
+        now: the present time on the clock of leases, in seconds.
+        failure: why a shard cannot be recovered alone; empty when no recovery failed.
     """
-    steps: dict[int, int] = {}  # by job id
+    steps: dict[int, int] = {}  # the highest step, by job id
     shards = await asyncio.gather(
         *(_shard_status(cluster, shard_calls, shard, steps) for shard in cluster.shards.shards)
     )
@@ -54,7 +54,7 @@ async def status_message(
 
 
 def fault_message(fault: Fault) -> pb.Fault:
-    """As it travels."""
+    """Returns the message for a fault."""
     return pb.Fault(**asdict(fault))
 
 

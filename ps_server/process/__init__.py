@@ -1,1 +1,1 @@
-"""What every server process has: listening, access, logs, metrics, stopping."""
+"""The parts that every server process has: listening, access, logs, metrics, stopping."""

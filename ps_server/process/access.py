@@ -1,4 +1,4 @@
-"""Rights to the methods of the control plane, and the certificate of its servers."""
+"""Checks the rights of calls to the control plane, and makes the credentials of its servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...proto.security.security import (
 
 _PREFIX = "/sparserow.v1."
 
-# Least role of each method; a method that is not named here is the operators' and the servers' own.
+# The least role of each method. A method that is not named here needs the role admin.
 _METHODS: dict[Role, tuple[str, ...]] = {
     "serve-read": (
         *("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"),
@@ -46,20 +46,20 @@ _OF_ALL_NAMESPACES = frozenset(
         "Coordinator/GetStatus",
     }
 )
-_caller: ContextVar[TokenEntry | None] = ContextVar("caller", default=None)  # None: tokens are not asked for
+_caller: ContextVar[TokenEntry | None] = ContextVar("caller", default=None)  # None: the server asks for no tokens
 
 
 def check_call(security: Security, method: str, request: Any, metadata: Any) -> None:
     """Refuses a call of the control plane that its token does not allow.
 
     Args:
-        security: of the server.
-        method: full name, such as ``/sparserow.v1.Coordinator/GetCluster``.
-        request: its message; the namespace that it names must be the token's.
-        metadata: of the call.
+        security: the security of the server.
+        method: the full name, such as ``/sparserow.v1.Coordinator/GetCluster``.
+        request: the message of the call; the token must reach the namespace that it names.
+        metadata: the metadata of the call.
 
     Raises:
-        FailedPrecondition: says what is missing.
+        FailedPrecondition: the token does not allow the call; the text says what is missing.
     """
     _caller.set(None)
     if security.tokens is None:
@@ -73,18 +73,19 @@ def check_call(security: Security, method: str, request: Any, metadata: Any) -> 
     if not grant.namespaces:
         return
     if name in _OF_ALL_NAMESPACES:
-        raise FailedPrecondition(f"token: {name} is for one that reaches all namespaces")
+        raise FailedPrecondition(f"token: {name} needs a token that reaches all namespaces")
     namespace = _namespace_of(request)
     if namespace is not None:
         check_namespace(grant, namespace)
 
 
 def check_caller(namespace: str) -> None:
-    """For methods whose request names a job by its number: refuses the call under way unless its token reaches the
-    job's namespace. Belongs to the task that :func:`check_call` was called in.
+    """Refuses the call under way unless its token reaches a namespace, for requests that name a job by its number.
+
+    It has to be called in the task in which :func:`check_call` was called.
 
     Raises:
-        FailedPrecondition: as :func:`check_call`.
+        FailedPrecondition: as for :func:`check_call`.
     """
     grant = _caller.get()
     if grant is not None:
@@ -92,13 +93,13 @@ def check_caller(namespace: str) -> None:
 
 
 def caller_reaches(namespace: str) -> bool:
-    """For methods that answer with what several namespaces have: whether the token of the call under way reaches it."""
+    """Whether the token of the call under way reaches a namespace, for methods that answer about several namespaces."""
     grant = _caller.get()
     return grant is None or reaches_namespace(grant, namespace)
 
 
 def _namespace_of(request: Any) -> str | None:
-    """That a request is about; None when it names none."""
+    """Returns the namespace that a request names; None when it names none."""
     fields = request.DESCRIPTOR.fields_by_name
     if "namespace" in fields:
         return str(request.namespace)
@@ -108,7 +109,7 @@ def _namespace_of(request: Any) -> str | None:
 
 
 def server_credentials() -> grpc.ServerCredentials | None:
-    """Of a gRPC server of this process, with the certificate of the moment; None: plain."""
+    """Returns the credentials of a gRPC server, which follow changes of the certificate; None without a certificate."""
     shown = process_security()
     if not shown.certificate:
         return None

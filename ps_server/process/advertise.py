@@ -1,4 +1,4 @@
-"""What a server that listens on every address tells others: where they reach it."""
+"""Chooses the address that a server tells other processes when it listens on every address."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import socket
 from dataclasses import dataclass
 
 from ...proto.coordinators import parse_address
-from ...proto.errors import InvalidArgument, Unavailable
+from ...proto.errors import InvalidArgument, Unavailable, not_allowed
 
-_FORM = "HOST or HOST:PORT, under which others reach this server"
-_ANYWHERE = ("198.51.100.1", 9)  # of no host (RFC 5737): the route to it is the one to other machines
+_FORM = "HOST or HOST:PORT, under which other processes reach this server"
+_ANYWHERE = ("198.51.100.1", 9)  # belongs to no host (RFC 5737); the route to it is the one to other machines
 
 
 @dataclass(frozen=True)
 class Advertised:
-    """Where others reach a server.
+    """The address under which other processes reach a server.
 
     Attributes:
         host: a name or an address, never a wildcard; IPv6 without brackets.
-        port: None: the one that it listens on.
+        port: the port; None stands for the port that the server listens on.
     """
 
     host: str
     port: int | None = None
 
     def address(self, port: int) -> str:
-        """``HOST:PORT``, with the port listened on where no other was named."""
+        """Returns ``HOST:PORT``; ``port`` is the port that the server listens on, which is used where no other was
+        named.
+        """
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port or port}"
 
@@ -41,10 +43,10 @@ def is_wildcard(host: str) -> bool:
 
 
 def parse_advertise(text: str) -> Advertised:
-    """The value of ``--advertise``.
+    """Parses the value of ``--advertise``.
 
     Raises:
-        InvalidArgument: it is neither HOST nor HOST:PORT, or a wildcard.
+        InvalidArgument: the text is neither HOST nor HOST:PORT, or is a wildcard.
     """
     host, port = text, ""
     if match := re.fullmatch(r"\[([^\]]+)\](?::(.*))?", text):
@@ -54,21 +56,21 @@ def parse_advertise(text: str) -> Advertised:
         host, _, port = text.partition(":")
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
     if is_wildcard(host) or not _is_host(host) or (named and not is_port):
-        raise InvalidArgument(f"--advertise {text!r} is not allowed; allowed: {_FORM}")
+        raise not_allowed("--advertise", text, _FORM)
     return Advertised(host, int(port) if named else None)
 
 
 def advertised(given: str | None, listens_on: str, coordinator: str | None) -> Advertised:
-    """What to tell others.
+    """Returns the address to tell other processes.
 
     Args:
-        given: the value of ``--advertise``; None chooses: the address listened on, or where that is every one, the
-            address of the interface that reaches the coordinator, or without one this host's name.
+        given: the value of ``--advertise``. None chooses ``listens_on``, unless it is a wildcard. Then it chooses the
+            address of the interface that reaches the coordinator, or without a coordinator this host's name.
         listens_on: the value of ``--host``.
-        coordinator: ``HOST:PORT``; None: this is the coordinator, or there is none.
+        coordinator: ``HOST:PORT``; None when this is the coordinator, or there is none.
 
     Raises:
-        InvalidArgument: ``given`` is not allowed, or nothing can be chosen.
+        InvalidArgument: ``given`` is not allowed, or no address can be chosen.
         Unavailable: no interface reaches the coordinator.
     """
     if given is not None:
@@ -82,7 +84,7 @@ def advertised(given: str | None, listens_on: str, coordinator: str | None) -> A
         except OSError as error:
             raise Unavailable(
                 f"coordinator {coordinator}: no interface of this host reaches it ({error.strerror}); name with "
-                "--advertise the address under which others reach this server"
+                "--advertise the address under which other processes reach this server"
             ) from None
     name = socket.gethostname()
     try:
@@ -93,8 +95,8 @@ def advertised(given: str | None, listens_on: str, coordinator: str | None) -> A
             return Advertised(_interface_towards(*_ANYWHERE))
         except OSError:
             raise InvalidArgument(
-                f"--host {listens_on}: others cannot be told every address, and this host's name {name!r} does not "
-                "resolve; name with --advertise the address under which others reach this server"
+                f"--host {listens_on}: a wildcard is no address for other processes, and this host's name {name!r} "
+                "does not resolve; name with --advertise the address under which other processes reach this server"
             ) from None
 
 
@@ -107,7 +109,7 @@ def _is_host(host: str) -> bool:
 
 
 def _interface_towards(host: str, port: int) -> str:
-    """The own address of packets to ``host``; none is sent."""
+    """Returns this host's address of packets to ``host``; no packet is sent."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)

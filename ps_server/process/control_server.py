@@ -1,7 +1,7 @@
-"""A gRPC server of the control plane: one service of ours with health and reflection beside it.
+"""A gRPC server of the control plane: one service of Sparserow, with health and reflection beside it.
 
-Errors of the taxonomy become gRPC statuses here and nowhere else; anything else is a bug, logged with its traceback
-and answered as Internal.
+Errors of the taxonomy become gRPC statuses only in this module. Any other error is a bug, logged with its traceback and
+answered as Internal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ...proto.errors import Internal, InvalidArgument, SparserowError, Unavailable
+from ...proto.errors import Internal, SparserowError, Unavailable, not_allowed
 from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ...proto.log_rate import RateLimit
 from ...proto.request_names import check_names
@@ -27,7 +27,7 @@ log.addFilter(RateLimit())  # peers cause these lines
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls that their token does not allow, and turns what a method of ours raises into a status."""
+    """Refuses calls that their token does not allow, and turns errors of the methods into statuses."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
@@ -75,15 +75,19 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 
 
 class ControlServer:
-    """One listening gRPC server, with the process's certificate and tokens (proto/security/security.py).
+    """A listening gRPC server with the process's certificate and tokens (proto/security/security.py).
 
     Args:
-        service: full name, such as ``sparserow.v1.Coordinator``; health speaks of it.
-        add_service: registers the servicer with a server, and those of ``beside``.
-        host, port: 0 lets the system choose; ``port`` afterwards says which.
+        service: the full name, such as ``sparserow.v1.Coordinator``, whose health the server reports.
+        add_service: registers the servicer with a server, and the servicers of ``beside``.
+        host, port: the address; port 0 lets the system choose, and the attribute ``port`` has the choice.
         beside: full names of other services that it registers.
-        health_port: of a second listener without TLS that has health alone, for probes that cannot show a certificate;
-            0 lets the system choose; None: none.
+        health_port: the port of a second listener without TLS that has health alone, for probes that cannot show a
+            certificate. 0 lets the system choose; None means no such listener.
+
+    Raises:
+        InvalidArgument: ``health_port`` is out of range.
+        Unavailable: the server cannot listen on the address.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class ControlServer:
 
     def _probe_server(self, host: str, port: int) -> Any:
         if not 0 <= port <= 65535:
-            raise InvalidArgument(f"--health-port {port} is not allowed; allowed: [0, 65535]")
+            raise not_allowed("--health-port", port, "[0, 65535]")
         check_port_free(host, port, option="--health-port")
         server = grpc.aio.server(options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -131,20 +135,20 @@ class ControlServer:
         return server
 
     async def start(self) -> None:
-        """Answers from now on; health says NOT_SERVING until :meth:`set_serving`."""
+        """Starts to answer; health reports NOT_SERVING until :meth:`set_serving`."""
         await self.set_serving(False)
         await self._server.start()
         if self._probes is not None:
             await self._probes.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service says of this service and of the server."""
+        """Sets what the health service reports about this service and about the server."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in (self._service, ""):
             await self._health.set(name, status)
 
     async def stop(self, grace_sec: float) -> None:
-        """Refuses new calls and gives those under way ``grace_sec``."""
+        """Refuses new calls, and gives the calls under way ``grace_sec`` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_sec)
         if self._probes is not None:

@@ -1,4 +1,4 @@
-"""One request of HTTP and its reply, each within a time, whatever the client does."""
+"""One HTTP request and its reply, each within a time limit, whatever the client does."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ _CHUNK_BYTES = 64 << 10
 
 
 class HttpExchange:
-    """A request whose headers have come.
+    """A request whose headers have arrived.
 
     Args:
-        request: of aiohttp.
-        limits: the times.
+        request: the request of aiohttp.
+        limits: the time limits.
+
+    Attributes:
+        response: the reply; None until :meth:`send` begins.
     """
 
     def __init__(self, request: web.BaseRequest, limits: HttpLimits) -> None:
@@ -32,10 +35,10 @@ class HttpExchange:
         self.peer: str = request.remote or ""
 
     async def read(self, length: int) -> bytes:
-        """A body of ``length`` bytes; a client that asked whether it may send one is told to.
+        """Returns a body of ``length`` bytes; a client that asked for permission to send it gets the permission.
 
         Raises:
-            ConnectionError: it did not come in time, or the connection ended before.
+            ConnectionError: the body did not arrive in time, or the connection ended before.
         """
         request = self._request
         if request.headers.get("Expect", "").lower() == "100-continue":
@@ -50,16 +53,16 @@ class HttpExchange:
             raise ConnectionError("the connection ended within the body") from None
 
     async def send(self, status: int, data: bytes, content_type: str, *, ends: bool = False) -> None:
-        """Sends the reply in pieces, each after the client has taken those before; it returns when all are sent.
+        """Sends the reply in pieces, as fast as the client reads; returns when all are sent.
 
         Args:
-            status: of HTTP.
+            status: the HTTP status.
             data: the body.
-            content_type: its header.
-            ends: closes the connection afterwards.
+            content_type: the value of the header Content-Type.
+            ends: whether the connection is closed afterwards.
 
         Raises:
-            ConnectionError: the client did not read it in time; its connection is closed.
+            ConnectionError: the client did not read the reply in time; its connection is closed.
         """
         headers = {"Content-Type": content_type, "Server": "sparserow"}
         response = self.response = web.StreamResponse(status=status, headers=headers)

@@ -1,7 +1,7 @@
 """An HTTP server of a process: aiohttp behind a listener that bounds connections, headers and time.
 
-A connection counts from the moment it is accepted, before TLS. Each connection has the process's certificate of that
-moment. No thread belongs to a connection.
+A connection counts from the moment it is accepted, before TLS. Each connection uses the certificate that the process
+has at that moment. Connections have no threads of their own.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ log.addFilter(RateLimit())
 Answer = Callable[[HttpExchange], Awaitable[None]]
 
 _HANDSHAKE_SEC = 5.0
-_LINGER_SEC = 2.0  # in which a refused body is read and dropped, so that its client sees the reply
+_LINGER_SEC = 2.0  # time in which a refused body is read and dropped, so that its client sees the reply
 _LINE_BYTES = 4096
 _HEADERS = 64
 _BACKLOG = 128
 _INTERNAL = b'{"error": "an internal error, which the server has logged"}'
-_ACCEPT_PAUSE_SEC = 0.1  # after an accept that failed, as it does without file descriptors
+_ACCEPT_PAUSE_SEC = 0.1  # after an accept that failed, for example for want of file descriptors
 
 
 @functools.lru_cache(maxsize=1)
 def _tls_context(security: Security) -> ssl.SSLContext | None:
-    """TLS with the certificate of a security file; None: plain."""
+    """Returns a TLS context with the certificate of a security file; None when the file has no certificate."""
     if not security.certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with os.fdopen(os.memfd_create("certificate"), "w") as chain:  # the module reads certificates from files alone
+    with os.fdopen(os.memfd_create("certificate"), "w") as chain:  # the ssl module reads certificates only from files
         chain.write(security.certificate + "\n" + security.key)
         chain.flush()
         context.load_cert_chain(f"/proc/self/fd/{chain.fileno()}")
@@ -56,7 +56,7 @@ def _tls_context(security: Security) -> ssl.SSLContext | None:
 
 
 class _Connection:
-    """One accepted socket: during the handshake a task has it, then a protocol of aiohttp."""
+    """One accepted socket, which a task has during the handshake, and a protocol of aiohttp afterwards."""
 
     def __init__(self, peer: str, accepted: socket.socket) -> None:
         self.peer = peer
@@ -66,7 +66,7 @@ class _Connection:
         self.is_busy = False
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Closes the connection at once."""
         if self.protocol is not None and self.protocol.transport is not None:
             self.protocol.transport.abort()
         elif self.task is not None:
@@ -74,7 +74,7 @@ class _Connection:
 
 
 class _Server(web.Server):
-    """aiohttp's server, which tells when a connection has ended."""
+    """The server of aiohttp, which also reports the end of a connection."""
 
     def __init__(self, handle: Any, ended: Callable[[web.RequestHandler], None], **options: Any) -> None:
         super().__init__(handle, **options)
@@ -86,18 +86,20 @@ class _Server(web.Server):
 
 
 class HttpServer:
-    """Listens from :meth:`start` to :meth:`close`. Belongs to one event loop.
+    """An HTTP server that listens from its creation, and answers from :meth:`start` to :meth:`close`.
+
+    It belongs to one event loop. When all connections are taken, the client with the most connections gives up an idle
+    one for a client with fewer.
 
     Args:
-        host, port: 0 lets the system choose; ``port`` afterwards says which.
-        answer: sends the reply to each request; what it raises is logged and answered with status 500.
-        limits: of connections, headers and time.
-        client_connections: from one address; None: as many as there may be. When all places are taken, the client
-            with the most connections gives an idle one up for a client with fewer.
-        secured: with the process's certificate, where it has one; False: plain always.
+        host, port: the address; port 0 lets the system choose, and the attribute ``port`` has the choice.
+        answer: sends the reply to each request; an error that it raises is logged and answered with status 500.
+        limits: the limits of connections, headers and time.
+        client_connections: the number of connections that one address may have; None: all of them.
+        secured: whether connections use the process's certificate, where it has one; False serves plain HTTP.
 
     Raises:
-        Unavailable: it cannot listen there.
+        Unavailable: the server cannot listen on the address.
     """
 
     def __init__(
@@ -121,14 +123,14 @@ class HttpServer:
         self._limits = limits
         self._client_connections = min(client_connections or limits.connections, limits.connections)
         self._secured = secured
-        self._connections: dict[_Connection, None] = {}  # in the order of their beginning
+        self._connections: dict[_Connection, None] = {}  # in order of arrival
         self._of_peer: Counter[str] = Counter()
         self._of_protocol: dict[web.RequestHandler, _Connection] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._server: _Server | None = None
 
     async def start(self) -> None:
-        """Takes connections from now on."""
+        """Accepts connections from now on."""
         self._server = _Server(
             self._handle,
             self._ended,
@@ -137,14 +139,14 @@ class HttpServer:
             max_line_size=_LINE_BYTES,
             max_field_size=_LINE_BYTES,
             max_headers=_HEADERS,
-            auto_decompress=False,  # a small body would become a large one
+            auto_decompress=False,  # decompression would turn a small body into a large one
             access_log=None,
             logger=log,
         )
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def close(self) -> None:
-        """Stops listening and ends every connection."""
+        """Stops listening and closes every connection."""
         if self._accepting is not None:
             self._accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -175,7 +177,9 @@ class HttpServer:
             connection.task = loop.create_task(self._take(connection))
 
     def _make_room(self, peer: str) -> bool:
-        """Whether the peer may have one more connection; where all places are taken, the largest holder loses one."""
+        """Whether the peer may have one more connection; when all places are taken, the peer
+        with the most loses one.
+        """
         if self._of_peer[peer] >= self._client_connections:
             return False
         if len(self._connections) < self._limits.connections:
@@ -192,7 +196,7 @@ class HttpServer:
         return True
 
     async def _take(self, connection: _Connection) -> None:
-        """The handshake, with the certificate of the moment."""
+        """Does the handshake of a connection, with the present certificate."""
         assert self._server is not None
         context = _tls_context(process_security()) if self._secured else None
         protocol = self._server()
@@ -205,7 +209,7 @@ class HttpServer:
                 ssl_handshake_timeout=_HANDSHAKE_SEC if context is not None else None,
             )
             connection.protocol = protocol
-            if connection not in self._connections:  # its place was given up meanwhile
+            if connection not in self._connections:  # the connection was given up meanwhile
                 connection.abort()
         except BaseException as error:
             connection.socket.close()
@@ -232,7 +236,7 @@ class HttpServer:
         exchange = HttpExchange(request, self._limits)
         try:
             await self._answer(exchange)
-        except ConnectionError:  # the client is gone, or it was too slow
+        except ConnectionError:  # the client has gone, or was too slow
             exchange.abort()
         except Exception:
             log.exception("HTTP: a request failed")

@@ -1,4 +1,4 @@
-"""Which addresses a server may listen on."""
+"""Checks the addresses that a server may listen on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ...proto.security.security import process_security
 
 
 def check_host(host: str, *, insecure: bool) -> None:
-    """Refuses an address that others can reach, unless TLS and tokens protect it, or the operator accepts it as it is.
+    """Refuses an address that other machines can reach, unless TLS and tokens protect it or the operator accepts that.
+
+    Args:
+        host: the value of ``--host``.
+        insecure: whether the operator accepts an unprotected address.
 
     Raises:
         InvalidArgument: ``host`` cannot be resolved, or is not loopback and neither protected nor accepted.
@@ -19,13 +23,13 @@ def check_host(host: str, *, insecure: bool) -> None:
         return
     if not is_loopback(host):
         raise InvalidArgument(
-            f"--host {host}: is reachable from other machines; give certificates and tokens with --security, "
-            "listen on 127.0.0.1, or accept unprotected connections with --insecure"
+            f"--host {host}: the address is reachable from other machines; give certificates and tokens with "
+            "--security, listen on 127.0.0.1, or accept unprotected connections with --insecure"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach a server that listens on this address.
+    """Whether only processes of this machine can reach a server that listens on this address.
 
     Raises:
         InvalidArgument: ``host`` cannot be resolved.
@@ -33,12 +37,16 @@ def is_loopback(host: str) -> bool:
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
-        raise InvalidArgument(f"--host {host}: cannot be resolved: {error.strerror}") from None
+        raise InvalidArgument(f"--host {host}: the name cannot be resolved: {error.strerror}") from None
     return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def check_port_free(host: str, port: int, *, option: str = "--port") -> None:
-    """Names the cause before a server fails on a taken port; 0 is always free.
+    """Raises an error that names the cause, before a server fails on a taken port; port 0 is always free.
+
+    Args:
+        host, port: the address to check.
+        option: the option that sets the port, for the error message.
 
     Raises:
         Unavailable: another process listens there, or the port may not be used.

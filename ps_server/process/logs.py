@@ -1,4 +1,4 @@
-"""The log of a server process: one line per event on stderr, plain or JSON.
+"""Sets up the log of a server process: one line per event on stderr, plain or JSON.
 
 ``log.info(text, extra={"fields": {...}})`` adds members to the JSON form.
 """
@@ -45,7 +45,12 @@ class _JsonLine(logging.Formatter):
 
 
 def start_log(role: str, config: LogConfig) -> None:
-    """Sends the process's log to stderr; ``role`` is in every line, such as ``shard 1``."""
+    """Sends the process's log to stderr.
+
+    Args:
+        role: the name of the process in every line, such as ``shard 1``.
+        config: the format and the level of the log.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLine(role) if config.format == "json" else _PlainLine(role))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server process: read when they are asked for, so that counting costs nothing."""
+"""Serves the Prometheus metrics of a process; they are collected when they are requested, so counting costs nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .http_server import HttpServer
 
 _CONNECTIONS = 64
-_AT_ONCE = 4  # pages that are made or sent
+_AT_ONCE = 4  # number of pages that are made or sent at once
 
 
 @contextlib.contextmanager
 def serve_metrics(collector: Collector, *, host: str, port: int | None) -> Iterator[int | None]:
-    """Serves ``http://host:port/metrics`` for the duration of the block; yields the port. ``port`` None is off.
+    """Serves ``http://host:port/metrics`` for the duration of the block, and yields the port; ``port`` None serves
+    none.
 
     Raises:
         Unavailable: the port is taken.
@@ -52,7 +53,7 @@ def serve_metrics(collector: Collector, *, host: str, port: int | None) -> Itera
 
 @contextlib.contextmanager
 def _running(server: HttpServer) -> Iterator[None]:
-    """Runs the server in a thread of its own: programs with and without an event loop have pages."""
+    """Runs the server in a thread of its own, so that programs with and without an event loop can have pages."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="sparserow-metrics", daemon=True)
     thread.start()
@@ -67,14 +68,14 @@ def _running(server: HttpServer) -> Iterator[None]:
 
 
 class _Page:
-    """The page; at most a few of them are made at once."""
+    """The metrics page; at most a few copies are made at once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Sends the page, in the format that is asked for."""
+        """Sends the page in the format that the client accepts."""
         if exchange.method not in ("GET", "HEAD"):
             await exchange.send(405, b"the page is read with GET\n", "text/plain", ends=True)
             return

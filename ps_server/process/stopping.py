@@ -1,4 +1,4 @@
-"""How a server process is asked to stop: SIGTERM and SIGINT once, in good order; a second one kills."""
+"""Lets signals stop a server process: the first SIGTERM or SIGINT stops it in order, a second one kills it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import signal
 
 
 class StopRequest:
-    """An event that signals set. Belongs to one event loop, whose signal handlers it installs."""
+    """An event that signals set. It belongs to one event loop, whose signal handlers it installs.
+
+    Attributes:
+        reason: why the process is to stop; empty until then.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -17,16 +21,16 @@ class StopRequest:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        asyncio.get_running_loop().remove_signal_handler(number)  # the next one has its default effect
+        asyncio.get_running_loop().remove_signal_handler(number)  # the next signal has its default effect
         signal.signal(number, signal.SIG_DFL)
         self.ask(number.name)
 
     def ask(self, reason: str) -> None:
-        """Asks the process to stop; the first reason stays."""
+        """Asks the process to stop; the first reason is kept."""
         self.reason = self.reason or reason
         self._event.set()
 
     async def wait(self) -> str:
-        """Waits until someone asks; returns why."""
+        """Waits until the process is asked to stop, and returns the reason."""
         await self._event.wait()
         return self.reason

@@ -1,1 +1,1 @@
-"""The parameter server: one shard's rows and data plane, told by the coordinator what to serve."""
+"""The parameter server: the rows and data plane of one shard, which the coordinator controls."""

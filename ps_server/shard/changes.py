@@ -1,4 +1,4 @@
-"""The Changes service: serving processes follow this shard's rows."""
+"""The Changes service, through which serving processes follow the rows of this shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...proto.unary_replies import account_of
 from .cursor_owners import CursorOwners
 from .engine import ShardEngine
 
-_LOOK_SEC = 0.05  # between looks for a change that a follower waits for
+_LOOK_SEC = 0.05  # seconds between two checks for a change that a follower waits for
 _MOST_WAIT_MS = 10_000
 _MOST_IDLE_SEC = 86_400
 _MOST_PAGE_BYTES = 64 << 20
@@ -27,21 +27,21 @@ T = TypeVar("T")
 
 
 class ChangesService:
-    """Answers followers. Belongs to one event loop; what reads rows runs in a thread.
+    """Answers followers. It belongs to one event loop; reads of rows run in a thread.
 
     Args:
-        engine: gives the engine; raises Unavailable until the coordinator has said how it must be made.
+        engine: returns the engine; raises Unavailable until the coordinator has sent the settings of the cluster.
     """
 
     def __init__(self, engine: Callable[[], ShardEngine]) -> None:
         self._engine = engine
         self._owners = CursorOwners()
-        self._kept_key = secrets.token_bytes(16)  # of cursors that publishers open and do not read
+        self._kept_key = secrets.token_bytes(16)  # key of cursors that publishers open and do not read
 
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
-        """The version of each slot, and a cursor there when one is asked for."""
+        """Returns the version of each slot, and opens a cursor there when the request names one."""
         engine = self._checked(request.cluster_id)
-        if request.cursor:  # it keeps changes and has no reader: a publisher that comes again opens it anew
+        if request.cursor:  # the cursor keeps changes and has no reader; a publisher may open it again
             idle_sec = _idle_sec(request.idle_sec)
             self._owners.open(request.cursor, self._kept_key, account_of(context), idle_sec, is_owned=True)
         versions = await asyncio.to_thread(_followed, engine, engine.store.change_versions)
@@ -84,8 +84,10 @@ class ChangesService:
         return pb.OpenCursorReply(key=key)
 
     async def ReadChanges(self, request: pb.ReadChangesRequest, context: Any) -> bytes:
-        """Takes acknowledgements and gives the next page, waiting for a change when there is none. Returns the bytes of
-        a ReadChangesReply."""
+        """Notes acknowledgements and returns the next page, as the bytes of a ReadChangesReply.
+
+        It waits for a change when there is none.
+        """
         engine = self._engine()
         store = engine.store
         if not 0 < request.max_bytes <= _MOST_PAGE_BYTES or request.wait_ms > _MOST_WAIT_MS:
@@ -110,13 +112,13 @@ class ChangesService:
             await asyncio.sleep(_LOOK_SEC)
 
     async def CloseCursor(self, request: pb.CloseCursorRequest, context: Any) -> pb.CloseCursorReply:
-        """Keeps changes for this follower no longer; harmless when it is not known."""
+        """Stops keeping changes for this follower; the call is harmless when the follower is not known."""
         self._owners.close(request.cursor, request.key)
         await asyncio.to_thread(self._engine().store.close_cursor, request.cursor)
         return pb.CloseCursorReply()
 
     async def GetRow(self, request: pb.GetRowRequest, context: Any) -> pb.GetRowReply:
-        """What is known of one row."""
+        """Returns the facts about one row."""
         engine = self._checked(request.cluster_id)
         facts = partial(engine.store.row_facts, request.table_id, request.key)
         return pb.GetRowReply(**await asyncio.to_thread(_followed, engine, facts))
@@ -132,16 +134,16 @@ class ChangesService:
 
 
 class _PagesAsBytes:
-    """Takes the handlers of Changes for a server, with ReadChanges's reply as it is."""
+    """A stand-in for a gRPC server that registers the handlers of Changes with ReadChanges's reply as raw bytes."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Nothing: the same handlers come by name."""
+        """Ignores these handlers, because :meth:`add_registered_method_handlers` receives the same ones by name."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """What generated code calls once it has made them."""
+        """Registers the handlers with the server; generated code calls this once it has made them."""
         name = METHOD.rpartition("/")[2]
         reads = handlers[name]
         handlers[name] = grpc.unary_unary_rpc_method_handler(
@@ -152,12 +154,12 @@ class _PagesAsBytes:
 
 
 def add_changes(service: ChangesService, server: Any) -> None:
-    """Registers the service with a gRPC server."""
+    """Registers the service with a gRPC server, so that ReadChanges returns its bytes as they are."""
     pb_grpc.add_ChangesServicer_to_server(service, _PagesAsBytes(server))
 
 
 def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
-    """What ``look`` gives, of rows that a follower may see: tables that are being loaded are invisible."""
+    """Returns the result of ``look`` on rows that a follower may see: tables that are being loaded are invisible."""
     with engine.follow_gate.look():
         return look()
 
@@ -170,5 +172,5 @@ def _idle_sec(seconds: int) -> int:
 
 def _array(data: bytes, dtype: type[T], field: str) -> Any:
     if len(data) % np.dtype(dtype).itemsize:
-        raise InvalidArgument(f"{field}: {len(data)} bytes are no whole number of {np.dtype(dtype).name}")
+        raise InvalidArgument(f"{field}: {len(data)} bytes are not a whole number of {np.dtype(dtype).name}")
     return np.frombuffer(data, dtype)

@@ -1,4 +1,4 @@
-"""A shard's part of a save: rows of a cut to files (loads.py goes the other way)."""
+"""The shard's part of a save: it writes the rows of a cut to files (loads.py reads them)."""
 
 from __future__ import annotations
 
@@ -29,41 +29,43 @@ from .loads import FILTER_PARTS
 
 log = logging.getLogger(__name__)
 
-# A cut without a request for its dump is forgotten, so that writes stop saving images for it.
+# A cut whose dump is not requested in time is released, so that writes stop preserving images for it.
 _UNCLAIMED_SEC = 60.0
-_ENDED_KNOWN = 64  # saves that are over, of which a late cut is refused
-_SHARED_SHARE = 4  # a part of less than this share of a file's bytes shares one
-_MOST_SHARED = 1024  # tables of a file: its header has an entry for each tensor
-_NICE = 10  # of threads that write rows, below those that serve them
+_ENDED_KNOWN = 64  # number of ended saves that are remembered, so that a late cut for them is refused
+_SHARED_SHARE = 4  # a part smaller than 1/4 of a file's bytes shares a file with others
+_MOST_SHARED = 1024  # tables in a file, whose header has an entry for each tensor
+_NICE = 10  # added to the nice value of threads that write rows, so that serving has priority
 
 Item = TypeVar("Item")
 
 
 class ShardCheckpoints:
-    """Cuts and dumps of one shard. The snapshot of a cut belongs to one save and ends with its dump, or when
-    another save makes its cut: a coordinator makes one at a time, so no request will come for what the former one left.
+    """The cuts and dumps of one shard.
+
+    The snapshot of a cut belongs to one save. It ends with its dump, or when another save makes its cut. A coordinator
+    makes one save at a time, so the former save requests nothing more.
 
     Args:
-        engine: the rows.
+        engine: the engine with the rows.
     """
 
     def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._cuts: dict[str, tuple[_server.Snapshot, threading.Timer]] = {}  # by the save's name; guarded by _lock
-        self._ended: dict[str, None] = {}  # the last saves that are over, oldest first; guarded by _lock
+        self._cuts: dict[str, tuple[_server.Snapshot, threading.Timer]] = {}  # by id of the save; guarded by _lock
+        self._ended: dict[str, None] = {}  # the last ended saves, oldest first; guarded by _lock
 
     def cut(self, request: pb.CutRequest) -> pb.CutReply:
-        """Keeps rows of one instant for :meth:`dump`.
+        """Preserves the rows of one instant for :meth:`dump`.
 
         Raises:
-            SparserowError: as :meth:`ShardEngine.cut`.
+            SparserowError: as for :meth:`ShardEngine.cut`.
         """
         since = self._since(request)
         with self._lock:
             left = list(self._cuts)
         for save in left:
-            log.info("the cut of save %s was left behind; it is forgotten", save)
+            log.info("the cut of save %s was never dumped; it is released", save)
             self.end(save)
         snapshot, windows = self._engine.cut(request, since)
         unclaimed = threading.Timer(_UNCLAIMED_SEC, self.end, (request.save,))
@@ -78,7 +80,10 @@ class ShardCheckpoints:
         return pb.CutReply(windows_json=json.dumps(windows))
 
     def _since(self, request: pb.CutRequest) -> NDArray[np.uint64] | None:
-        """Versions of slots in the checkpoint that only changes are saved since; 0 where it has nothing of a slot."""
+        """Returns the slot versions in the base checkpoint, (slot_count) uint64; None when all rows are saved.
+
+        The version is 0 where the base has no rows of a slot.
+        """
         if not request.base_url:
             return None
         since, folder = np.zeros(self._engine.slot_count, np.uint64), Folder(check_url("base_url", request.base_url))
@@ -90,13 +95,13 @@ class ShardCheckpoints:
         return since
 
     def end(self, save: str) -> None:
-        """Forgets a cut that is not being dumped; harmless when there is none."""
+        """Releases a cut that is not being dumped; the call is harmless when there is none."""
         snapshot = self._take(save)
         if snapshot is not None:
             snapshot.end()
 
     def _take(self, save: str) -> _server.Snapshot | None:
-        """What is kept for a save, which has no cut from now on."""
+        """Returns and removes the snapshot of a save, which can have no cut from now on."""
         with self._lock:
             self._ended[save] = None
             for old in list(self._ended)[:-_ENDED_KNOWN]:
@@ -107,7 +112,7 @@ class ShardCheckpoints:
         return snapshot
 
     def dump(self, request: pb.DumpRequest) -> Iterator[pb.DumpReply]:
-        """Writes the rows of a cut, a file at a time, and says of each that it is on the disk.
+        """Writes the rows of a cut, one file at a time, and yields a reply once a file is on the disk.
 
         Raises:
             NotFound: there is no such cut.
@@ -115,7 +120,7 @@ class ShardCheckpoints:
         """
         snapshot = self._take(request.save)
         if snapshot is None:
-            raise NotFound(f"shard {self._engine.shard}: there is no cut of save {request.save}")
+            raise NotFound(f"shard {self._engine.shard}: there is no cut for save {request.save}")
         try:
             folder = Folder(check_url("url", request.url))
             part_bytes = snapshot.page_bytes(request.part_bytes)
@@ -126,7 +131,7 @@ class ShardCheckpoints:
             snapshot.end()
 
     def _dump_rows(self, snapshot: _server.Snapshot, folder: Folder, part_bytes: int) -> Iterator[pb.DumpReply]:
-        """One file is being written while the rows of the next are taken."""
+        """Writes one file while the rows of the next are read."""
         with ThreadPoolExecutor(1, "sparserow-write", give_way) as writer:
             writing: Future[pb.DumpReply] | None = None
             for number, parts in enumerate(self._files(snapshot, part_bytes)):
@@ -138,7 +143,7 @@ class ShardCheckpoints:
                 yield writing.result()
 
     def _files(self, snapshot: _server.Snapshot, part_bytes: int) -> Iterator[list[tuple[PartFacts, Rows]]]:
-        """What goes into each file. Small parts share one, so that a table costs no file of its own."""
+        """Yields the parts of each file. Small parts share a file, so that a small table needs no file of its own."""
         shared: list[tuple[PartFacts, Rows]] = []
         size, most = 0, part_bytes // _SHARED_SHARE
         for schema in snapshot.tables:
@@ -147,9 +152,9 @@ class ShardCheckpoints:
                     yield [(facts, rows)]
                     continue
                 if any(facts.table_id == other.table_id for other, _ in shared[-1:]) or len(shared) == _MOST_SHARED:
-                    yield shared  # a table is in a file once
+                    yield shared  # a file has each table at most once
                     shared, size = [], 0
-                shared.append((facts, rows.copy()))  # the memory of a page goes back at once
+                shared.append((facts, rows.copy()))  # copied, so that the memory of a page is released at once
                 size += rows.size
                 if size >= most:
                     yield shared
@@ -160,8 +165,10 @@ class ShardCheckpoints:
     def _parts(
         self, snapshot: _server.Snapshot, schema: _server.TableSchema, part_bytes: int
     ) -> Iterator[tuple[PartFacts, Rows]]:
-        """Rows that changed meanwhile come before their slots' turn, so that they leave the side buffer as fast as the
-        disk allows.
+        """Yields the parts of a table.
+
+        Rows that changed since the cut come before their slots' turn, so that they leave the side buffer as fast as
+        possible.
         """
         engine, done = self._engine, 0
         while done < engine.slot_count:
@@ -196,8 +203,10 @@ class ShardCheckpoints:
 
 
 def _filters(snapshot: _server.Snapshot, slots: NDArray[np.uint32]) -> dict[str, Tensor]:
-    """What each table's filters counted at the cut: which slots counted anything, where the image of each ends, and the
-    images, one after another.
+    """Returns the admission counts of each table at the cut, as tensors.
+
+    The tensors of a table are the slots that counted a key, the end of each slot's image, and the images one after
+    another.
     """
     tensors: dict[str, Tensor] = {}
     for schema in snapshot.tables:
@@ -233,18 +242,19 @@ def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:
 
 
 def give_way() -> None:
-    """Lets other threads of this machine go first; for threads of background work."""
+    """Lowers the priority of this thread, which does background work."""
     thread = threading.get_native_id()
-    with suppress(OSError):  # a wish
+    with suppress(OSError):  # the priority is not essential
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))
 
 
 async def in_thread(items: Callable[[], Iterator[Item]], *, gives_way: bool = False) -> AsyncIterator[Item]:
-    """What an iterator gives, made in a thread of its own, one at a time; left early, the iterator is closed.
+    """Yields the items of an iterator that runs in a thread of its own; closes the iterator when the reader stops
+    early.
 
     Args:
         items: makes the iterator.
-        gives_way: the thread has a lower priority.
+        gives_way: whether the thread has a lower priority.
     """
     iterator, done = items(), object()
 

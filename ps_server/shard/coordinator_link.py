@@ -1,4 +1,4 @@
-"""A shard's side of its lease: it claims its place, says where it serves, and keeps saying that it lives."""
+"""The shard's side of its lease: it claims the shard, reports where it serves, and sends heartbeats."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 CALL_DEADLINE_SEC = 5.0
 _BEATS_PER_LEASE = 5
 _PAUSE_SEC = 0.1
-_ASK_SEC = 1.0  # between asks for a place that may come free
-_LONGEST_WAIT_SEC = 600.0  # for such a place; then the process ends with the reason, and its supervisor starts another
+_ASK_SEC = 1.0  # seconds between two requests for a shard that may become free
+_LONGEST_WAIT_SEC = 600.0  # for a shard to become free; then the process ends, and its supervisor restarts it
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Registration:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What is fixed."""
+        """The pair (cluster id, slot count), which is fixed."""
         return self.cluster_id, self.slot_count
 
 
 class CoordinatorLink:
-    """The connection of one shard to its coordinator. Belongs to one event loop.
+    """The connection of one shard to its coordinator. It belongs to one event loop.
 
     Args:
-        coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
-        shard: the index that this process wants.
-        control: (host, port) of its own Shard service.
+        coordinator: ``HOST:PORT``; with several coordinators the addresses of all, with commas.
+        shard: the index of the shard that this process claims.
+        control: the (host, port) of its own Shard service.
 
     Attributes:
-        lost: says which commits this process lacks; each heartbeat after a change tells them.
+        lost: returns the commits that this process lacks; the heartbeat after a change reports them.
     """
 
     def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
@@ -68,7 +68,7 @@ class CoordinatorLink:
         self._stubs: dict[str, Any] = {each: pb_grpc.CoordinatorStub(it) for each, it in self._channels.items()}
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     @property
@@ -76,12 +76,15 @@ class CoordinatorLink:
         return f"coordinator {self._addresses.now}"
 
     async def register(self) -> Registration:
-        """Claims the shard, or claims it again from a restarted coordinator. Waits, for 10 minutes at most, while the
-        process that has the place is silent, or the job ends that is in the way.
+        """Claims the shard, or claims it again from a restarted coordinator.
+
+        It waits, at most 10 minutes, while the process that has the shard is silent, or the job that is in the way
+        still runs.
 
         Raises:
             Unavailable: the coordinator cannot be reached.
-            FailedPrecondition, InvalidArgument: it refuses, or the process that has the place has renewed its lease.
+            FailedPrecondition, InvalidArgument: the coordinator refuses, or the process that has the shard has renewed
+                its lease.
         """
         request = pb.RegisterShardRequest(
             shard=self._shard,
@@ -89,28 +92,28 @@ class CoordinatorLink:
             control=self._control,
             cluster_id=self._place.cluster_id if self._place is not None else 0,
             pid=os.getpid(),
-            can_wait=self._place is None,  # one that has rows and was replaced does not wait
+            can_wait=self._place is None,  # a process with rows that was replaced does not wait
         )
-        self._told_lost = []  # a coordinator that was started anew may not know them
+        self._told_lost = []  # a restarted coordinator may not know them
         reply = await self._call("RegisterShard", request)
         if reply.HasField("wait"):
             reply = await self._wait_for_place(request, reply.wait)
         place = Registration(reply.cluster_id, reply.slot_count, reply.lineage)
-        # The lineage is raised by a restore, which tells it to this process itself.
+        # A restore raises the lineage, and sends it to this process itself.
         if self._place is not None and self._place.identity != place.identity:
-            raise FailedPrecondition(f"{self._peer} gave {place} and before that {self._place}; restart this shard")
+            raise FailedPrecondition(f"{self._peer} gave {place}, and {self._place} before; restart this shard")
         self._place, self._lease_sec = place, reply.lease_sec
         return place
 
     async def _wait_for_place(self, request: pb.RegisterShardRequest, wait: pb.ShardWait) -> pb.RegisterShardReply:
-        """Asks again until the place is given; a coordinator that cannot be reached meanwhile is asked again too."""
+        """Asks again until the shard is given; a coordinator that cannot be reached meanwhile is asked again too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LONGEST_WAIT_SEC
         said: set[bool] = set()
         while True:
             is_taken = wait.holder_pid != 0
             if is_taken not in said:
-                log.warning("%s; this process waits for the place", wait.reason)
+                log.warning("%s; this process waits for the shard", wait.reason)
             said.add(is_taken)
             await asyncio.sleep(_ASK_SEC)
             try:
@@ -129,18 +132,21 @@ class CoordinatorLink:
             wait = reply.wait
 
     def serve_at(self, host: str, port: int) -> None:
-        """From the next heartbeat on the coordinator knows where the data plane listens."""
+        """Lets the next heartbeats report where the data plane listens."""
         self._data = pb.Address(host=host, port=port)
 
     def drain(self) -> None:
-        """From the next heartbeat on the coordinator knows that this shard is stopping."""
+        """Lets the next heartbeats report that this shard is stopping."""
         self._draining = True
 
     async def beat(self, *, leaving: bool = False) -> None:
-        """One heartbeat; registers again when the coordinator does not know this process.
+        """Sends one heartbeat; registers again when the coordinator does not know this process.
+
+        Args:
+            leaving: whether this process ends now.
 
         Raises:
-            SparserowError: it cannot be reached or refuses.
+            SparserowError: the coordinator cannot be reached or refuses.
         """
         request = pb.ShardHeartbeatRequest(
             shard=self._shard,
@@ -163,7 +169,8 @@ class CoordinatorLink:
         self._lease_sec, self._told_lost = reply.lease_sec, lost
 
     async def keep_beating(self) -> None:
-        """Heartbeats until cancelled. An unreachable coordinator is waited for: rows are worth more than a lease.
+        """Sends heartbeats until cancelled, also while the coordinator cannot be reached, because rows are worth more
+        than a lease.
 
         Raises:
             FailedPrecondition, InvalidArgument: the coordinator refuses this process for good.

@@ -1,7 +1,7 @@
-"""Owners of this shard's cursors: a cursor belongs to the caller that shows the number given when it was opened.
+"""The owners of this shard's cursors: a cursor belongs to the caller that shows the key given when it was opened.
 
-A follower of the version before asks for no number. Its cursor belongs to everybody, as then, but it cannot take over,
-acknowledge or close one that has an owner. Belongs to one event loop.
+A follower of the previous version asks for no key. Its cursor has no owner, so any caller may use it. Such a follower
+cannot take over, acknowledge or close a cursor that has an owner. The classes belong to one event loop.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_CURSORS = 1024
 
 @dataclass
 class _Cursor:
-    """One that is open.
+    """An open cursor.
 
     Attributes:
-        account: of its follower.
-        key: that its owner shows; b"": everybody is its owner.
-        idle_sec: without a call after which it ends.
-        used_at: when it was last called for.
-        acknowledged: positions since it was opened.
+        account: the account of its follower.
+        key: the key that its owner shows; b"" when the cursor has no owner.
+        idle_sec: the seconds without a call after which it ends.
+        used_at: the time of its last call.
+        acknowledged: the number of positions acknowledged since it was opened.
     """
 
     account: str
@@ -39,11 +39,12 @@ class _Cursor:
 
 
 class CursorOwners:
-    """The cursors that are open, by name.
+    """The open cursors, by name.
 
     Args:
-        most: of all accounts. One account has at most as many as stay free for others, so a newcomer finds room.
-        clock: monotonic seconds.
+        most: the bound on cursors of all accounts. An account has at most as many as are still free, so that a new
+            follower always finds room.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, most: int = MOST_CURSORS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,18 +53,21 @@ class CursorOwners:
         self._cursors: dict[str, _Cursor] = {}
 
     def open(self, name: str, key: bytes, account: str, idle_sec: float, *, is_owned: bool) -> bytes:
-        """Opens a cursor, or opens one of the same owner anew; returns the key that its owner shows from now on.
+        """Opens a cursor, or opens a cursor of the same owner again.
 
         Args:
-            name: of the cursor.
-            key: that the caller has from the time before; b"": none.
-            account: of the caller.
-            idle_sec: without a call after which it ends.
+            name: the name of the cursor.
+            key: the key that the caller received earlier; b"" when it has none.
+            account: the account of the caller.
+            idle_sec: the seconds without a call after which the cursor ends.
             is_owned: whether the caller will show a key.
 
+        Returns:
+            The key that the owner shows from now on.
+
         Raises:
-            FailedPrecondition: it is open, and another follower's.
-            ResourceExhausted: the account has its share of cursors.
+            FailedPrecondition: the cursor is open and belongs to another follower.
+            ResourceExhausted: the account has its full share of cursors.
         """
         self._drop_idle()
         known = self._cursors.get(name)
@@ -73,7 +77,7 @@ class CursorOwners:
             if count + 1 > free - 1:
                 raise ResourceExhausted(
                     f"cursors: {len(self._cursors)} are open on this shard, {count} by this follower's account; "
-                    f"allowed: {self._most} in all, and for one no more than stay free for others"
+                    f"allowed: {self._most} in all, and for one account no more than stay free for others"
                 )
         else:
             self._check(name, known, key)
@@ -82,13 +86,13 @@ class CursorOwners:
         return given
 
     def use(self, name: str, key: bytes, acknowledged: int = 0) -> int:
-        """Notes a call; returns how many positions were acknowledged since the cursor was opened, with these.
+        """Notes a call, and returns how many positions were acknowledged since the cursor was opened, including these.
 
         Raises:
-            FailedPrecondition: the cursor is another follower's.
+            FailedPrecondition: the cursor belongs to another follower.
         """
         cursor = self._cursors.get(name)
-        if cursor is None:  # the store says that it is not open
+        if cursor is None:  # the store reports that it is not open
             return 0
         self._check(name, cursor, key)
         cursor.used_at = self._clock()
@@ -96,10 +100,10 @@ class CursorOwners:
         return cursor.acknowledged
 
     def close(self, name: str, key: bytes) -> None:
-        """Forgets a cursor; harmless when it is not known.
+        """Forgets a cursor; the call is harmless when it is not known.
 
         Raises:
-            FailedPrecondition: it is another follower's.
+            FailedPrecondition: the cursor belongs to another follower.
         """
         cursor = self._cursors.get(name)
         if cursor is not None:
@@ -109,7 +113,7 @@ class CursorOwners:
     @staticmethod
     def _check(name: str, cursor: _Cursor, key: bytes) -> None:
         if cursor.key and not hmac.compare_digest(cursor.key, key):
-            raise FailedPrecondition(f"cursor {name!r} belongs to another follower; open one of another name")
+            raise FailedPrecondition(f"cursor {name!r} belongs to another follower; open a cursor of another name")
 
     def _drop_idle(self) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""One shard's native half: the store and the data-plane server, behind the calls that the coordinator makes."""
+"""The native half of a shard: the store and the data-plane server, behind the calls that the coordinator makes."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from .periodic_thread import PeriodicThread
 
 log = logging.getLogger(__name__)
 
-_MOST_LOST_RANGES = 10_000  # in a heartbeat
-REFUSAL_DEADLINE_SEC = 35.0  # for requests that came before; longer than the default deadline of one
+_MOST_LOST_RANGES = 10_000  # the largest number of ranges in a heartbeat
+REFUSAL_DEADLINE_SEC = 35.0  # time for earlier requests to end; longer than their default deadline
 SWEEP_PAUSE_RATIO = 3.0  # a sweep takes at most a quarter of one core
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How a shard's engine is made.
+    """The options of a shard's engine.
 
     Args:
-        shard: its index.
-        host, port: of the data plane; port 0 lets the system choose.
-        memory_budget_bytes: of rows and indexes; 0 is no budget.
-        io_threads: of the data plane.
-        ssd_path: folder that holds a folder ``shard-N`` for rows beyond the budget; None: memory alone.
-        ssd_bytes: of files in it; 0 is what the disk has.
-        sweep_every_sec: between sweeps of the tables whose policy removes rows; None: by command alone.
+        shard: the index of the shard.
+        host, port: the address of the data plane; port 0 lets the system choose.
+        memory_budget_bytes: the budget of rows and indexes; 0 means no budget.
+        io_threads: the number of network threads of the data plane.
+        ssd_path: the folder whose folder ``shard-N`` has the rows beyond the budget; None keeps all rows in memory.
+        ssd_bytes: the bound on files in it; 0 means what the disk has.
+        sweep_every_sec: the time between sweeps of the tables whose policy removes rows; None sweeps by command alone.
         observe: whether requests are timed and their keys sampled.
     """
 
@@ -62,7 +62,7 @@ class EngineOptions:
 
     @staticmethod
     def of_cluster(cluster: ClusterConfig, shard: int, host: str, port: int, *, observe: bool = True) -> EngineOptions:
-        """The engine of a shard of ``cluster``; ``port`` is the shard's, not the coordinator's."""
+        """Returns the options for a shard of ``cluster``; ``port`` is the port of the shard's data plane."""
         return EngineOptions(
             shard=shard,
             host=host,
@@ -77,12 +77,18 @@ class EngineOptions:
 
 
 class ShardEngine:
-    """Thread-safe where the native objects are; job bookkeeping belongs to the event loop.
+    """The store and the data plane of one shard.
+
+    It is thread-safe where the native objects are; the set of jobs belongs to the event loop.
+
+    Args:
+        options: the options of the engine.
+        place: what the coordinator gave to this process.
 
     Raises:
         Unavailable: the port is taken.
-        InvalidArgument: ``ssd_path`` is missing, cannot be written, or holds another shard's rows.
-        FailedPrecondition: another process uses it, or this build has no SSD tier.
+        InvalidArgument: ``ssd_path`` is missing, cannot be written, or has the rows of another shard.
+        FailedPrecondition: another process uses ``ssd_path``, or this build has no SSD tier.
     """
 
     def __init__(self, options: EngineOptions, place: Registration) -> None:
@@ -115,40 +121,40 @@ class ShardEngine:
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
         self._began = time.monotonic()
-        self._slot_share = 1.0  # of all slots, this shard's
-        self._swept: set[int] = set()  # tables whose policy removes rows
+        self._slot_share = 1.0  # the share of all slots that this shard owns
+        self._swept: set[int] = set()  # ids of the tables whose policy removes rows
         self._sweep_lock = threading.Lock()  # one sweep at a time
         self._sweeper = PeriodicThread(self.sweep_all, options.sweep_every_sec)
         self.follow_gate = FollowGate(options.shard)
 
     @property
     def store(self) -> _server.Store:
-        """The rows; thread-safe."""
+        """The store of the rows; thread-safe."""
         return self._store
 
     @property
     def server(self) -> _server.Server:
-        """The data plane; thread-safe."""
+        """The data-plane server; thread-safe."""
         return self._server
 
     @property
     def port(self) -> int:
-        """Where the data plane listens."""
+        """The port on which the data plane listens."""
         return int(self._server.port)
 
     def set_security(self, security: Security) -> None:
-        """Certificates of connections made from now on, and tokens from the next request on.
+        """Sets the certificates of new connections, and the tokens from the next request on.
 
         Raises:
-            InvalidArgument: a text is no certificate or key; nothing has changed then.
+            InvalidArgument: a text is not a certificate or key. Nothing is changed then.
         """
         security.give_to(self._server)
 
     def create_tables(self, schemas: Iterable[TableSchema]) -> None:
-        """Creates tables; harmless where they are there.
+        """Creates tables; the call is harmless for tables that exist.
 
         Raises:
-            FailedPrecondition: one is there with another schema.
+            FailedPrecondition: a table exists with another schema.
         """
         for schema in schemas:
             self._store.create_table(native_schema(schema))
@@ -168,7 +174,7 @@ class ShardEngine:
         self._write_table_names()
 
     def sweep(self, table_id: int, *, dry_run: bool = False) -> _server.SweepReport:
-        """Removes the rows that the table's policy no longer wants, or counts them; blocks for as long as it takes.
+        """Removes the rows that the table's policy no longer keeps, or counts them; blocks until that is done.
 
         Raises:
             NotFound: there is no such table.
@@ -187,34 +193,37 @@ class ShardEngine:
             except NotFound:
                 continue  # dropped meanwhile
             except SparserowError as error:
-                log.warning("table %d is not swept: %s", table_id, error)
+                log.warning("table %d was not swept: %s", table_id, error)
 
     def _write_table_names(self) -> None:
-        """For ``sparserow inspect``: rows on the SSD have ids."""
+        """Writes the names of the tables for ``sparserow inspect``, because rows on the SSD have only ids."""
         if self._ssd_folder is not None:
             lines = [f"{table.table_id} {table.name}\n" for table in self._store.stats()]
             try:
                 (self._ssd_folder / "TABLES").write_text("".join(lines))
             except OSError as error:
-                log.warning("%s: the tables' names are not written: %s", self._ssd_folder, error.strerror)
+                log.warning("%s: the tables' names could not be written: %s", self._ssd_folder, error.strerror)
 
     def set_route(self, route: pb.Route) -> None:
-        """Takes a slot map over.
+        """Takes over a slot map.
 
         Raises:
-            FailedPrecondition: it has another slot count than this shard was made with.
+            FailedPrecondition: its slot count differs from the slot count of this shard.
         """
         if route.slot_count != self._slot_count:
-            raise FailedPrecondition(f"route: has {route.slot_count} slots, this shard {self._slot_count}")
+            raise FailedPrecondition(
+                f"route: {route.slot_count} slots are not allowed; allowed: {self._slot_count}, as on this shard"
+            )
         self._server.set_route(route.epoch, self.note_owned(route))
 
     def refuse(self, refusal: pb.Refusal) -> None:
-        """Requests for rows of these tables, and all followers, get an error from now on; no tables end that.
+        """Refuses requests for rows of these tables, and all followers, from now on; a refusal without tables ends
+        that.
 
-        It returns when requests and pages that came before have ended.
+        The call returns when earlier requests and pages have ended.
 
         Raises:
-            DeadlineExceeded: one of them goes on for too long; the tables are refused all the same.
+            DeadlineExceeded: an earlier request takes too long; the tables are refused all the same.
         """
         if refusal.table_ids:
             self.follow_gate.close(refusal, REFUSAL_DEADLINE_SEC)
@@ -225,14 +234,16 @@ class ShardEngine:
             self.follow_gate.open()
 
     def note_owned(self, route: pb.Route) -> NDArray[np.uint16]:
-        """Which slots are this shard's, before it serves them; returns the owner of each slot."""
+        """Notes the slots of this shard before it serves them, and returns the owner of each
+        slot, (slot_count) uint16.
+        """
         owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
         self._owned = owners == self.shard
         self._slot_share = float(self._owned.mean())
         return owners
 
     def set_job(self, request: pb.SetJobRequest) -> None:
-        """Takes a job's members over; another generation than before starts its clock anew.
+        """Takes over the members of a job; a new generation starts a new clock.
 
         Raises:
             FailedPrecondition: the operation is older than the last one, or an epoch would go down.
@@ -259,7 +270,7 @@ class ShardEngine:
         self._jobs.add(request.job_id)
 
     def freeze_job(self, request: pb.FreezeJobRequest) -> pb.FreezeJobReply:
-        """Takes no new commit of a job until it is set or the lease ends, and says what each worker has committed.
+        """Refuses new commits of a job until it is set or the lease ends, and returns what each worker has committed.
 
         Raises:
             FailedPrecondition: the operation is not newer than the last one.
@@ -284,11 +295,13 @@ class ShardEngine:
         self._jobs.discard(job_id)
 
     def stats(self) -> dict[str, Any]:
-        """The data plane's counters (``ServerStats`` of rpc/server/server.h) by name."""
+        """Returns the counters of the data plane by name (``ServerStats`` of rpc/server/server.h)."""
         return dict(self._server.stats())
 
     def lost_commits(self) -> list[pb.LostRange]:
-        """Commits that this process lacks and that were not sent again; the first ``_MOST_LOST_RANGES`` ranges."""
+        """Returns the commits that this process lacks and that were not sent again, at most ``_MOST_LOST_RANGES``
+        ranges.
+        """
         ranges = self._server.lost_commits()[:_MOST_LOST_RANGES]
         return [
             pb.LostRange(job_id=job, worker_id=worker, epoch=epoch, is_steps=is_steps, first=first, last=last)
@@ -296,7 +309,7 @@ class ShardEngine:
         ]
 
     def stats_message(self) -> pb.ShardStatsReply:
-        """What ``sparserow status`` shows."""
+        """Returns the statistics that ``sparserow status`` shows."""
         stats = self.stats()
         tables = [
             pb.TableUsage(
@@ -332,49 +345,49 @@ class ShardEngine:
         )
 
     def hottest_share(self) -> float:
-        """How much of the sampled keys the hottest one surely is, in [0, 1]."""
+        """Returns the share of the sampled keys that the hottest key has at least, in [0, 1]."""
         return hottest_share(self._server)
 
     def table_stats(self) -> list[_server.TableStats]:
-        """Rows and bytes per table."""
+        """Returns the rows and bytes of each table."""
         return self._store.stats()
 
     def tier_stats(self) -> dict[str, int | float] | None:
-        """What went to and came from the SSD; None without one. Names in ``cpp_ext/_server.pyi``."""
+        """Returns the counters of the SSD by name (see ``cpp_ext/_server.pyi``); None without an SSD."""
         return self._store.tier_stats()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of rows and indexes, as allocated."""
+        """The allocated bytes of rows and indexes."""
         return self._store.used_bytes
 
     @property
     def memory_budget_bytes(self) -> int:
-        """0 when there is none."""
+        """The memory budget in bytes; 0 when there is none."""
         return self._memory_budget_bytes
 
     @property
     def slot_count(self) -> int:
-        """The cluster's."""
+        """The number of slots of the cluster."""
         return self._slot_count
 
     @property
     def owned_slots(self) -> NDArray[np.bool_]:
-        """(slot_count) whether a slot is this shard's, by the slot map of now."""
+        """Whether this shard owns each slot, (slot_count) bool, by the present slot map."""
         return self._owned
 
     def cut(
         self, request: pb.CutRequest, since: NDArray[np.uint64] | None
     ) -> tuple[_server.Snapshot, list[dict[str, Any]]]:
-        """Rows and windows of one instant, once all that belongs to the cut is applied.
+        """Returns the rows and commit windows of one instant, once all commits of the cut are applied.
 
         Args:
-            request: which jobs, and where they are cut.
-            since: (slot_count) versions after which rows count; None: all do.
+            request: the jobs, and the points where they are cut.
+            since: (slot_count) uint64, the versions after which rows are saved; None saves all rows.
 
         Raises:
-            DeadlineExceeded, Unavailable: as ``Server.cut``.
-            FailedPrecondition: the rows are being saved already.
+            DeadlineExceeded, Unavailable: as for ``Server.cut``.
+            FailedPrecondition: a save of the rows is under way already.
         """
         jobs = [
             (job.job_id, job.operation, job.step, [(w.worker_id, w.epoch, w.sequence) for w in job.workers])
@@ -389,11 +402,13 @@ class ShardEngine:
         )
 
     def install_jobs(self, windows: list[dict[str, Any]]) -> None:
-        """Windows of jobs (as :meth:`cut` gives them), for the next generation that they name."""
+        """Installs commit windows of jobs, as :meth:`cut` returns them, for the next generation that they name."""
         self._server.install_jobs(windows)
 
     def remake_tables(self, schemas: Sequence[TableSchema]) -> None:
-        """Tables without rows, whatever was there; row caches of workers learn that all has changed."""
+        """Creates tables without rows in place of existing ones; row caches of workers learn that all rows have
+        changed.
+        """
         for schema in schemas:
             with contextlib.suppress(NotFound):
                 self._store.drop_table(schema.id)
@@ -403,12 +418,12 @@ class ShardEngine:
             self._server.count_write(schema.id)
 
     def drain(self, deadline_ms: int) -> None:
-        """Refuses new requests and blocks until those under way are done, at most ``deadline_ms``."""
+        """Refuses new requests, and blocks until the requests under way are done, at most ``deadline_ms``."""
         self._store.stop_sweeps()
         self._server.drain(deadline_ms)
 
     def stop(self) -> None:
-        """Closes all connections."""
+        """Stops the sweeps and closes all connections."""
         self._store.stop_sweeps()
         self._sweeper.stop()
         self._server.stop()
@@ -419,10 +434,10 @@ def _ssd_folder(options: EngineOptions) -> str:
         return ""
     parent = Path(options.ssd_path)
     if not parent.is_dir():
-        raise InvalidArgument(f"ssd_path: {parent} is no folder; make it, on the disk that shall hold the rows")
+        raise InvalidArgument(f"ssd_path: {parent} is not a folder; create it on the disk that is to have the rows")
     folder = parent / f"shard-{options.shard}"
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(f"ssd_path: {parent} cannot be written: {error.strerror}") from None
+        raise InvalidArgument(f"ssd_path: the folder {parent} cannot be written: {error.strerror}") from None
     return str(folder)

@@ -1,4 +1,4 @@
-"""Whether followers may see this shard's rows: not while tables are loaded, nor after a load that failed."""
+"""Keeps followers from rows of this shard while tables are loaded, and after a load that failed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from ...proto.errors import DeadlineExceeded, Unavailable, error_of
 
 
 class FollowGate:
-    """Closed until the shard has been told its route. Thread-safe.
+    """A gate for followers, which is closed until the shard has its route. Thread-safe.
 
     Args:
-        shard: its index.
+        shard: the index of the shard.
     """
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
-        self._changed = threading.Condition()  # guards the two below
-        self._looks = 0  # under way
-        self._refusal = pb.Refusal(code=Unavailable.number, message=f"shard {shard} is not told its route yet")
+        self._changed = threading.Condition()  # guards the two fields below
+        self._looks = 0  # number of looks under way
+        self._refusal = pb.Refusal(code=Unavailable.number, message=f"shard {shard} has no route yet")
 
     def close(self, refusal: pb.Refusal, deadline_sec: float) -> None:
-        """Looks are refused from now on; returns when those under way have ended.
+        """Refuses looks from now on, and returns when the looks under way have ended.
+
+        Args:
+            refusal: the error that looks get.
+            deadline_sec: how long to wait for the looks under way, in seconds.
 
         Raises:
-            DeadlineExceeded: one goes on for longer; looks are refused all the same.
+            DeadlineExceeded: a look takes longer; looks are refused all the same.
         """
         with self._changed:
             self._refusal = refusal
@@ -35,22 +39,22 @@ class FollowGate:
                 raise DeadlineExceeded(f"shard {self._shard}: a page of changes was still being read")
 
     def open(self) -> None:
-        """Ends the refusal."""
+        """Admits looks again."""
         with self._changed:
             self._refusal = pb.Refusal()
 
     @property
     def refused_tables(self) -> list[int]:
-        """Ids of tables whose rows are refused."""
+        """The ids of tables whose rows are refused."""
         with self._changed:
             return list(self._refusal.table_ids)
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """For the duration of the block, rows are as a follower may see them.
+        """Admits the caller to the rows for the duration of the block.
 
         Raises:
-            Unavailable: tables are being loaded, or this shard has not been told its route yet.
+            Unavailable: tables are being loaded, or this shard has no route yet.
             FailedPrecondition: the last restore failed.
         """
         with self._changed:

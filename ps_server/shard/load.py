@@ -1,4 +1,4 @@
-"""What a shard says of its load: request times, bytes, the keys asked for most, its tier, staleness."""
+"""Builds the messages about a shard's load: request times, bytes, the hottest keys, its SSD tier, staleness."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST_HOT_KEYS = 20
 
 
 def load_message(server: _server.Server, store: _server.Store, stats: dict[str, Any], up_sec: float) -> pb.ShardLoad:
-    """For ``sparserow status``.
+    """Returns the load of a shard for ``sparserow status``.
 
     Args:
-        server, store: the shard's.
-        stats: the server's, of now.
-        up_sec: since the shard's start.
+        server, store: the data plane and the rows of the shard.
+        stats: the present counters of the data plane.
+        up_sec: the seconds since the start of the shard.
     """
     samples, keys = server.hot_keys(_MOST_HOT_KEYS)
     return pb.ShardLoad(
@@ -38,13 +38,13 @@ def load_message(server: _server.Server, store: _server.Store, stats: dict[str, 
 
 
 def hottest_share(server: _server.Server) -> float:
-    """How much of the sampled keys the hottest one surely is, in [0, 1]."""
+    """Returns the share of the sampled keys that the hottest key has at least, in [0, 1]."""
     samples, keys = server.hot_keys(1)
     return float((keys[0][2] - keys[0][3]) / samples) if keys else 0.0
 
 
 def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
-    """What ``Store.tier_stats`` says; None without an SSD."""
+    """Returns the message for ``Store.tier_stats``; None without an SSD."""
     if stats is None:
         return None
     return pb.TierUsage(
@@ -66,7 +66,7 @@ def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
 
 
 def staleness_buckets(counted: tuple[list[int], int] | None) -> list[pb.StalenessBucket]:
-    """Pulls of a table by the staleness of what they saw; [] before the first."""
+    """Returns the pulls of a table by staleness, as (bound, number) buckets; [] before the first pull."""
     bounds = [*_server.STALENESS_BOUNDS, 2**64 - 1]
     pulls = [] if counted is None else counted[0]
     return [pb.StalenessBucket(at_most=bound, pulls=count) for bound, count in zip(bounds, pulls, strict=False)]

@@ -1,4 +1,4 @@
-"""A shard's load of a checkpoint: files to rows, of the slots that are this shard's."""
+"""The shard's load of a checkpoint: it reads files, and installs the rows of the slots that it owns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ...proto.schema import TableSchema
 from ...proto.schema_message import schema_of_message
 from .engine import ShardEngine
 
-FILTER_PARTS = ("slot", "end", "image")  # of the tensors filter.TABLE_ID.PART in a file of slots
+FILTER_PARTS = ("slot", "end", "image")  # parts of the tensor names filter.TABLE_ID.PART in a file of slots
 
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
-_BATCH_BYTES = 8 << 20  # of rows that are installed at once, by each loader
-_LEAST_BATCH_BYTES = 1 << 20  # the same under a small memory budget, of which it is a 128th
+_BATCH_BYTES = 8 << 20  # bytes of rows that each loader installs at once
+_LEAST_BATCH_BYTES = 1 << 20  # the least such number: it is a 128th of a small memory budget
 _LOADERS = max(1, min(4, os.cpu_count() or 1))
 
 
@@ -39,9 +39,10 @@ class RowFile:
     """A file with rows of one or several tables.
 
     Attributes:
-        folder: of its checkpoint.
-        link: place of that in the chain.
-        tables: to be loaded from it, by saved table id.
+        folder: the folder of its checkpoint.
+        facts: its name, size and checksum.
+        link: the position of its checkpoint in the chain.
+        tables: the tables to load from it, by saved table id.
     """
 
     folder: Folder
@@ -50,10 +51,10 @@ class RowFile:
     tables: dict[int, pb.LoadTable] = field(default_factory=dict)
 
     def read(self, cluster_id: int) -> Iterable[tuple[pb.LoadTable, Rows]]:
-        """The rows of its tables, which are what the manifest says.
+        """Yields the rows of its tables, after comparing the file with its manifest.
 
         Raises:
-            DataLoss: the file is missing or damaged (names it).
+            DataLoss: the file is missing or damaged; the text names it.
         """
         where = f"{self.folder.url}/{self.facts.file}"
         parts = decode_rows(files.check_file(self.folder, self.facts), where, is_checked=True)
@@ -62,14 +63,14 @@ class RowFile:
             if saved_id not in there:
                 first = parts[0][0]
                 raise DataLoss(
-                    f"{where}: has rows of {first.table} of cluster {first.cluster_id:x}; the manifest means "
-                    f"table {saved_id} of cluster {cluster_id:x}"
+                    f"{where}: the file has rows of {first.table} of cluster {first.cluster_id:x}; the manifest "
+                    f"expects table {saved_id} of cluster {cluster_id:x}"
                 )
             yield table, there[saved_id]
 
 
 class _Chain:
-    """What a request asks for, of a checkpoint and those that it adds to."""
+    """The files that a request loads: those of a checkpoint and of the checkpoints that it adds to."""
 
     def __init__(self, request: pb.LoadRequest) -> None:
         folder = Folder(check_url("url", request.url))
@@ -80,7 +81,7 @@ class _Chain:
         self.has_renamed = any(table.schema.id != saved for saved, table in self._targets.items())
 
     def row_files(self, link: int, is_wanted: Callable[[files.PartEntry, pb.LoadTable], bool]) -> list[RowFile]:
-        """Files of one checkpoint of the chain, each once, with the tables that are wanted from it."""
+        """Returns the row files of one checkpoint of the chain, each once, with the tables that are wanted from it."""
         found: dict[str, RowFile] = {}
         for table in self.links[link].tables:
             target = self._targets.get(table.schema.id)
@@ -92,21 +93,21 @@ class _Chain:
 
 
 class CheckpointLoads:
-    """Loads of one shard, one at a time.
+    """The loads of one shard, one at a time.
 
     Args:
-        engine: the rows.
+        engine: the engine that receives the rows.
     """
 
     def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()  # taken by a load
+        self._lock = threading.Lock()  # held during a load
 
     def verify(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
-        """Reads this shard's share of the files, and compares them with what their manifests say.
+        """Reads this shard's share of the files and compares them with their manifests; yields the bytes read so far.
 
         Raises:
-            DataLoss: a file is missing or damaged (names it).
+            DataLoss: a file is missing or damaged; the text names it.
         """
         chain, size = _Chain(request), 0
         slots = [
@@ -122,16 +123,17 @@ class CheckpointLoads:
             yield pb.LoadReply(bytes=size)
 
     def load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
-        """Empties tables and fills them with this shard's rows of a checkpoint; says how far it is after each file.
+        """Empties tables and fills them with this shard's rows of a checkpoint; yields its progress after each file.
 
-        Their rows are refused from before the first is emptied, also after a failure, until :meth:`ShardEngine.refuse`.
+        The rows are refused before the first table is emptied, and stay refused, also after a failure, until
+        :meth:`ShardEngine.refuse`.
 
         Raises:
-            DataLoss: a file is missing or damaged (names it).
+            DataLoss: a file is missing or damaged; the text names it.
             ResourceExhausted: the rows have no room here.
-            DeadlineExceeded: a request that came before goes on for too long.
+            DeadlineExceeded: an earlier request takes too long.
         """
-        with self._lock:  # a load whose caller has gone ends first
+        with self._lock:  # waits for a load whose caller has gone
             yield from self._load(request)
 
     def _load(self, request: pb.LoadRequest) -> Iterator[pb.LoadReply]:
@@ -148,12 +150,12 @@ class CheckpointLoads:
         engine.store.set_lineage(request.lineage)
         chain = _Chain(request)
         owned, size = engine.owned_slots, 0
-        newest: list[dict[str, Tensor]] = []  # slots' files of the checkpoint itself, not of those it adds to
+        newest: list[dict[str, Tensor]] = []  # the slots' files of the checkpoint itself, not of its bases
         versions = np.zeros(engine.slot_count, np.uint64)
-        whole_since = np.zeros(engine.slot_count, np.uint32)  # what checkpoints before this one say of a slot is over
+        whole_since = np.zeros(engine.slot_count, np.uint32)  # a slot's rows in earlier checkpoints are outdated
         for link, (folder, manifest) in enumerate(zip(chain.folders, chain.links, strict=True)):
             for facts in manifest.slots:
-                # Renamed rows come from slots that may be another shard's.
+                # Renamed rows come from other slots, which another shard may own.
                 if not chain.has_renamed and not owned[facts.first_slot : facts.end_slot].any():
                     continue
                 _, tensors = decode(files.check_file(folder, facts), facts.file)
@@ -171,7 +173,8 @@ class CheckpointLoads:
             return table.schema.id != table.saved_table_id or bool(owned[part.first_slot : part.end_slot].any())
 
         for link in range(len(chain.links)):
-            # Files of one checkpoint have different rows; those of the next one in the chain come after them.
+            # Files of one checkpoint have different rows; files of the next checkpoint in the chain are loaded after
+            # them.
             row_files = chain.row_files(link, is_wanted)
             for file in _each(row_files, lambda file: self._load_file(file, chain.cluster_id, request, whole_since)):
                 size += file.facts.bytes
@@ -187,11 +190,13 @@ class CheckpointLoads:
     def _load_filters(
         self, tables: Iterable[tuple[pb.LoadTable, TableSchema]], slots_files: list[dict[str, Tensor]]
     ) -> None:
-        """Fills filters of tables whose policy counts, and that still have their id: their hashes are made with it."""
+        """Fills the admission filters of tables that count keys and still have their id, because hashes depend on the
+        id.
+        """
         engine = self._engine
         for table, schema in tables:
             policy = schema.policy
-            most = -(-policy.admit_capacity // engine.slot_count)  # keys of a slot
+            most = -(-policy.admit_capacity // engine.slot_count)  # number of keys of a slot
             if table.saved_table_id != table.schema.id or policy.admit_after <= 1:
                 continue
             for tensors in slots_files:
@@ -199,7 +204,7 @@ class CheckpointLoads:
                     continue
                 which, ends, image = (tensors[f"filter.{table.schema.id}.{part}"].values for part in FILTER_PARTS)
                 for slot, cells in zip(which.tolist(), np.split(image, ends[:-1]), strict=True):
-                    if engine.owned_slots[slot] and len(cells) - 1 <= max(1, most):  # else it counts anew
+                    if engine.owned_slots[slot] and len(cells) - 1 <= max(1, most):  # otherwise the slot counts from 0
                         engine.store.load_filter(table.schema.id, slot, np.ascontiguousarray(cells))
 
     def _load_file(
@@ -220,13 +225,13 @@ class CheckpointLoads:
         if not mine.all():
             rows = rows.take(mine)
         versions = rows.versions
-        if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin anew
+        if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin again
             versions = np.full(len(rows.keys), request.lineage << 48, np.uint64)
         count = len(rows.keys)
         budget = engine.store.memory_budget_bytes or _BATCH_BYTES * 128
         batch_bytes = min(_BATCH_BYTES, max(_LEAST_BATCH_BYTES, budget // 128))
         per_batch = max(1, batch_bytes * count // max(1, rows.weights.nbytes + rows.state.nbytes))
-        for begin in range(0, count, per_batch):  # a batch must have room in memory at once
+        for begin in range(0, count, per_batch):  # a whole batch must fit in memory
             batch = slice(begin, begin + per_batch)
             state = np.empty((0,), np.float32) if table.without_state else rows.state[batch]
             engine.store.install(
@@ -242,11 +247,11 @@ class CheckpointLoads:
 
 
 def _each(row_files: Sequence[RowFile], work: Callable[[RowFile], Any]) -> Iterator[RowFile]:
-    """Does the work of each file, several at a time, and gives the files in their order; the first failure ends it."""
+    """Does the work of each file, several at a time, and yields the files in their order; the first failure ends it."""
     with ThreadPoolExecutor(_LOADERS) as workers:
 
         def do(at: int) -> None:
-            for file in row_files[at : at + _LOADERS + 1 : _LOADERS]:  # the one that a worker takes next, too
+            for file in row_files[at : at + _LOADERS + 1 : _LOADERS]:  # also the file that a worker takes next
                 file.folder.read_ahead(file.facts.file)
             work(row_files[at])
 

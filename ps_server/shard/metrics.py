@@ -1,4 +1,4 @@
-"""A parameter server's metrics, read from the native counters."""
+"""The metrics of a parameter server, read from its native counters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ...proto.request_histogram import request_histogram
 from ...proto.schema import SWEEP_RULES
 from .engine import ShardEngine
 
-# Native counter -> metric, one sentence with its unit.
+# Each line maps a native counter to a metric, and has one sentence with its unit.
 _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("connections_total", "sparserow_ps_connections", "Connections accepted since the start (count)."),
     ("frames_received", "sparserow_ps_frames_received", "Frames received (count)."),
     ("frames_refused", "sparserow_ps_frames_refused", "Frames answered with an error (count)."),
-    ("access_refused", "sparserow_ps_access_refused", "Frames refused for the sake of a token (count)."),
+    ("access_refused", "sparserow_ps_access_refused", "Frames refused because of their token (count)."),
     (
         "connections_too_slow",
         "sparserow_ps_connections_too_slow",
@@ -29,7 +29,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
     ("rows_written", "sparserow_ps_rows_written", "Rows set or deleted without an optimizer (count)."),
     ("hinted_keys", "sparserow_ps_hinted_keys", "Keys that hints of later batches named (count)."),
-    ("hinted_keys_dropped", "sparserow_ps_hinted_keys_dropped", "Keys of hints that found no place to wait (count)."),
+    (
+        "hinted_keys_dropped",
+        "sparserow_ps_hinted_keys_dropped",
+        "Keys of hints that were dropped because too many were waiting (count).",
+    ),
     ("rows_applied", "sparserow_ps_rows_applied", "Rows that commits have updated (count)."),
     ("commits_accepted", "sparserow_ps_commits_accepted", "Commits accepted (count)."),
     ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
@@ -56,7 +60,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-# Only a shard with an SSD has these.
+# Only a shard with an SSD has these metrics.
 _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("hits", "sparserow_ps_tier_hits", "Keys of pulls and commits whose rows were in memory (count)."),
     ("misses", "sparserow_ps_tier_misses", "Keys of pulls and commits that were looked for on the SSD (count)."),
@@ -65,16 +69,20 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
     (
         "evicted_ahead",
         "sparserow_ps_tier_rows_evicted_ahead",
-        "Rows that left memory before anybody needed their room (count).",
+        "Rows that left memory before their room was needed (count).",
     ),
     ("ssd_rows_read", "sparserow_ps_ssd_rows_read", "Rows read from the SSD (count)."),
-    ("ssd_rows_absent", "sparserow_ps_ssd_rows_absent", "Keys that the SSD was asked for and has not (count)."),
+    (
+        "ssd_rows_absent",
+        "sparserow_ps_ssd_rows_absent",
+        "Keys that were looked for on the SSD and are not there (count).",
+    ),
     ("ssd_rows_written", "sparserow_ps_ssd_rows_written", "Rows written to the SSD or deleted there (count)."),
     ("ssd_bytes_read", "sparserow_ps_ssd_read_bytes", "Bytes of rows read from the SSD (bytes)."),
     (
         "ssd_disk_bytes_read",
         "sparserow_ps_ssd_disk_read_bytes",
-        "Bytes that reads of rows took from the disk, since no cache had them (bytes).",
+        "Bytes that reads of rows took from the disk, because no cache had them (bytes).",
     ),
     ("ssd_bytes_written", "sparserow_ps_ssd_written_bytes", "Bytes of rows written to the SSD (bytes)."),
     ("ssd_reads", "sparserow_ps_ssd_reads", "Batches of rows read from the SSD (count)."),
@@ -87,7 +95,7 @@ _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
     (
         "ssd_garbage_bytes",
         "sparserow_ps_ssd_garbage_bytes",
-        "Of the files on the SSD: images of rows that were written again or deleted, found so far (bytes).",
+        "Part of the files on the SSD that is known to be outdated images of rows (bytes).",
     ),
     ("ssd_memory_bytes", "sparserow_ps_ssd_memory_bytes", "Memory of the SSD's filters, indexes and buffers (bytes)."),
     (
@@ -99,14 +107,14 @@ _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
 
 
 class ShardMetrics(Collector):
-    """Reads the engine from the metrics server's thread; the native counters are thread-safe."""
+    """Collects the metrics of an engine in the thread of the metrics server; the native counters are thread-safe."""
 
     def __init__(self, engine: ShardEngine, shard: int) -> None:
         self._engine = engine
         self._shard = str(shard)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment, each with the label ``shard``."""
+        """Yields the values of all metrics at this moment, each with the label ``shard``."""
         stats = self._engine.stats()
         for key, name, sentence in _COUNTERS:
             counter = CounterMetricFamily(name, sentence, labels=["shard"])
@@ -149,7 +157,7 @@ class ShardMetrics(Collector):
         )
         yield self._gauge(
             "sparserow_ps_hottest_key_share",
-            "How much of the keys asked for, as sampled, is the one asked for most (0 to 1).",
+            "Share of the sampled keys that is the hottest key (0 to 1).",
             self._engine.hottest_share(),
         )
         yield self._gauge(
@@ -159,11 +167,13 @@ class ShardMetrics(Collector):
         )
 
     def _policies(self, tables: list[_server.TableStats]) -> Iterator[Metric]:
-        """What admission and sweeps did; of every table, so that a query finds them before the first."""
+        """Yields the metrics of admission and sweeps for every table, so that a query finds them before the first
+        event.
+        """
         labels = ["shard", "table"]
         refused = CounterMetricFamily(
             "sparserow_ps_table_refused_pushes",
-            "Pushes of keys that the table's policy gave no row for them (count).",
+            "Pushes of keys without a row that the table's policy gave none (count).",
             labels=labels,
         )
         swept = CounterMetricFamily(
@@ -178,12 +188,12 @@ class ShardMetrics(Collector):
             ),
             "filter_error_rate": GaugeMetricFamily(
                 "sparserow_ps_table_filter_error_rate",
-                "How likely a new key is taken for another one by the filters, estimated (probability).",
+                "Estimated probability that the filters mistake a new key for another key (probability).",
                 labels=labels,
             ),
             "sweep_longest_hold_seconds": GaugeMetricFamily(
                 "sparserow_ps_table_sweep_longest_hold_seconds",
-                "Longest time that a sweep held rows others wait for, since the start (seconds).",
+                "Longest time that a sweep blocked access to rows since the start (seconds).",
                 labels=labels,
             ),
         }
@@ -207,7 +217,7 @@ class ShardMetrics(Collector):
     def _staleness(self, counted: dict[int, tuple[list[int], int]]) -> Metric:
         histogram = HistogramMetricFamily(
             "sparserow_ps_table_pull_staleness",
-            "Steps that a pull which named a step lagged behind the step before it (steps).",
+            "Steps by which a pull that named a step lagged behind the step before it (steps).",
             labels=["shard", "table"],
         )
         bounds = [*map(str, _server.STALENESS_BOUNDS), "+Inf"]

@@ -1,4 +1,4 @@
-"""A table's schema as the native store takes it (cpp_ext/schema/schema.h)."""
+"""Converts a table's schema to the native store's classes (cpp_ext/schema/schema.h)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ...proto.schema import Init, RowOptimizer, TableSchema
 
 
 def native_init(init: Init) -> _server.InitSpec:
-    """The two parameters a and b of every kind of initial row."""
+    """Returns the native form of the initial rows, with their kind and its two parameters a and b."""
     kind, a, b = init_parameters(init)
     return _server.InitSpec(kind=kind, a=a, b=b)
 
 
 def native_optimizer(optimizer: RowOptimizer) -> _server.OptimizerSpec:
-    """The hyper-parameters by name; the learning rate travels with commits and is left out."""
+    """Returns the native form of an optimizer, without its learning rate, which travels with commits."""
     kind, parameters = optimizer_parameters(optimizer)
     return _server.OptimizerSpec(kind=kind, **parameters)
 
 
 def native_schema(schema: TableSchema) -> _server.TableSchema:
-    """The whole schema, with the id and version that the coordinator gave."""
+    """Returns the native form of a schema, with the id and version that the coordinator gave."""
     return _server.TableSchema(
         id=schema.id,
         version=schema.version,

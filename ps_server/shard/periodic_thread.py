@@ -1,4 +1,4 @@
-"""Calls something again and again from a thread of its own, until it is stopped."""
+"""Calls a function periodically from a thread of its own, until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _STOP_DEADLINE_SEC = 10.0
 
 
 class PeriodicThread:
-    """Runs ``sweep`` every ``every_sec`` seconds, counted from the end of one to the start of the next.
+    """A thread that calls ``sweep`` every ``every_sec`` seconds, counted from the end of a call to the next one.
 
     Args:
-        sweep: what is called; it must not raise.
-        every_sec: None: never.
+        sweep: the function to call; it must not raise.
+        every_sec: the pause between two calls, in seconds; None never calls it.
     """
 
     def __init__(self, sweep: Callable[[], None], every_sec: float | None) -> None:
@@ -26,7 +26,7 @@ class PeriodicThread:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends it, once the call under way is done; harmless when it has ended."""
+        """Stops the thread after the call under way; the call is harmless when it has stopped."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_DEADLINE_SEC)

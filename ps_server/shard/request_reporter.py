@@ -1,4 +1,4 @@
-"""Requests of the data plane that are worth a line of the log or a span: those refused, and those of a trace."""
+"""Reports requests of the data plane: refused requests as lines of the log, traced requests as spans."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EVERY_SEC = 0.5
 
 
 class RequestReporter:
-    """Takes them from the native server twice a second, in a thread of its own.
+    """Takes events from the native server twice a second, in a thread of its own.
 
     Args:
-        server: of the data plane.
-        shard: its index.
-        tracer: takes spans; None: none are kept.
+        server: the data-plane server.
+        shard: the index of the shard.
+        tracer: receives the spans; None keeps no spans.
     """
 
     def __init__(self, server: _server.Server, shard: int, tracer: Tracer | None) -> None:
@@ -32,7 +32,7 @@ class RequestReporter:
         self._thread = PeriodicThread(self.report, _EVERY_SEC)
 
     def report(self) -> None:
-        """Logs and exports what has come since the last time."""
+        """Logs and exports the events since the last call."""
         events, dropped = self._server.take_requests()
         for event in events:
             if event["code"]:
@@ -40,10 +40,14 @@ class RequestReporter:
             if self._tracer is not None and any(event["trace_id"]):
                 self._export(self._tracer, event)
         if dropped:
-            log.warning("%d more requests were refused or traced than can be told", dropped, extra={"dropped": dropped})
+            log.warning(
+                "%d further refused or traced requests are not reported, because the buffer was full",
+                dropped,
+                extra={"dropped": dropped},
+            )
 
     def stop(self) -> None:
-        """Reports the last of them."""
+        """Stops the thread and reports the remaining events."""
         self._thread.stop()
         self.report()
 

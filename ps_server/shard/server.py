@@ -1,4 +1,4 @@
-"""The composition root of a parameter server: a place from the coordinator, an engine, a service, a lease."""
+"""The composition root of a parameter server: registration, engine, services and lease."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ _IDLE_LOOK_SEC = 5.0
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How a parameter server is run.
+    """The options of a parameter server.
 
     Args:
-        coordinator: ``HOST:PORT``; of several of which one leads, all of them with commas.
-        engine: of its rows and data plane; its host is the control plane's too.
-        control_port: of its Shard service; 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that others are told, PORT of the data plane; None: ps_server/process/advertise.py.
-        insecure: accept an address that other machines can reach.
-        metrics_port: of the Prometheus page on the same host; None is off.
-        health_port: of health alone, without TLS, on the same host; None is off.
-        drain_sec: how long requests under way may take once the process is asked to stop.
-        tracer: takes the spans of requests that belong to a trace; None: there are none.
+        coordinator: ``HOST:PORT``; with several coordinators the addresses of all, with commas.
+        engine: the options of its rows and data plane; the control plane uses the same host.
+        control_port: the port of its Shard service; 0 lets the system choose.
+        advertise: ``HOST[:PORT]`` that other processes use, with the port of the data plane; None chooses it as in
+            ps_server/process/advertise.py.
+        insecure: whether an address that other machines can reach is accepted without TLS and tokens.
+        metrics_port: the port of the Prometheus page on the same host; None means no page.
+        health_port: the port for health checks without TLS on the same host; None means no such port.
+        drain_sec: how long requests under way may take once the process is asked to stop, in seconds.
+        tracer: receives the spans of requests that belong to a trace; None keeps no spans.
     """
 
     coordinator: str
@@ -65,22 +66,22 @@ class ShardOptions:
 
 
 async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
-    """Serves a shard until it is asked to stop, then drains and leaves.
+    """Serves a shard until the process is asked to stop, then drains and leaves.
 
     Raises:
-        SparserowError: it cannot start, or the coordinator refuses this process for good.
+        SparserowError: the shard cannot start, or the coordinator refuses this process for good.
     """
-    Addresses(options.coordinator, what="--coordinator")  # refuses what is none
+    Addresses(options.coordinator, what="--coordinator")  # raises when it is not an address
     host, index = options.engine.host, options.engine.shard
     check_host(host, insecure=options.insecure)
     told = advertised(options.advertise, host, options.coordinator)
     check_port_free(host, options.engine.port)
     async with contextlib.AsyncExitStack() as stack:
-        engines: list[ShardEngine] = []  # one, once the coordinator has said how it must be made
+        engines: list[ShardEngine] = []  # has the engine once the coordinator has sent its settings
 
         def engine_of() -> ShardEngine:
             if not engines:
-                raise Unavailable(f"shard {index} is starting")
+                raise Unavailable(f"shard {index} is starting; try again")
             return engines[0]
 
         drained = asyncio.Event()
@@ -132,14 +133,14 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
 
 
 async def _close_idle_cursors(engine: ShardEngine) -> None:
-    """Followers that went away hold nothing back for ever."""
+    """Closes the cursors of followers that went away, so that they do not keep changes for ever."""
     while True:
         await asyncio.sleep(_IDLE_LOOK_SEC)
         await asyncio.to_thread(engine.store.close_idle_cursors)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, T], stop: StopRequest) -> T | None:
-    """The result of ``work``; None when the process is asked to stop before it is there, which cancels it."""
+    """Returns the result of ``work``; None when the process is asked to stop first, which cancels the work."""
     loop = asyncio.get_running_loop()
     working = loop.create_task(work)
     stopping = loop.create_task(stop.wait())
@@ -155,7 +156,7 @@ async def _until_stopped(work: Coroutine[Any, Any, T], stop: StopRequest) -> T |
 
 
 async def _drain(engine: ShardEngine, link: CoordinatorLink, drain_sec: float) -> None:
-    """Finishes what is under way and leaves; the coordinator's absence does not keep the process."""
+    """Finishes the requests under way and leaves; an absent coordinator does not keep the process."""
     link.drain()
     with contextlib.suppress(SparserowError):
         await link.beat()
@@ -163,4 +164,4 @@ async def _drain(engine: ShardEngine, link: CoordinatorLink, drain_sec: float) -
     try:
         await link.beat(leaving=True)
     except SparserowError as error:
-        log.info("left without a word to the coordinator: %s", error)
+        log.info("the coordinator could not be informed that this shard leaves: %s", error)

@@ -1,4 +1,4 @@
-"""The Shard service: the coordinator's words, handed to the engine."""
+"""The Shard service, which passes the coordinator's messages to the engine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _CUT_THREADS = 2
 
 
 class ShardService:
-    """Answers one coordinator. Belongs to one event loop; what may take long runs in a thread. Each kind of work has
-    threads of its own, so that neither sweeps nor slow files nor followers hold up a change of a job's members.
+    """Answers one coordinator. It belongs to one event loop; work that may take long runs in a thread.
+
+    Each kind of work has threads of its own. So sweeps, slow files and followers do not hold up a change of a job's
+    members.
 
     Args:
-        engine: gives the engine; raises Unavailable until the coordinator has said how it must be made.
+        engine: returns the engine; raises Unavailable until the coordinator has sent its settings.
         drain: drains within the given milliseconds and ends the process.
     """
 
@@ -41,12 +43,12 @@ class ShardService:
         return pb.ShardCreateTableReply()
 
     async def DropTable(self, request: pb.ShardDropTableRequest, context: Any) -> pb.ShardDropTableReply:
-        """Drops a table; giving its memory back may take long."""
+        """Drops a table; releasing its memory may take long."""
         await self._control.run(self._engine().drop_table, request.table_id)
         return pb.ShardDropTableReply()
 
     async def Sweep(self, request: pb.ShardSweepRequest, context: Any) -> pb.SweepTableReply:
-        """Removes what a table's policy no longer wants, or counts it; refused while another one runs."""
+        """Removes the rows that a table's policy no longer keeps, or counts them; refused while another sweep runs."""
         engine = self._engine()
         if self._sweeps is None:
             self._sweeps = OneAtATime("sparserow-sweep", f"shard {engine.shard}: a sweep")
@@ -59,18 +61,18 @@ class ShardService:
         )
 
     async def SetRoute(self, request: pb.SetRouteRequest, context: Any) -> pb.SetRouteReply:
-        """Takes a slot map over, and which tables are refused."""
+        """Takes over a slot map, and the tables that are refused."""
         engine = self._engine()
         engine.set_route(request.route)
         await self._control.run(engine.refuse, request.refusal)
         return pb.SetRouteReply()
 
     async def HoldJob(self, request: pb.FreezeJobRequest, context: Any) -> pb.FreezeJobReply:
-        """Freezes a job: takes no new commit, fences the named workers, and reports."""
+        """Freezes a job: refuses new commits, fences the named workers, and reports what each worker has committed."""
         return await self._control.run(self._engine().freeze_job, request)
 
     async def SetJob(self, request: pb.SetJobRequest, context: Any) -> pb.SetJobReply:
-        """Takes a job's members over; steps that only waited for a member that left are applied meanwhile."""
+        """Takes over the members of a job; steps that only waited for a member that left are applied meanwhile."""
         await self._control.run(self._engine().set_job, request)
         return pb.SetJobReply()
 
@@ -80,25 +82,25 @@ class ShardService:
         return pb.DropJobReply()
 
     async def Stats(self, request: pb.ShardStatsRequest, context: Any) -> pb.ShardStatsReply:
-        """Rows, bytes and requests."""
+        """Returns rows, bytes and request counters."""
         return await self._control.run(self._engine().stats_message)
 
     async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
-        """Keeps the rows of one instant for Dump."""
+        """Preserves the rows of one instant for Dump."""
         return await self._cuts.run(self._checkpoints().cut, request)
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpReply]:
-        """Writes the rows of a cut, and says of each file that it is written."""
+        """Writes the rows of a cut, and yields a reply for each written file."""
         async for reply in in_thread(lambda: self._checkpoints().dump(request), gives_way=True):
             yield reply
 
     async def EndCut(self, request: pb.EndCutRequest, context: Any) -> pb.EndCutReply:
-        """Forgets a cut."""
+        """Releases a cut."""
         await self._cuts.run(self._checkpoints().end, request.save)
         return pb.EndCutReply()
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadReply]:
-        """Fills tables from a checkpoint, or compares its files."""
+        """Fills tables from a checkpoint, or compares its files with their manifests."""
         if self._made_loads is None:
             self._made_loads = CheckpointLoads(self._engine())
         work = self._made_loads.verify if request.verify_only else self._made_loads.load

@@ -1,4 +1,4 @@
-"""Threads of a shard's Shard service: work that may take long never has those that membership changes need."""
+"""The threads of a shard's Shard service, so that long work does not take the threads of membership changes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ T = TypeVar("T")
 
 
 class WorkThreads:
-    """Some threads of one kind of work; more of it waits for its turn.
+    """A bounded number of threads for one kind of work; further work waits for its turn.
 
     Args:
-        name: of the threads.
-        count: how many at most.
+        name: the name of the threads.
+        count: the largest number of threads.
     """
 
     def __init__(self, name: str, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, name)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``work``, which goes on when the caller is cancelled."""
+        """Returns the result of ``work``, which continues when the caller is cancelled."""
         return await asyncio.wrap_future(self.submit(work, *args, **kwargs))
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """``work`` in one of the threads."""
+        """Runs ``work`` in one of the threads, and returns its future."""
         return self._pool.submit(work, *args, **kwargs)
 
 
 class OneAtATime:
-    """One thread for work that may take long; while it works, more is refused.
+    """One thread for work that may take long; while it works, further work is refused.
 
     Args:
-        name: of the thread.
-        words: what the work is, for the refusal, such as ``shard 1: a sweep``.
+        name: the name of the thread.
+        words: names the work in the refusal, such as ``shard 1: a sweep``.
     """
 
     def __init__(self, name: str, words: str) -> None:
@@ -47,10 +47,10 @@ class OneAtATime:
         self._running: Future[Any] | None = None
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``work``, which goes on when the caller is cancelled.
+        """Returns the result of ``work``, which continues when the caller is cancelled.
 
         Raises:
-            ResourceExhausted: such work is running, also where its caller is gone.
+            ResourceExhausted: such work is running, also when its caller has gone.
         """
         if self._running is not None and not self._running.done():
             raise ResourceExhausted(f"{self._words} is running, and one runs at a time; try again when it has ended")

@@ -29,7 +29,7 @@ def test_a_missing_folder_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["bench", "engine", "--json", str(tmp_path / "none" / "x.json")])
     assert ended.value.code == 1
-    assert "its folder does not exist" in capsys.readouterr().err
+    assert "the folder of the file does not exist" in capsys.readouterr().err
 
 
 def test_contenders_take_turns_on_fresh_inputs():

@@ -42,7 +42,7 @@ def test_workers_and_clients_dial_what_was_named_or_chosen(launcher: Launcher, t
 def test_a_wildcard_is_not_told(launcher: Launcher) -> None:
     for command in ("coordinator --shards=1 --port=0", "up --port=0", "ps --coordinator=127.0.0.1:1 --shard=0"):
         line = launcher.start(*command.split(), *OPEN, "--advertise=0.0.0.0").error_line()
-        assert "--advertise '0.0.0.0' is not allowed; allowed: HOST or HOST:PORT" in line
+        assert "--advertise: '0.0.0.0' is not allowed; allowed: HOST or HOST:PORT" in line
 
 
 def test_up_tells_one_host_of_all_its_servers(launcher: Launcher) -> None:

@@ -327,7 +327,7 @@ def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_p
     part.unlink()
     with (
         sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session,
-        pytest.raises(DataLoss, match=f"save-000002/{part.name}: is missing"),
+        pytest.raises(DataLoss, match=f"save-000002/{part.name}: the file is missing"),
     ):
         sr.restore(session, url, name="save-000004")
 
@@ -361,11 +361,12 @@ def test_schema_changes(cluster, tmp_path):
 
         session.core.catalog.drop_table("before", "kept")
         session.create_table("kept", dim=2 * DIM, optimizer=sr.Adagrad(lr=0.1))
-        with pytest.raises(FailedPrecondition, match=r"table before/kept has dim 8, the checkpoint 4"):
+        with pytest.raises(FailedPrecondition, match=r"table before/kept has dim 8, the checkpoint has 4"):
             sr.restore(session, url)
         session.core.catalog.drop_table("before", "kept")
         session.create_table("kept", dim=DIM, optimizer=sr.Adam(lr=0.1))
-        with pytest.raises(FailedPrecondition, match=r"has optimizer Adam, the checkpoint Adagrad; .*reset_optimizer"):
+        words = r"has optimizer Adam, the checkpoint has Adagrad; .*reset_optimizer"
+        with pytest.raises(FailedPrecondition, match=words):
             sr.restore(session, url)
         sr.restore(session, url, reset_optimizer=True)
         np.testing.assert_array_equal(session.table("kept").pull(key), expected)
@@ -393,13 +394,13 @@ def test_bad_input(cluster, tmp_path):
             sr.save(session, url, keep=0)
         with (
             sr.connect(cluster.address, "bad", job="other", staleness=None, rank=0, world_size=1),
-            pytest.raises(FailedPrecondition, match="jobs bad/other are working on this cluster"),
+            pytest.raises(FailedPrecondition, match="jobs bad/other are running on this cluster"),
         ):
             sr.restore(session, url)
         part = next((tmp_path / "ckpt" / saved.name).glob("rows.*"))
         whole = part.read_bytes()
         part.write_bytes(whole[:-2])
-        with pytest.raises(DataLoss, match=f"{part.name}: has "):
+        with pytest.raises(DataLoss, match=f"{part.name}: the file has "):
             sr.restore(session, url)
         assert table.pull(key)[0, 0] == -2, "nothing was emptied"
         part.write_bytes(whole[:-1] + b"\x7f")

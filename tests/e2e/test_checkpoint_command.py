@@ -38,7 +38,7 @@ def test_the_command(launcher, tmp_path):
         data[-3] ^= 1
         part.write_bytes(data)
         line = launcher.start("checkpoint", "verify", url).error_line()
-        assert f"DataLoss: {part}: is damaged: its checksum does not hold" in line
+        assert f"DataLoss: {part}: is damaged: its checksum does not match" in line
         line = launcher.start(
             "checkpoint", "restore", url, "--name=save-9", f"--coordinator={cluster.address}"
         ).error_line()

@@ -203,7 +203,7 @@ def test_rows_of_another_cluster_are_told(cluster, tmp_path):
         with pytest.raises(DataLoss, match="save-000002 adds to save-000001, which is of another cluster or chain"):
             sr.restore(session, url)
         assert table.pull(KEYS[:1])[0, 0] == -2, "nothing was emptied"
-        with pytest.raises(DataLoss, match=r"has rows of \S+ of cluster [0-9a-f]+; the manifest means .* abc"):
+        with pytest.raises(DataLoss, match=r"has rows of \S+ of cluster [0-9a-f]+; the manifest expects .* abc"):
             sr.restore(session, url, name=manifest.name)
 
 

@@ -83,7 +83,10 @@ def test_a_taken_port_is_named(launcher: Launcher, command: str) -> None:
 @pytest.mark.parametrize("command", ["coordinator --shards=1", "ps --coordinator=127.0.0.1:1 --shard=0", "up"])
 def test_an_address_that_others_reach_needs_protection(launcher: Launcher, command: str) -> None:
     line = launcher.start(*command.split(), "--host=0.0.0.0", "--port=0").error_line()
-    assert "--host 0.0.0.0: is reachable from other machines; give certificates and tokens with --security" in line
+    assert (
+        "--host 0.0.0.0: the address is reachable from other machines; give certificates and tokens with --security"
+        in line
+    )
     assert "--insecure" in line
 
 
@@ -105,7 +108,10 @@ def test_insecure_accepts_it(launcher: Launcher) -> None:
         ("up --shards=0", "shards: 0 is not allowed; allowed: an integer >= 1"),
         ("up --slot-count=1000", "slot_count: 1000 is not allowed; allowed: a power of two"),
         ("up --log-format=xml", "format: 'xml' is not allowed; allowed: plain, json"),
-        ("coordinator --shards=1 --state=/nowhere/state.json", "--state /nowhere/state.json: cannot be written"),
+        (
+            "coordinator --shards=1 --state=/nowhere/state.json",
+            "--state /nowhere/state.json: the file cannot be written",
+        ),
         ("coordinator --shards=1 --worker-lease=1ms", "worker_lease: 0.001 is not allowed"),
         (
             "status --coordinator=127.0.0.1:{port}",
@@ -134,7 +140,7 @@ def test_sigterm_leaves_at_once_and_in_good_order(launcher: Launcher) -> None:
         client.create_table(SCHEMA)
         shard.signal(signal.SIGTERM)
         assert shard.end() == 0
-        with pytest.raises(Unavailable, match="shard 0: no sign of life"):
+        with pytest.raises(Unavailable, match="shard 0: its process sends no heartbeat"):
             client.cluster()
         line = start_shard(launcher, address, 0, "--log-level=error").error_line()
     assert "ended with its rows of 1 tables" in line
@@ -250,15 +256,13 @@ def test_no_server_process_holds_torch(pair: tuple[Process, Process, dict[str, i
 
 def test_no_server_module_imports_torch() -> None:
     script = (
-        "import importlib, pkgutil, sys\n"
-        "import sparserow.ps_server, sparserow.deploy.commands as commands\n"
-        "for package in (sparserow.ps_server,):\n"
-        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        importlib.import_module(module.name)\n"
-        "for name in ('coordinator', 'ps', 'up', 'status'):\n"
-        "    importlib.import_module(f'{commands.__name__}.{name}')\n"
-        "import sparserow.deploy.launch.single_host, sparserow.deploy.launch.local_cluster\n"
-        "print('sparserow.ps_server.shard.server' in sys.modules, 'torch' in sys.modules)\n"
+        "import importlib, pkgutil, sys\nimport sparserow.ps_server, sparserow.deploy.commands as commands\nfor "
+        "package in (sparserow.ps_server,):\n    for module in pkgutil.walk_packages(package.__path__, "
+        "package.__name__ + '.'):\n        importlib.import_module(module.name)\nfor name in ('coordinator', 'ps', "
+        "'up', 'status'):\n    importlib.import_module(f'{commands.__name__}.{name}')\nimport "
+        "sparserow.deploy.launch.single_host, "
+        "sparserow.deploy.launch.local_cluster\nprint('sparserow.ps_server.shard.server' in sys.modules, 'torch' in "
+        "sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.split() == ["True", "False"]

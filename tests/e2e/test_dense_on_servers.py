@@ -58,7 +58,7 @@ def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path
     workers = [p for p in launcher.living() if any("worker_process" in part for part in p.cmdline())]
     max(workers, key=lambda process: process.pid).kill()  # worker 1: the second that was started
     assert run.popen.wait(600) == 0, run.err
-    assert "worker 1 ended by signal 9; its messages are on stderr; the others go on" in run.err
+    assert "worker 1 ended by signal 9; its messages are on stderr; the other workers continue" in run.err
     figures = json.loads(result.read_text())
     assert figures["workers"] == 1
     assert len(figures["history"]) == 6

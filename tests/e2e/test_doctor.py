@@ -123,7 +123,7 @@ def test_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(health_checks, "time", SimpleNamespace(perf_counter=lambda: 0.0))
         assert [each.level for each in check_disk(tmp_path, 1)] == ["ok", "ok"]
     assert list(tmp_path.iterdir()) == []
-    assert "is no folder" in wrong(check_disk(tmp_path / "none", 1))
+    assert "there is no such folder" in wrong(check_disk(tmp_path / "none", 1))
     assert "1024.0 TiB are needed" in wrong(check_disk(tmp_path, 1 << 50))
     monkeypatch.setattr(health_checks.os, "fdatasync", lambda _: time.sleep(0.03))
     assert "a written block reaches the disk" in wrong(check_disk(tmp_path, 1), "warning")
@@ -176,4 +176,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "-> choose another port" in out
     findings = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert {"machine", "certificates", "disk", "cluster"} == {each["area"] for each in findings}
-    assert any("2 shards take connections from here" in each["text"] for each in findings)
+    assert any("2 shards accept connections from here" in each["text"] for each in findings)

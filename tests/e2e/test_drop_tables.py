@@ -55,7 +55,7 @@ def test_a_table_is_dropped_by_name(launcher: Launcher, cluster: sr.LocalCluster
     code, out, err = run(launcher, "table", "drop", "ads/old", *to)
     assert (code, err) == (
         1,
-        "sparserow: InvalidArgument: drop: there is no terminal to ask at; allowed: --yes, or --dry-run",
+        "sparserow: InvalidArgument: drop: there is no terminal for the confirmation; allowed: --yes, or --dry-run",
     )
     code, _, err = run(launcher, "table", "drop", "ads/old", "ads/odl", "--yes", *to)
     assert (code, err) == (1, "sparserow: NotFound: there is no table ads/odl; did you mean ads/old?")

@@ -49,7 +49,7 @@ def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Pa
     assert joined.popen.wait(600) == 0, joined.err
     where = f"worker 1 on {socket.gethostname()} (process {victim.pid})"
     assert f"{where}: worker 1 ended by signal 9" in run.err
-    assert "another one takes its place (9 restarts left)" in run.err
+    assert "a new worker takes its place (9 restarts left)" in run.err
     figures = json.loads(result.read_text())
     assert 0.8 < figures["test_auc"] < 0.95
     assert updates(launcher, address, tmp_path / "rows") == dict.fromkeys(range(SAMPLES), 2)

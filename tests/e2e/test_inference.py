@@ -119,7 +119,7 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
             for wrong, words in (
                 ([], "must be a list of 3 arrays: user, tags, age"),
                 ([arguments[0], arguments[1], "x"], "age:"),
-                ([arguments[1], arguments[1], arguments[2]], "user: has 2 dimensions, not 1"),
+                ([arguments[1], arguments[1], arguments[2]], "user: 2 dimensions are not allowed; allowed: 1"),
             ):
                 refused = web.post("/predict", json={"arguments": wrong})
                 assert refused.status_code == 400
@@ -214,7 +214,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
                     lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=60).dense_version == 4, "4"
                 )
                 damage_dense(root, 5)
-                with pytest.raises(sr.DataLoss, match="fails its checksum"):
+                with pytest.raises(sr.DataLoss, match="does not match its checksum"):
                     served.refresh()
                 assert served.dense_version == 4  # what is in use stays
 
@@ -289,7 +289,7 @@ def test_predict_query_and_row(
         code, out, _ = run(capsys, "row", "ads/user", "123456789", "--explain", coordinator)
         assert "tier: none: the row does not exist" in out
     wrong = run(capsys, "row", "ads/nope", "1", coordinator)[2]
-    assert "table 'ads/nope': is not there; namespace 'ads' has: tags, user" in wrong
+    assert "table 'ads/nope': there is no such table; namespace 'ads' has: tags, user" in wrong
 
 
 def test_a_version_without_a_program_is_said(
@@ -304,7 +304,8 @@ def test_a_version_without_a_program_is_said(
         sr.local_serving("rows", root=trained.root) as serving,
         sr.ServingClient(serving.addresses) as client,
         pytest.raises(
-            sr.NotFound, match=r"rows@1: was published without a program.*sparserow query.*section publish.*example="
+            sr.NotFound,
+            match=r"rows@1: the version was published without a program.*sparserow query.*section publish.*example=",
         ),
     ):
         ServedModel(client, trained.root)

@@ -164,7 +164,7 @@ def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher,
             result = train_on_ray(job, running.address, storage_path=str(tmp_path / "ray"))
             killer.join()
             assert len(killed) == 1
-            with pytest.raises(InvalidArgument, match="the job's own is not used on Ray"):
+            with pytest.raises(InvalidArgument, match="a job on Ray uses neither a cluster of its own"):
                 train_on_ray(load_config(JobConfig, JOBS / "demo.yaml", [*settings, "cluster.shards=2"]), "a:1")
     finally:
         ray.shutdown()
@@ -222,7 +222,7 @@ def test_bad_input_is_one_line(launcher: Launcher) -> None:
         (("--on=auto", "--port=7001"), "--port, --advertise, --metrics-port: have no effect with --on"),
         (("--on=auto", "--strategy=WIDE"), "strategy: 'WIDE' is not allowed; allowed: SPREAD, STRICT_SPREAD, PACK"),
         (("--serve=ads",), "have no effect without --on"),
-        (("--on=auto", "--serve=ads"), "ServingOptions: give root, or namespace"),
+        (("--on=auto", "--serve=ads"), "ServingOptions: give either root, or namespace"),
     ):
         if arguments == ("--on=127.0.0.1:1",) and not FULL:  # Ray tries for half a minute
             continue

@@ -138,7 +138,7 @@ def test_resume_needs_checkpoints(launcher, log, tmp_path):
     line = launcher.start("train", str(JOBS / "demo.yaml"), "--resume", "auto").error_line()
     assert "--resume auto: the job has no section train.checkpoint" in line
     line = launcher.start(*arguments(log, tmp_path, tmp_path / "r")[:-1], "newest").error_line()
-    assert "--resume 'newest' is not allowed; allowed: auto, never, or a name such as save-000003" in line
+    assert "--resume: 'newest' is not allowed; allowed: auto, never, or a name such as save-000003" in line
     line = launcher.start(*arguments(log, tmp_path, tmp_path / "r")[:-1], "save-000009").error_line()
     assert "there is no checkpoint 'save-000009'" in line
 

@@ -170,5 +170,7 @@ def test_a_job_keeps_rows_in_a_bounded_number_of_folders(tmp_path: Path) -> None
         for number in range(16):
             sr.keep_rows(session, str(tmp_path / str(number)), every_sec=3600)
         sr.keep_rows(session, str(tmp_path / "3"), every_sec=3600)
-        with pytest.raises(ResourceExhausted, match="url: the job has rows saved in 16 folders; allowed: at most 16"):
+        with pytest.raises(
+            ResourceExhausted, match="the job's rows are saved in 16 folders already; allowed: at most 16"
+        ):
             sr.keep_rows(session, str(tmp_path / "16"), every_sec=3600)

@@ -115,7 +115,7 @@ def test_who_has_no_business_here_is_told_so(cluster: sr.LocalCluster, secured: 
     with pytest.raises(sr.Unavailable):
         sr.connect(cluster.address, "ads", deadline_sec=3.0)  # plain
     wrong = secured.client_of("wrong", "not a token")
-    with pytest.raises(sr.FailedPrecondition, match="token: it is missing, or not one that this server knows"):
+    with pytest.raises(sr.FailedPrecondition, match="token: the token is missing, or not one that this server knows"):
         sr.connect(cluster.address, "ads", security=wrong)
     reader = Security.load(secured.folder / "reader.yaml")
     with ControlClient(cluster.address, security=reader) as control:

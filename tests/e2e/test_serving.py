@@ -273,7 +273,7 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
     part = next((root / "ctr" / "v000002").glob("rows.*"))
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert launcher.start("alias", "ctr", "2", f"--root={root}").end() == 0
-    wait_until(lambda: "fails its checksum" in str(ask(serving.http, "/v1/health")["problems"]), "the refusal")
+    wait_until(lambda: "does not match its checksum" in str(ask(serving.http, "/v1/health")["problems"]), "the refusal")
     with sr.ServingClient(serving.address) as client:
         answer = client.lookup("user", KEYS)
         assert answer.version == 1
@@ -303,7 +303,7 @@ def test_the_probe_writes_looks_up_and_deletes(
         for table, code, words in (
             ("ads/user", 0, "5 writes to ads/user were served after "),
             ("ads/item", 1, "table 'item': is not in model 'now'; it has: user"),
-            ("user", 1, "table 'user' is not allowed; allowed: NAMESPACE/NAME"),
+            ("user", 1, "table: 'user' is not allowed; allowed: NAMESPACE/NAME"),
         ):
             with pytest.raises(SystemExit) as ended:
                 cli.main(["probe", table, *named, "--count=5"])

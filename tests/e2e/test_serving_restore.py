@@ -87,7 +87,7 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
             data[-3] ^= 1
             files[0].write_bytes(data)
             store.release()
-            with pytest.raises(DataLoss, match="its checksum does not hold"):
+            with pytest.raises(DataLoss, match="its checksum does not match"):
                 going_back.result(120)
             wait_until(lambda: "is damaged" in problem(), "followers that are told")
             for _ in range(20):

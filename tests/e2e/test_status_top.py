@@ -94,7 +94,7 @@ def test_top_once_and_its_mistakes(address: str, capsys: pytest.CaptureFixture[s
     assert run("top", "--coordinator", address, "--once", "--every=0.1s") == 0
     assert "ads/user" in capsys.readouterr().out
     assert run("top", "--coordinator", address, "--every=0s") == 1
-    assert "--every '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
+    assert "--every: '0s' is not allowed; allowed: 0.1s to 1h" in capsys.readouterr().err
     assert run("top", "--coordinator", address) == 1
     assert "top: needs a terminal" in capsys.readouterr().err
 
@@ -191,7 +191,10 @@ def test_one_namespace_alone(address: str, capsys: pytest.CaptureFixture[str]) -
             assert "feed/item" in shown
             assert "ads/" not in shown
             assert run(*command, "--coordinator", address, "--namespace", "fed") == 1
-            assert "--namespace 'fed': has no table, job or fault here; there are: ads, feed" in capsys.readouterr().err
+            assert (
+                "--namespace 'fed': the cluster has no table, job or fault of it; namespaces: ads, feed"
+                in capsys.readouterr().err
+            )
 
 
 def test_list_shows_the_models_of_one_namespace(

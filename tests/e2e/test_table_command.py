@@ -66,10 +66,10 @@ def test_weights_come_from_a_state_dict(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("export", "user", "rows.parquet"), "InvalidArgument: table 'user' is not allowed; allowed: NAMESPACE/NAME"),
+        (("export", "user", "rows.parquet"), "InvalidArgument: table: 'user' is not allowed; allowed: NAMESPACE/NAME"),
         (("export", "ads/usr", "rows.parquet"), "NotFound: table 'usr' is not in namespace 'ads'"),
         (("import", "ads/user", "none.parquet"), "NotFound: none.parquet: no such file"),
-        (("import-weights", "ads", "none.pt", "--entry", "x"), "InvalidArgument: --entry 'x' is not allowed"),
+        (("import-weights", "ads", "none.pt", "--entry", "x"), "InvalidArgument: --entry: 'x' is not allowed"),
     ],
 )
 def test_errors_are_one_line(

@@ -93,7 +93,7 @@ def refusal(launcher: Launcher, path: Path) -> str:
 
 @pytest.mark.ssd
 def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
-    assert "is no folder; make it" in refusal(launcher, tmp_path / "missing")
+    assert "is not a folder; create it" in refusal(launcher, tmp_path / "missing")
     (tmp_path / "shard-0").mkdir()
     (tmp_path / "shard-0" / "thesis.txt").write_text("mine")
     assert "holds thesis.txt" in refusal(launcher, tmp_path)

@@ -197,5 +197,5 @@ def test_demo(launcher, tmp_path):
 
 
 def test_demo_refuses_bad_options(launcher):
-    assert "--rows 0 is not allowed" in launcher.start("demo", "--rows=0").error_line()
+    assert "--rows: 0 is not allowed" in launcher.start("demo", "--rows=0").error_line()
     assert "cluster.shards: 0 is not allowed" in launcher.start("demo", "--shards=0").error_line()

@@ -65,7 +65,7 @@ def test_a_shard_that_ends_stops_the_cluster_with_an_error(launcher: Launcher) -
     children(process)[0].kill()
     line = process.error_line()
     assert (
-        "ended by SIGKILL; its rows are lost, so the cluster was stopped; start it anew, and restore a checkpoint"
+        "ended by SIGKILL; its rows are lost, so the cluster was stopped; start a new one, and restore a checkpoint"
         in line
     )
     assert launcher.living() == []

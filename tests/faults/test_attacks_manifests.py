@@ -50,9 +50,9 @@ def without(field: str) -> Callable[[dict[str, Any]], str]:
 
 # The file, and the words that the error has.
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
-    "brackets": (lambda _: BRACKETS, "is nested too deep"),
+    "brackets": (lambda _: BRACKETS, "it is nested too deep"),
     "deep card": (lambda d: json.dumps(d).replace('"auc": 0.8', '"auc": ' + "[" * 500 + "]" * 500), "nested too deep"),
-    "no JSON": (lambda _: "{", "is no JSON"),
+    "no JSON": (lambda _: "{", "it is not JSON"),
     "a list": (lambda _: "[]", "format"),
     "version is text": (changed(version="2"), "version"),
     "version is a list": (changed(version=[2]), "version"),
@@ -239,12 +239,12 @@ def of_checkpoint(change: Callable[[dict[str, Any]], None]) -> bytes:
         (lambda body: body["tables"][0]["parts"][0].__setitem__(0, 1), "IndexError"),
         (lambda body: body["tables"][0]["parts"][0].__setitem__(0, -1), "file is number -1"),
         (lambda body: body["tables"][0]["parts"][0].__setitem__(1, 0.5), "tables.0.parts.0.first_slot"),
-        (lambda body: body["tables"][0].update(schema="AAAA"), "or no manifest"),
+        (lambda body: body["tables"][0].update(schema="AAAA"), "or is not a manifest"),
         (lambda body: body.update(base="../other"), "base"),
         (lambda body: body.update(needs=["../other"]), "needs.0: .* is not allowed"),
         (lambda body: body.update(chain="1"), "chain"),
         (lambda body: body.update(slot_count=1 << 40), "slot_count: .* a power of two"),
-        (lambda body: body.update(slots=7), "or no manifest"),
+        (lambda body: body.update(slots=7), "or is not a manifest"),
         (lambda body: body.update(config=[1]), "config"),
         (lambda body: body.update(name="../x"), "name: .* is not allowed"),
         (lambda body: body["jobs"][0].update(sequences=[[1, 2]]), "jobs.0.sequences.0"),

@@ -156,8 +156,8 @@ def test_archives_that_two_readers_may_see_differently_are_refused(root: str) ->
         (packed, "larger than the file"),
         (twice.getvalue(), "ambiguous"),
         (two_roots.getvalue(), "ambiguous"),
-        (nested, "no program"),
-        (b"PK\x03\x04 nonsense", "no program"),
+        (nested, "not a program"),
+        (b"PK\x03\x04 nonsense", "not a program"),
     ):
         replace_program(root, "ctr", 1, data)
         with pytest.raises(sr.DataLoss, match=words):
@@ -180,7 +180,9 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
     registry: Registry, root: str, tmp_path: Path, keys: tuple[Security, Security]
 ) -> None:
     publisher, reader = keys
-    with pytest.raises(sr.FailedPrecondition, match=r"is not signed, and .*reader.yaml names a verification_key"):
+    with pytest.raises(
+        sr.FailedPrecondition, match=r"the file is not signed, and .*reader.yaml names a verification_key"
+    ):
         load_program(root, "ctr", 1, reader)
     sr.use_security(publisher)
     registry.publish(root)  # ctr@2
@@ -196,7 +198,7 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
     named = dense_facts(1, facts.weights)
     assert check_proof(read_dense_proof(folder, 1), "ctr", 2, named, data, reader, "weights")
     for proof, number, words in (
-        (read_dense_proof(folder, 1), 2, "is by no key"),
+        (read_dense_proof(folder, 1), 2, "no key of verification_key"),
         (None, 1, "is not signed"),
     ):
         with pytest.raises(sr.FailedPrecondition, match=words):
@@ -213,12 +215,12 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
         shutil.copy(source, place / "program.pt2")
         moved = replace(store.manifest(*where), program=stolen.program, proof=stolen.proof)
         (place / "manifest.json").write_bytes(moved.to_json())
-        with pytest.raises(sr.FailedPrecondition, match="is by no key of verification_key"):
+        with pytest.raises(sr.FailedPrecondition, match=r"no key of verification_key in .* has signed"):
             load_program(root, *where, reader)
 
     # So do its bytes.
     craft(root, "other", 1, example_inputs, tmp_path / "marker")
-    with pytest.raises(sr.FailedPrecondition, match="is by no key of verification_key"):
+    with pytest.raises(sr.FailedPrecondition, match=r"no key of verification_key in .* has signed"):
         load_program(root, "other", 1, reader)
     path = Path(root) / "other" / "v000001" / "program.pt2"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -236,7 +238,7 @@ def test_a_wrong_key_is_refused_and_a_new_one_taken_beside_the_old(
     (tmp_path / "both.yaml").write_text("verification_key: both.pub\n")
     sr.use_security(publisher)
     registry.publish(root)
-    with pytest.raises(sr.FailedPrecondition, match="is by no key"):
+    with pytest.raises(sr.FailedPrecondition, match="no key of verification_key"):
         load_program(root, "ctr", 2, Security.load(tmp_path / "wrong.yaml"))
     assert load_program(root, "ctr", 2, Security.load(tmp_path / "both.yaml"))
     (tmp_path / "publisher.key").chmod(0o640)
@@ -257,7 +259,7 @@ def test_predict_refuses_an_unsigned_program_where_there_is_a_key(
         assert "is not signed" in launcher.start(f"--security={tmp_path}/reader.yaml", *common).error_line()
         plain = launcher.start(*common)
         assert plain.end() == 0, plain.err
-        assert plain.err.count("whose publisher is not known") == 1
+        assert plain.err.count("programs of unknown publishers") == 1
         with (
             sr.ServingClient(serving.addresses, security=tmp_path / "reader.yaml") as client,
             pytest.raises(sr.FailedPrecondition, match="is not signed"),
@@ -275,9 +277,8 @@ def test_a_served_model_takes_signed_dense_weights_alone(
     sr.use_security(None)
     script = Path(root) / "score.py"
     script.write_text(
-        "import sys, torch, sparserow as sr\n"
-        "with sr.ServingClient(sys.argv[1], security=sys.argv[2]) as c, sr.ServedModel(c, sys.argv[3]) as m:\n"
-        "    print(m.predict(torch.arange(2), torch.rand(2)).dense_version)\n"
+        "import sys, torch, sparserow as sr\nwith sr.ServingClient(sys.argv[1], security=sys.argv[2]) as c, "
+        "sr.ServedModel(c, sys.argv[3]) as m:\n    print(m.predict(torch.arange(2), torch.rand(2)).dense_version)\n"
     )
     with sr.local_serving("ctr", root=root) as serving:
         command = [sys.executable, str(script), serving.addresses[0], str(reader.path), root]
@@ -287,7 +288,7 @@ def test_a_served_model_takes_signed_dense_weights_alone(
         facts, data = read_dense(folder, 1)
         write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step)
         unsigned = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert "weights.safetensors: is not signed" in unsigned.stderr
+        assert "weights.safetensors: the file is not signed" in unsigned.stderr
 
 
 def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> None:
@@ -296,4 +297,4 @@ def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> Non
     assert (tmp_path / "keys" / "publisher.key").stat().st_mode & 0o777 == 0o600
     assert "PUBLIC KEY" in (tmp_path / "keys" / "publisher.pub").read_text()
     again = launcher.start("security", "signing-key", str(tmp_path / "keys"), "publisher").error_line()
-    assert "is there already" in again
+    assert "the file exists already" in again

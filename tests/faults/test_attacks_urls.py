@@ -209,9 +209,9 @@ def test_a_token_needs_roots(launcher: Launcher, tmp_path: Path) -> None:
         with pytest.raises(FailedPrecondition, match=r"has no checkpoint_roots; start it with --checkpoint-root"):
             cluster.call(name, str(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
-    with pytest.raises(NotFound, match="there is no save 'save-000001'"):
+    with pytest.raises(NotFound, match=r"save 'save-000001' to .* is not under way"):
         cluster.call("GetSave", str(tmp_path / "ckpt"))
-    with pytest.raises(FailedPrecondition, match="GetSave is for one that reaches all namespaces"):
+    with pytest.raises(FailedPrecondition, match="GetSave needs a token that reaches all namespaces"):
         cluster.call("GetSave", str(tmp_path / "ckpt"), cluster.narrow)
 
 

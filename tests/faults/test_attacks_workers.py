@@ -32,7 +32,7 @@ def check_others_are_refused(address: str, session: Session, table: sr.Table, pr
             lambda who: control.report_fault(who, message="m", traceback="t", echo=False, deadline_sec=5),
             lambda who: control.lease_data(who, run="r", epoch=1, epochs=1, chunks=1, done=(), step=1),
         ):
-            with pytest.raises(sr.FailedPrecondition, match="proof: it is not that of worker"):
+            with pytest.raises(sr.FailedPrecondition, match="proof: the bytes are not the proof of worker"):
                 call(forged)
         schema = next(schema for schema in control.list_tables("ads") if schema.name == "user")
         rows = np.full((len(KEYS), DIM), 9, np.float32)

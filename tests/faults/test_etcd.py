@@ -119,7 +119,7 @@ def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
     key = one._place.state_key
     one._call("KV", "Txn", etcd_pb2.TxnRequest(
         success=[etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=key, value=b"{"))]))  # fmt: skip
-    with pytest.raises(DataLoss, match="is no JSON"):
+    with pytest.raises(DataLoss, match="is not JSON"):
         one.load(term)
     one.close()
 

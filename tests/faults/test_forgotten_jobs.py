@@ -47,7 +47,7 @@ def late_frames_change_nothing(address: str, who: WorkerIdentity, *, knows_what_
             client.push(schema.id, keys, ones, dim=DIM, lr=1.0, sequence=1, deadline_ms=1_000)
         with pytest.raises((sr.Unavailable, sr.Fenced)):
             client.push(schema.id, keys, ones, dim=DIM, lr=1.0, sequence=1 << 40, deadline_ms=1_000)
-        with pytest.raises(sr.Fenced, match="is no member of job"):
+        with pytest.raises(sr.Fenced, match="is not a member of job"):
             control.heartbeat_worker(who)
 
 

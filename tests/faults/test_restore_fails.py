@@ -76,13 +76,13 @@ def test_rows_stay_when_a_file_is_damaged(tmp_path: Path, asks: str) -> None:
             expected = table.pull(KEYS)
             part = flip_a_bit(url, "save-000001")
             if asks == "a job":
-                with pytest.raises(DataLoss, match=f"{part}: is damaged: its checksum does not hold"):
+                with pytest.raises(DataLoss, match=f"{part}: is damaged: its checksum does not match"):
                     sr.restore(session, str(url))
                 np.testing.assert_array_equal(table.pull(KEYS), expected)
                 table.push(KEYS, ONES)
                 expected = table.pull(KEYS)
         if asks == "the command":
-            with pytest.raises(DataLoss, match=f"{part}: is damaged: its checksum does not hold"):
+            with pytest.raises(DataLoss, match=f"{part}: is damaged: its checksum does not match"):
                 restore(cluster.address, url)
         assert (status_of(cluster.address).ready, status_of(cluster.address).damage) == (True, "")
         with sr.connect(cluster.address, "stay", staleness=None) as session:
@@ -132,7 +132,7 @@ def test_a_damaged_cluster_says_so_until_a_restore_succeeds(tmp_path: Path) -> N
             restore(cluster.address, url)
         status = status_of(cluster.address)
         assert not status.ready
-        reason = f"the cluster is damaged, since the restore of {url}/save-000002 failed ({part}: is damaged"
+        reason = f"the cluster is damaged, because the restore of {url}/save-000002 failed ({part}: is damaged"
         assert status.problem == status.damage
         assert status.damage.startswith(reason)
         with sr.connect(cluster.address, staleness=None) as session:  # jobs may join
@@ -190,7 +190,7 @@ def test_a_restore_that_has_no_room_leaves_a_damaged_cluster(tmp_path: Path) -> 
         with pytest.raises(ResourceExhausted):
             sr.restore(session, str(url))
         assert not status_of(cluster.address).ready
-        with pytest.raises(FailedPrecondition, match=r"since the restore of .*save-000002 failed"):
+        with pytest.raises(FailedPrecondition, match=r"because the restore of .*save-000002 failed"):
             session.table("rows").pull(KEYS)
         sr.restore(session, str(url), name="save-000001")
         assert status_of(cluster.address).ready
@@ -411,7 +411,7 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
                     gone.result(120)
             store.release()
             scene.start()
-            words = "the coordinator ended before all rows were there"
+            words = "the coordinator ended before all rows were loaded"
             wait_until(lambda: words in status_of(scene.address).damage, "the damage")
             wait_until(lambda: all(it.state == pb.SERVING for it in status_of(scene.address).shards), "the shards")
             assert sr.restore(session, store.url).rows == len(KEYS)

@@ -79,7 +79,7 @@ def test_a_shard_waits_for_its_place_and_comes_back(units: Units, tmp_path: Path
         table.push(KEYS, ONES)
         np.testing.assert_array_equal(table.pull(KEYS), -2 * ONES)
     assert len(shard.runs) == 2, "the process that came waited for the place"
-    assert shard.process.err.count("waits for the place") == 1
+    assert shard.process.err.count("waits for the shard") == 1
     assert "is held by process" in shard.process.err
     assert [each.restores for each in status_of(units.address).shards] == [0, 1]
 
@@ -102,7 +102,7 @@ def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Un
     wait_until(lambda: is_ready(units.address), "the shard to be let in")
     assert len(shard.runs) == 2
     words = shard.process.err
-    assert "another process is let in when the job has ended; this process waits for the place" in words
+    assert "another process is accepted when the job has ended; this process waits for the shard" in words
     assert "start a new cluster" not in words
     with sr.connect(units.address, "units", staleness=0) as session:
         sr.restore(session, str(tmp_path / "saved"))
@@ -117,11 +117,11 @@ def test_a_process_waits_while_the_holder_is_silent_and_ends_when_that_one_lives
     holder = scene.shards[0]
     holder.signal(signal.SIGSTOP)
     second = scene.shard(0, "--log-level=warning")
-    second.wait_for("waits for the place")
+    second.wait_for("waits for the shard")
     second.signal(signal.SIGTERM)
     assert second.end() == 0, second.err
     third = scene.shard(0, "--log-level=warning")
-    third.wait_for("waits for the place")
+    third.wait_for("waits for the shard")
     holder.signal(signal.SIGCONT)  # two processes for one shard are a mistake
     assert third.end() == 1
     assert third.complaints[-1].startswith("sparserow: FailedPrecondition: shard 0 is held by process")

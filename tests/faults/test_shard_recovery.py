@@ -200,7 +200,7 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
         sr.save(session, str(tmp_path / "sync"))
         os.kill(cluster.shard_pids[1], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
-    assert "(job sync/sync is synchronous: its workers and all shards go back together)" in reasons[1]
+    assert "(job sync/sync is synchronous: its workers and all shards have to be restored together)" in reasons[1]
 
 
 def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(launcher, tmp_path):
@@ -216,7 +216,7 @@ def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(laun
     scene.shards[0].end()
     wait_until(lambda: status_of(scene.address).shards[0].state == pb.LOST, "the end of its lease")
     scene.shard(0)
-    wait_until(lambda: "slots.0.safetensors: is missing" in status_of(scene.address).problem, "the reason")
+    wait_until(lambda: "slots.0.safetensors: the file is missing" in status_of(scene.address).problem, "the reason")
     assert "shard 0: its process is not serving yet; shard 0 cannot be restored: " in status_of(scene.address).problem
     assert not status_of(scene.address).ready
     with ControlClient(scene.address) as control:
@@ -236,7 +236,7 @@ def test_bad_input(tmp_path):
         ):
             sr.keep_rows(session, str(tmp_path))
         with sr.connect(cluster.address, "bad", staleness=None) as session:
-            with pytest.raises(InvalidArgument, match=r"every_sec: 0 is not allowed; allowed: \(0, 86400\]"):
+            with pytest.raises(InvalidArgument, match=r"every_sec: 0.0 is not allowed; allowed: \(0, 86400\]"):
                 sr.keep_rows(session, str(tmp_path), every_sec=0)
             with pytest.raises(InvalidArgument, match="nosuch://x"):
                 sr.keep_rows(session, "nosuch://x")
@@ -281,7 +281,7 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
     assert figures["commits_lost"] <= 2 * steps
     assert figures["history"][0]["samples"] == 2 * steps * 64
     assert figures["test_auc"] > 0.6
-    assert "is started again, from the newest checkpoint" in run.err
+    assert "is restarted with the rows of the newest checkpoint" in run.err
     assert "is back after" in run.err
     assert "shards that came back" in run.out
     wait_until(lambda: not launcher.living(), "no process is left")

@@ -22,7 +22,7 @@ MARK = "SPARSEROW_TEST_MARK"
 _LAST_WORDS = 4000  # characters of each process in the report of a test that failed
 # What a coordinator says where other tests have the CPUs.
 _HELD_UP = re.compile(
-    r"\S+ warning coordinator: the coordinator was held up for [\d.]+ s; all leases are longer by that"
+    r"\S+ warning coordinator: the coordinator did not run for [\d.]+ s; all leases are extended by that time"
 )
 _PORTS = random.SystemRandom()  # tests run in several processes, which must not draw the same
 

@@ -37,7 +37,7 @@ def test_what_is_named_is_told(text: str, host: str, port: int | None) -> None:
 def test_what_nobody_could_dial_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="allowed: HOST or HOST:PORT") as refused:
         parse_advertise(text)
-    assert f"--advertise {text!r}" in str(refused.value)
+    assert f"--advertise: {text!r}" in str(refused.value)
 
 
 def test_an_address_listened_on_is_told() -> None:

@@ -147,7 +147,7 @@ def test_tables_share_a_file() -> None:
         for name, column in vars(given).items():
             np.testing.assert_array_equal(getattr(found, name), column)
             assert getattr(found, name).flags.aligned
-    with pytest.raises(DataLoss, match="its header lacks"):
+    with pytest.raises(DataLoss, match="the header of the file lacks"):
         decode_rows(memoryview(data.replace(b"7.version", b"7.versiom")), "shared", is_checked=True)
 
 
@@ -168,8 +168,8 @@ def test_what_was_written_is_compared_before_it_is_a_checkpoint(folder: Folder) 
     assert asked_by(lambda: files.check_written(folder / name, manifest)) == {"list": 1}
     for damaged, words in (
         ((part, replace(part, xxh3="0" * 16)), r"two files are named rows\.0\.0\.safetensors"),
-        ((part, replace(part, file="rows.0.1.safetensors")), r"rows\.0\.1\.safetensors: is missing"),
-        ((replace(part, bytes=1),), r"rows\.0\.0\.safetensors: has \d+ bytes; 1 were written"),
+        ((part, replace(part, file="rows.0.1.safetensors")), r"rows\.0\.1\.safetensors: the file is missing"),
+        ((replace(part, bytes=1),), r"rows\.0\.0\.safetensors: the file has \d+ bytes; 1 bytes were written"),
     ):
         with pytest.raises(DataLoss, match=words):
             files.check_written(folder / name, replace(manifest, tables=(files.TableEntry(SCHEMA, damaged),)))

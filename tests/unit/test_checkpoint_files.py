@@ -202,26 +202,26 @@ def test_damage_is_named(tmp_path):
     part = tmp_path / made.name / "rows.0"
     whole = part.read_bytes()
     part.write_bytes(whole[:-1])
-    with pytest.raises(DataLoss, match=r"rows\.0: has \d+ bytes, its manifest says"):
+    with pytest.raises(DataLoss, match=r"rows\.0: the file has \d+ bytes; its manifest says"):
         files.verify(folder, [made])
     part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataLoss, match=r"rows\.0: is damaged: its checksum does not hold"):
+    with pytest.raises(DataLoss, match=r"rows\.0: is damaged: its checksum does not match"):
         files.verify(folder, [made])
     part.unlink()
-    with pytest.raises(DataLoss, match=r"rows\.0: is missing"):
+    with pytest.raises(DataLoss, match=r"rows\.0: the file is missing"):
         files.verify(folder, [made])
     manifest = tmp_path / made.name / files.FILE
     document = json.loads(manifest.read_text())
     document["checkpoint"]["lineage"] += 1
     manifest.write_text(json.dumps(document))
-    with pytest.raises(DataLoss, match="its checksum does not hold"):
+    with pytest.raises(DataLoss, match="its checksum does not match"):
         files.read_manifest(folder)
     document["checkpoint"]["format"] = 99
     manifest.write_text(json.dumps(document))
     with pytest.raises(FailedPrecondition, match="has format 99; this program reads formats 1 and 2"):
         files.read_manifest(folder)
     manifest.write_text("{")
-    with pytest.raises(DataLoss, match="is damaged: is no JSON"):
+    with pytest.raises(DataLoss, match="is damaged: it is not JSON"):
         files.read_manifest(folder)
 
 

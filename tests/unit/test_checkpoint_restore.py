@@ -134,7 +134,9 @@ def test_what_fails_afterwards_is_damage(cluster: Cluster, tmp_path: Path, stage
     )
     again = Cluster.from_document(cluster.to_document(), ClusterOptions(shards=1, slot_count=64), now=0.0)
     assert again.damage == cluster.damage
-    with pytest.raises(FailedPrecondition, match=r"the cluster is damaged, since the restore of .*save-000001 failed"):
+    with pytest.raises(
+        FailedPrecondition, match=r"the cluster is damaged, because the restore of .*save-000001 failed"
+    ):
         again.check_whole()
     shard_calls.fails_at = ""
     restored(cluster, shard_calls, Disk(), tmp_path)

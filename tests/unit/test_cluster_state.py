@@ -103,8 +103,8 @@ def test_clusters_have_ids_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (ClusterOptions(shards=2, slot_count=64), "shards 3, the command says 2"),
-        (ClusterOptions(shards=3, slot_count=128), "slot count 64, the command says 128"),
+        (ClusterOptions(shards=2, slot_count=64), "shards 3; the command says 2"),
+        (ClusterOptions(shards=3, slot_count=128), "slot count 64; the command says 128"),
     ],
 )
 def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None:
@@ -121,7 +121,7 @@ def test_a_document_without_a_part_is_damaged(key: str) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(FailedPrecondition, match="format 6, this program reads formats 4 and 5"):
+    with pytest.raises(FailedPrecondition, match="format 6; this program reads formats 4 and 5"):
         Cluster.from_document({**filled().to_document(), "format": 6}, OPTIONS, now=0.0)
 
 
@@ -160,7 +160,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_two_coordinators_cannot_share_a_file(tmp_path: Path) -> None:
     first = StateFile(tmp_path / "state.json")
-    with pytest.raises(FailedPrecondition, match="in use by another coordinator"):
+    with pytest.raises(FailedPrecondition, match="another coordinator uses the file"):
         StateFile(tmp_path / "state.json")
     first.close()
     StateFile(tmp_path / "state.json").close()

@@ -97,10 +97,10 @@ def test_a_file_and_assignments_make_a_model(tmp_path: Path) -> None:
         ("tables.user.width=0", "tables.user.width: 0 is not allowed; allowed: an integer >= 1 and <= 1024"),
         ("cluster=2", "cluster: 2 is not allowed; allowed: a section of address, shards"),
         ("cluster.slot_count=1000", "cluster.slot_count: 1000 is not allowed; allowed: a power of two in [2, 65536]"),
-        ("epochs", "--set 'epochs' is not allowed; allowed: KEY.KEY=VALUE"),
-        ("a..b=1", "--set 'a..b=1' is not allowed; allowed: KEY.KEY=VALUE"),
-        ("epochs.x=1", "--set epochs.x: epochs is a value, it has no 'x'"),
-        ("columns.7=c", "--set columns.7: '7' is no place of a sequence of 2"),
+        ("epochs", "--set: 'epochs' is not allowed; allowed: KEY.KEY=VALUE"),
+        ("a..b=1", "--set: 'a..b=1' is not allowed; allowed: KEY.KEY=VALUE"),
+        ("epochs.x=1", "--set epochs.x: epochs is a single value and has no key 'x'"),
+        ("columns.7=c", "--set columns.7: '7' is not allowed; allowed: an index below 2"),
         ("epochs=[", "--set epochs: not YAML:"),
     ],
 )
@@ -123,9 +123,9 @@ def test_a_section_of_a_union_reports_its_own_fields(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("epochs: 1\nepochs: 2\n", "line 2: the key 'epochs' stands twice"),
-        ("1: 2\n", "line 1: the key 1 is not allowed; allowed: text"),
+        ("1: 2\n", "line 1: key: 1 is not allowed; allowed: text"),
         ("epochs: [\n", "not YAML:"),
-        ("- a\n", "holds a list; a mapping of keys is wanted"),
+        ("- a\n", "the document is a list; allowed: a mapping of keys"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:

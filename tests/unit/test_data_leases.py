@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused(data: JobData) -> None:
     data.answer(ask(), A, {A})
     with pytest.raises(FailedPrecondition, match="chunks: 4 here and 3 for another worker"):
         data.answer(ask(chunks=4), B, {A, B})
-    with pytest.raises(FailedPrecondition, match="epoch: 2 cannot begin; 0 of 3 chunks of epoch 1 are done"):
+    with pytest.raises(FailedPrecondition, match="epoch: 2 cannot begin yet; 0 of 3 chunks of epoch 1 are done"):
         data.answer(ask(2), B, {A, B})
     for wrong in (ask(chunks=0), ask(epoch=0)):
         with pytest.raises(InvalidArgument, match="is not allowed"):

@@ -20,7 +20,7 @@ def test_one_client_gets_half_and_a_newcomer_always_finds_room() -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(50):
                 await stack.enter_async_context(memory.charged("greedy", 1))
-            with pytest.raises(Unavailable, match="too many requests"):
+            with pytest.raises(Unavailable, match="the memory for requests is in use"):
                 await stack.enter_async_context(memory.charged("greedy", 1))
             for _ in range(25):
                 await stack.enter_async_context(memory.charged("newcomer", 1))

@@ -92,7 +92,8 @@ def test_refusals(assignment, message):
 def test_local_backend_has_only_torchs_row_optimizers(kind):
     sets = [*BASE, f"train.row_optimizer={{kind: {kind}}}"]
     load_config(JobConfig, None, sets)
-    with pytest.raises(InvalidArgument, match=f"torch has no {kind} of rows; allowed in train.row_optimizer.kind: sgd"):
+    words = f"torch has no {kind} for single rows; allowed in train.row_optimizer.kind: sgd"
+    with pytest.raises(InvalidArgument, match=words):
         load_config(JobConfig, None, [*sets, "model.backend=local"])
 
 
@@ -106,11 +107,11 @@ def test_local_backend_clips_no_rows():
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("train.prefetch_exact=true",), r"train\.prefetch_exact: has no use without train\.prefetch"),
-        (("train.metrics_host=0.0.0.0",), r"train\.metrics_host: has no use without train\.metrics_port"),
+        (("train.prefetch_exact=true",), r"train\.prefetch_exact: has no effect without train\.prefetch"),
+        (("train.metrics_host=0.0.0.0",), r"train\.metrics_host: has no effect without train\.metrics_port"),
         (
             ("train.prefetch=1", "train.prefetch_hints=2"),
-            r"train\.prefetch_hints: has no use without cluster\.ssd_path",
+            r"train\.prefetch_hints: has no effect without cluster\.ssd_path",
         ),
         (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: 2 needs model\.backend ps"),
         (

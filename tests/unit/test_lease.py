@@ -31,7 +31,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 
     def GetCluster(self, _: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
         if not self.is_ready:
-            code, message, metadata = status_of_error(Unavailable("shard 1: no sign of life from its process"))
+            code, message, metadata = status_of_error(Unavailable("shard 1: its process sends no heartbeat"))
             context.set_trailing_metadata(metadata)
             context.abort(code, message)
         shards = [pb.ShardAddress(shard=0, data=pb.Address(host="127.0.0.1", port=7))]
@@ -96,4 +96,4 @@ def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogC
         lease.end()
     server.stop(None)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("a shard cannot be reached: shard 1: no sign of life from its process")
+    assert line.startswith("a shard cannot be reached: shard 1: its process sends no heartbeat")

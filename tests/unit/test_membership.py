@@ -73,7 +73,7 @@ def test_a_lease_ends_unless_it_is_renewed(jobs: Membership) -> None:
     assert jobs.expire(110.0) == [one]
     assert jobs.check(zero).revision > revision
     assert list(jobs.check(zero).members) == [0]
-    with pytest.raises(Fenced, match=r"worker 2 \(epoch 1\) is no member of job ads/ctr: its lease has ended"):
+    with pytest.raises(Fenced, match=r"worker 2 \(epoch 1\) is not a member of job ads/ctr: its lease has ended"):
         jobs.heartbeat(one, step=5, now=110.0)
     assert jobs.expire(119.0) == [zero]
     assert jobs.jobs == {}

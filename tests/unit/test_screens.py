@@ -75,7 +75,9 @@ def test_one_namespace_is_shown_alone() -> None:
     assert "ads/train" in shown
     assert len(reply.tables) == 2, "the status itself is as it was"
     assert of_namespace(reply, None) is reply
-    with pytest.raises(NotFound, match=r"--namespace 'x': has no table, job or fault here; there are: ads, feed"):
+    with pytest.raises(
+        NotFound, match=r"--namespace 'x': the cluster has no table, job or fault of it; namespaces: ads, feed"
+    ):
         of_namespace(reply, "x")
 
 

@@ -39,7 +39,7 @@ def test_init_makes_what_a_server_and_a_client_need(folder: Path) -> None:
     assert {p.name for p in folder.iterdir() if p.stat().st_mode & 0o077} == {"ca.pem", "server.pem", "security.yaml"}
     assert security.token not in repr(security)
     assert "PRIVATE" not in repr(security)
-    with pytest.raises(FailedPrecondition, match="holds files already"):
+    with pytest.raises(FailedPrecondition, match="the folder has files already"):
         init_security(folder, ["127.0.0.1"], valid_sec=3600)
 
 
@@ -66,7 +66,7 @@ def test_names_of_certificates() -> None:
     for wrong in ("a b", "x,DNS:y", ""):
         with pytest.raises(InvalidArgument, match="--host"):
             certificate_names([wrong])
-    with pytest.raises(InvalidArgument, match="--host: is missing"):
+    with pytest.raises(InvalidArgument, match="--host: the option is missing"):
         certificate_names([])
 
 
@@ -74,7 +74,7 @@ def test_more_certificates(folder: Path) -> None:
     certificate, key = sign_certificate(folder, "worker", ["worker"], valid_sec=60)
     assert certificate.read_text() != (folder / "server.pem").read_text()
     assert key.stat().st_mode & 0o077 == 0
-    with pytest.raises(InvalidArgument, match="name 'ca'"):
+    with pytest.raises(InvalidArgument, match="name: 'ca'"):
         sign_certificate(folder, "ca", ["worker"], valid_sec=60)
     with pytest.raises(InvalidArgument, match="sparserow security init"):
         sign_certificate(folder / "none", "worker", ["worker"], valid_sec=60)
@@ -86,7 +86,7 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
     entry = read_tokens(path)[-1]
     assert (entry.name, entry.role, entry.namespaces) == ("ads", "train", ("ads", "news"))
     assert entry.sha256 == hashlib.sha256(token.encode()).hexdigest()
-    with pytest.raises(FailedPrecondition, match="has a token named 'ads'"):
+    with pytest.raises(FailedPrecondition, match="the file has a token named 'ads'"):
         add_token(path, "ads", "train", [])
     with pytest.raises(InvalidArgument, match="role: 'root' is not allowed; allowed: serve-read, train, admin"):
         add_token(path, "more", "root", [])  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_a_damaged_part_is_refused_and_named(tmp_path: Path, rows: np.ndarray) -
     data = bytearray(part.read_bytes())
     data[-5] ^= 1
     part.write_bytes(data)
-    with pytest.raises(DataLoss, match=f"{part.name}: fails its checksum"):
+    with pytest.raises(DataLoss, match=f"{part.name}: the file does not match its checksum"):
         load_version(registry, manifest, ShardAssignment())
     part.write_bytes(data[:-8])
     with pytest.raises(DataLoss, match="its manifest says"):
@@ -85,7 +85,7 @@ def test_aliases_move_and_go_back(tmp_path: Path, rows: np.ndarray) -> None:
     assert registry.prune("ctr", 1) == [3]  # 4 is the newest, 2 is live, 1 is where a rollback would go
     assert registry.versions("ctr") == [1, 2, 4]
     assert registry.rollback("ctr", "live").version == 1
-    with pytest.raises(FailedPrecondition, match="has named no version before 1"):
+    with pytest.raises(FailedPrecondition, match="the alias has named no earlier version than 1"):
         registry.rollback("ctr", "live")
     assert registry.claim_version("ctr") == 5
 

@@ -142,7 +142,7 @@ def test_a_place_that_may_come_free_is_told_from_one_that_is_lost(book: ShardBoo
     book.heartbeat(0, instance=7, data=DATA, draining=False, now=2.0)
     assert book.shards[0].renewals == renewals + 1, "the holder lives"
     book.leave(0, 7)
-    words = "shard 0 ended with its rows of 3 tables, and why not; another process is let in when the job has ended"
+    words = "shard 0 ended with its rows of 3 tables, and why not; another process is accepted when the job has ended"
     with pytest.raises(PlaceNotFree, match=words):
         register(book, 0, 8, tables=3, problem="why not", passes=True)
     with pytest.raises(FailedPrecondition, match="start a new cluster") as caught:

@@ -54,7 +54,7 @@ def test_a_shard_is_told_as_its_build_understands(protocol: int, monkeypatch: py
         if protocol:
             assert len(await shard_calls.cut(pb.CutRequest(deadline_ms=1000))) == 1
             return
-        with pytest.raises(FailedPrecondition, match="shard 0 is of an earlier build, whose checkpoints have another"):
+        with pytest.raises(FailedPrecondition, match="shard 0 runs an earlier build, whose checkpoints have another"):
             await shard_calls.cut(pb.CutRequest(deadline_ms=1000))
         for method in ("Dump", "Load"):
             with pytest.raises(FailedPrecondition, match="earlier build"):

@@ -46,7 +46,7 @@ def test_a_cut_that_nobody_asked_for_does_not_stand_in_the_way_of_the_next_save(
     cut(checkpoints, "left")  # its coordinator is killed before it asks for the rows
     cut(checkpoints, "next")
     assert dumped(checkpoints, tmp_path, "next") == ROWS
-    with pytest.raises(NotFound, match="no cut of save left"):
+    with pytest.raises(NotFound, match="no cut for save left"):
         dumped(checkpoints, tmp_path, "left")
 
 
@@ -54,7 +54,7 @@ def test_a_cut_that_was_ended_before_it_was_made_keeps_nothing(engine: ShardEngi
     checkpoints = ShardCheckpoints(engine)
     checkpoints.end("late")
     cut(checkpoints, "late")
-    with pytest.raises(NotFound, match="no cut of save late"):
+    with pytest.raises(NotFound, match="no cut for save late"):
         dumped(checkpoints, tmp_path, "late")
     cut(checkpoints, "next")
     assert dumped(checkpoints, tmp_path, "next") == ROWS

@@ -1,1 +1,1 @@
-"""What the coordinator does over many shards: saves, restores, recoveries, tables."""
+"""The operations that the coordinator carries out over many shards: saves, restores, recoveries, tables."""

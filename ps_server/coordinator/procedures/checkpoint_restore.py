@@ -1,4 +1,4 @@
-"""Restores: all shards go back to a checkpoint together, whatever number of shards wrote it."""
+"""Restores: all shards load a checkpoint together, whatever number of shards wrote it."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ log = logging.getLogger(__name__)
 
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
-_READY_DEADLINE_SEC = 120.0  # for the shards, when a coordinator that was started again goes on
+_READY_DEADLINE_SEC = 120.0  # time for the shards to serve, when a restarted coordinator continues
 _MOST_LINEAGES = (1 << 16) - 1
 
 
 @dataclass
 class _Restore:
-    """One restore that the workers of a job ask for together."""
+    """One restore that the workers of a job request together."""
 
     request: pb.RestoreRequest
     entered: set[tuple[int, int]] = field(default_factory=set)  # (worker id, epoch)
-    next_step: int = 0  # of the session that is furthest
+    next_step: int = 0  # of the session that is furthest ahead
     done: asyncio.Future[pb.RestoreReply] | None = None
     is_loading: bool = False
-    is_begun_anew: bool = False  # by a coordinator that was started again
+    is_begun_anew: bool = False  # whether a restarted coordinator began it again
 
 
 class CheckpointRestores:
-    """One restore of a cluster at a time. Belongs to one event loop.
+    """Restores a cluster, one restore at a time. It belongs to one event loop.
 
     Args:
-        cluster: what goes back.
-        shard_calls: reaches the shards.
-        operations: holds the job that goes back.
-        save: puts the cluster on disk.
-        tables_lock: held while tables are made or dropped.
+        cluster: the cluster whose rows are restored.
+        shard_calls: the connections to the shards.
+        operations: freezes the job whose rows are restored.
+        save: saves the state of the cluster.
+        tables_lock: the lock that is held while tables are created or dropped.
     """
 
     def __init__(
@@ -73,25 +73,26 @@ class CheckpointRestores:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancels a restore that is under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def go_on(self) -> None:
-        """Takes up the restore that was under way when the coordinator ended; within the event loop.
+        """Continues the restore that was under way when the coordinator ended; called within the event loop.
 
-        One without a job begins anew, with the shards that come. The workers of a job have to ask again.
+        A restore without a job begins again, with the shards that register. The workers of a job have to request it
+        again.
         """
         damage = self._cluster.damage
         if damage is None or damage.failure:
             return
         if damage.request is None:
-            damage.failure = "the coordinator ended before all rows were there"
+            damage.failure = "the coordinator ended before all rows were loaded"
             log.error("%s", damage.text)
             self._save()
         else:
-            log.warning("the restore of %s begins anew", damage.source)
+            log.warning("the restore of %s begins again", damage.source)
             self._begin(_Restore(damage.request, is_begun_anew=True))
 
     def _begin(self, restore: _Restore) -> _Restore:
@@ -109,11 +110,12 @@ class CheckpointRestores:
             await asyncio.sleep(_GATHER_POLL_SEC)
 
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
-        """Answers when all workers of the caller's job have called, and all shards have their rows.
+        """Restores a checkpoint; answers when all workers of the caller's job have called, and all shards have their
+        rows.
 
         Raises:
-            InvalidArgument: the URL is not allowed anywhere.
-            FailedPrecondition: the URL is not allowed here, another job is at work, or the checkpoint does not
+            InvalidArgument: the URL is never allowed.
+            FailedPrecondition: this cluster does not allow the URL, another job is running, or the checkpoint does not
                 fit its tables.
             NotFound, DataLoss: the checkpoint, or a file of it, is missing or damaged.
             SparserowError: a shard cannot be reached, or has no room.
@@ -152,7 +154,7 @@ class CheckpointRestores:
         finally:
             self._current = None
             if restore.done.done() and not restore.done.cancelled():
-                restore.done.exception()  # its callers may be gone
+                restore.done.exception()  # marks the error as seen, because its callers may have gone
 
     async def _gather(self, restore: _Restore) -> None:
         job_id = restore.request.caller.job_id
@@ -163,7 +165,7 @@ class CheckpointRestores:
             others = [job.full_name for number, job in jobs.items() if number != job_id]
             if others:
                 raise FailedPrecondition(
-                    f"restore: jobs {', '.join(sorted(others))} are working on this cluster; stop them first"
+                    f"restore: jobs {', '.join(sorted(others))} are running on this cluster; stop them first"
                 )
             job = jobs.get(job_id)
             members = {(m.ticket.worker_id, m.ticket.epoch) for m in job.members.values()} if job is not None else set()
@@ -171,7 +173,9 @@ class CheckpointRestores:
                 return
             if loop.time() > deadline:
                 missing = ", ".join(str(worker) for worker, _ in sorted(members - restore.entered))
-                raise DeadlineExceeded(f"restore: workers {missing} did not call it; all workers of a job do together")
+                raise DeadlineExceeded(
+                    f"restore: workers {missing} did not call it; all workers of a job have to call it"
+                )
             await asyncio.sleep(_GATHER_POLL_SEC)
 
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
@@ -197,7 +201,7 @@ class CheckpointRestores:
                 if cluster.damage is None and await self._has_rows(plan.table_ids):
                     await loads.verify()
                 if not is_of_all:
-                    cluster.check_ready()  # what waits for all of its rows needs a restore of all
+                    cluster.check_ready()  # a shard that waits for all of its rows needs a restore of all tables
                 before = await self._begin_damage(damage, manifest)
             except BaseException:
                 forget_tables(cluster.registry, plan.made)
@@ -207,7 +211,7 @@ class CheckpointRestores:
             job_id = request.caller.job_id
             if job_id:
                 await self._operations.restart(job_id, next_step, loads.load)
-                if (running := cluster.jobs.jobs.get(job_id)) is not None:  # it may have ended meanwhile
+                if (running := cluster.jobs.jobs.get(job_id)) is not None:  # the job may have ended meanwhile
                     saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
                     cluster.data.restore(job_id, running.generation, saved)
             else:
@@ -234,26 +238,29 @@ class CheckpointRestores:
         )
 
     def _check_shards(self) -> None:
-        """Raises Unavailable unless every shard serves, or waits for rows, which a restore of all tables gives it."""
+        """Raises Unavailable unless every shard serves, or waits for the rows that a restore of all tables gives it."""
         shards = self._cluster.shards.shards
         if not all(shard.phase is ShardPhase.SERVING or _waits_for_rows(shard) for shard in shards):
             self._cluster.check_ready()
 
     async def _let_in(self, loads: ShardLoads) -> None:
-        """Shards that wait for rows serve, as far as the tables are not refused; a recovery leaves them alone."""
+        """Lets shards that wait for rows serve, except for the refused tables; no recovery then restores them."""
         for shard in filter(_waits_for_rows, self._cluster.shards.shards):
             shard.restoring = False
             await loads.until_serving(shard)
 
     async def _has_rows(self, table_ids: set[int]) -> bool:
-        """Whether a table that would be emptied has a row."""
+        """Whether a table that the restore would empty has a row."""
         replies = await all_of(self._shard_calls.stats(shard) for shard in self._cluster.shards.shards)
         return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
 
     async def _begin_damage(self, damage: Damage, manifest: files.Manifest) -> Damage | None:
-        """Has shards refuse the tables, then notes that their rows go; returns which tables lacked rows before.
+        """Lets the shards refuse the tables, then notes that their rows are lost until the restore has succeeded.
 
-        When this raises, nothing has been emptied, and the shards serve what they served before.
+        When this raises, no table has been emptied, and the shards serve the same tables as before.
+
+        Returns:
+            The damage before this restore; None when there was none.
         """
         cluster = self._cluster
         lineage = max(cluster.shards.lineage, manifest.lineage) + 1
@@ -268,7 +275,7 @@ class CheckpointRestores:
             cluster.shards.lineage = lineage
             for shard in cluster.shards.shards:
                 shard.lineage = lineage
-            cluster.rows_source = None  # until all shards have these rows
+            cluster.rows_source = None  # set again once all shards have these rows
             self._save()
         except BaseException:
             cluster.damage, cluster.rows_source = before, source
@@ -278,7 +285,7 @@ class CheckpointRestores:
         return before
 
     async def _note_failure(self, failure: str) -> None:
-        """Rows that were being replaced are lost: the cluster says so until a restore has succeeded."""
+        """Notes that the rows that were being replaced are lost, until a restore has succeeded."""
         damage = self._cluster.damage
         if damage is None or damage.failure:
             return
@@ -287,42 +294,53 @@ class CheckpointRestores:
         try:
             self._save()
         except SparserowError as error:
-            log.error("the damage is not noted: %s", error)
+            log.error("the damage could not be saved: %s", error)
         await self._tell_refusal()
 
     async def _tell_refusal(self) -> None:
         try:
             await self._shard_calls.tell_refusal()
-        except SparserowError as error:  # the shard is behind now, and is told when it is back
+        except SparserowError as error:  # the shard is behind now, and is informed when it is back
             log.warning("%s", error)
 
     async def _note_read_whole(self, folder: Folder, name: str) -> None:
         try:
             await asyncio.to_thread(files.note_read_whole, folder, name)
-        # A store may be one that is only read. What was restored stands.
+        # The store may be read-only. The restore has succeeded all the same.
         except (SparserowError, NotImplementedError) as error:
-            log.warning("saves may remove %s/%s, since it is not noted as read whole: %s", folder.url, name, error)
+            log.warning(
+                "saves may remove %s/%s, because the note that it was read whole could not be written: %s",
+                folder.url,
+                name,
+                error,
+            )
 
 
 def _waits_for_rows(shard: Shard) -> bool:
-    """Whether its process has registered, and could not be restored alone, or is about to be."""
+    """Whether the shard's process has registered and has no rows, because it could not be restored alone, or is about
+    to be.
+    """
     return shard.phase is ShardPhase.STARTING and shard.restoring and shard.data is not None
 
 
 def _check_sizes(folder: Folder, chain: list[files.Manifest]) -> None:
-    """By a listing of each checkpoint, before anything is emptied; checksums are compared when the files are read."""
+    """Compares file sizes with a listing of each checkpoint, before any table is emptied; loads
+    compare the checksums.
+    """
     for manifest in chain:
         sizes = (folder / manifest.name).sizes()
         for facts in manifest.files():
             where = f"{folder.url}/{manifest.name}/{facts.file}"
             if facts.file not in sizes:
-                raise DataLoss(f"{where}: is missing; the checkpoint is damaged")
+                raise DataLoss(f"{where}: the file is missing; the checkpoint is damaged")
             if sizes[facts.file] != facts.bytes:
-                raise DataLoss(f"{where}: has {sizes[facts.file]} bytes, its manifest says {facts.bytes}")
+                raise DataLoss(f"{where}: the file has {sizes[facts.file]} bytes; its manifest says {facts.bytes}")
 
 
 def _request_to_repeat(request: pb.RestoreRequest, name: str) -> pb.RestoreRequest | None:
-    """What a coordinator that is started again asks itself; None: the workers of the job ask."""
+    """Returns the request that a restarted coordinator repeats; None when the workers of the job have to request it
+    again.
+    """
     if request.caller.job_id:
         return None
     copy = pb.RestoreRequest()
@@ -332,7 +350,7 @@ def _request_to_repeat(request: pb.RestoreRequest, name: str) -> pb.RestoreReque
 
 
 def _is_same(one: pb.RestoreRequest, other: pb.RestoreRequest) -> bool:
-    """Whether two requests ask for the same; their callers do not count."""
+    """Whether the two requests ask for the same restore; the callers within the job are not compared."""
     plain = [pb.RestoreRequest.FromString(each.SerializeToString()) for each in (one, other)]
     for each in plain:
         each.ClearField("caller")

@@ -1,4 +1,4 @@
-"""Saves: gathers a job's workers, names the cut, has the shards write, and writes the manifest last."""
+"""Saves: gathers a job's workers, names the cut, lets the shards write, and writes the manifest last."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from .shard_calls import ShardCalls, all_of
 log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
-_MOST_CONFIG_BYTES = 1 << 20  # of a job's configuration
+_MOST_CONFIG_BYTES = 1 << 20  # the largest configuration of a job
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
 
 
 class SavePhase(Enum):
-    """The values are those of ``SavePhase`` in control.proto."""
+    """The phase of a save; the values are those of ``SavePhase`` in control.proto."""
 
     GATHERING = 0
     CUTTING = 1
@@ -67,27 +67,27 @@ class Save:
     config: dict[str, Any] = field(default_factory=dict)
     keep: int = 0
     full_every: int = 1
-    base: Base | None = None  # that it adds what changed to
-    data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: how far leased data is
+    base: Base | None = None  # the checkpoint whose changes it saves; None: it saves all rows
+    data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: the progress of leased data
     side_budget_bytes: int = 0
     phase: SavePhase = SavePhase.GATHERING
     problem: SparserowError | None = None
     rows: int = 0
     bytes: int = 0
     step: int = -1
-    key: str = field(default_factory=lambda: secrets.token_hex(8))  # that the shards know it by
-    is_cut: asyncio.Event = field(default_factory=asyncio.Event)  # set too when it failed
+    key: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies the save to the shards
+    is_cut: asyncio.Event = field(default_factory=asyncio.Event)  # also set when the save has failed
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class CheckpointSaves:
-    """One save of a cluster at a time. Belongs to one event loop.
+    """Saves a cluster, one save at a time. It belongs to one event loop.
 
     Args:
-        cluster: what is saved.
-        shard_calls: reaches the shards.
-        operations: holds the jobs.
-        note: puts the cluster on disk.
+        cluster: the cluster that is saved.
+        shard_calls: the connections to the shards.
+        operations: freezes the jobs for the cut.
+        note: saves the state of the cluster.
     """
 
     def __init__(
@@ -96,20 +96,21 @@ class CheckpointSaves:
         self._cluster, self._note = cluster, note
         self._shard_calls = shard_calls
         self._operations = operations
-        self._saves: dict[tuple[str, str], Save] = {}  # by (url, name), the last few
+        self._saves: dict[tuple[str, str], Save] = {}  # the last few saves, by (url, name)
         self._current: Save | None = None
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._known: dict[str, set[str]] = {}  # names of checkpoints, by URL of their folder
 
     async def close(self) -> None:
-        """Ends what is under way; its folder has no manifest."""
+        """Cancels a save that is under way; its folder gets no manifest."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveReply:
-        """Opens a save, or joins the one that another worker of the job has opened; waits for one that is writing.
+        """Opens a save, or joins the one that another worker of the job has opened; waits while another save is
+        writing.
 
         Raises:
             InvalidArgument, FailedPrecondition: the URL is not allowed here.
@@ -118,7 +119,7 @@ class CheckpointSaves:
         caller = self._caller(request.caller)
         folder = await asyncio.to_thread(Folder, self._cluster.checkpoint_roots.check(request.url))
         while True:
-            async with self._opening:  # not while another save goes on: its workers come here, too
+            async with self._opening:  # released during another save, whose workers also come here
                 current = self._current
                 if current is None:
                     return await self._open(folder, caller)
@@ -141,11 +142,11 @@ class CheckpointSaves:
         return pb.BeginSaveReply(name=name)
 
     async def enter(self, request: pb.EnterSaveRequest) -> pb.EnterSaveReply:
-        """Adds what a caller gives; answers when the cut is made.
+        """Adds the state that a caller contributes; answers when the cut is made.
 
         Raises:
             NotFound: there is no such save.
-            SparserowError: why it failed.
+            SparserowError: the save failed.
         """
         caller, save = self._caller(request.caller), self._find(request)
         if save.phase is SavePhase.GATHERING:
@@ -178,7 +179,7 @@ class CheckpointSaves:
         save.side_budget_bytes = save.side_budget_bytes or request.side_budget_bytes
 
     async def state(self, request: pb.GetSaveRequest) -> pb.GetSaveReply:
-        """How far a save is; waits for its end as long as asked.
+        """Returns the progress of a save; waits for its end as long as the request says.
 
         Raises:
             NotFound: there is no such save.
@@ -196,10 +197,10 @@ class CheckpointSaves:
         )
 
     async def end(self, url: str, name: str) -> None:
-        """Returns when a save is a checkpoint.
+        """Returns when a save is a complete checkpoint.
 
         Raises:
-            SparserowError: why it failed.
+            SparserowError: the save failed.
         """
         save = self._find(pb.GetSaveRequest(url=url, name=name))
         await save.is_over.wait()
@@ -210,7 +211,7 @@ class CheckpointSaves:
         url = check_url("url", request.url)
         save = self._saves.get((url, request.name))
         if save is None:
-            raise NotFound(f"there is no save {request.name!r} to {url} under way, and none has just ended")
+            raise NotFound(f"save {request.name!r} to {url} is not under way, and has not just ended")
         return save
 
     def _caller(self, message: pb.CheckpointCaller) -> Caller:
@@ -246,7 +247,7 @@ class CheckpointSaves:
             log.info("%s/%s: %d rows, %d bytes", save.folder.url, save.name, manifest.rows, manifest.size)
             if save.keep and is_of_now:
                 await self._prune(save)
-        except NotLeader as error:  # the state that names this checkpoint may have been written: the next leader's rows
+        except NotLeader as error:  # the written state may name this checkpoint, so the next leader may need its rows
             await self._fail(save, error, remove=False)
         except SparserowError as error:
             await self._fail(save, error)
@@ -271,18 +272,18 @@ class CheckpointSaves:
                 await asyncio.to_thread((save.folder / save.name).remove)
 
     def _known_in(self, folder: Folder) -> set[str]:
-        """Names that were seen with a manifest: an object store is asked for the new ones alone."""
+        """Returns the names that were seen with a manifest, so that an object store is asked only for new names."""
         return self._known.setdefault(folder.url, set())
 
     async def _prune(self, save: Save) -> None:
         try:
             for name in await asyncio.to_thread(files.prune, save.folder, save.keep, self._known_in(save.folder)):
                 log.info("%s/%s is removed: %d are kept", save.folder.url, name, save.keep)
-        except SparserowError as error:  # what was saved stands
+        except SparserowError as error:  # the save has succeeded all the same
             log.warning("%s: older checkpoints are not removed: %s", save.folder.url, error)
 
     async def _gather(self, save: Save) -> None:
-        """Waits until every worker that is in the job has entered; one that leaves without it fails the save."""
+        """Waits until every worker in the job has entered; a worker that leaves without entering fails the save."""
         loop = asyncio.get_running_loop()
         expected: set[Caller] = set()
         deadline = loop.time() + _GATHER_DEADLINE_SEC
@@ -425,13 +426,13 @@ class CheckpointSaves:
 
 
 def _put_manifest(folder: Folder, manifest: files.Manifest) -> None:
-    """Makes a checkpoint of what was written, when all of it is there."""
+    """Turns the written files into a checkpoint, after checking that all are there."""
     files.check_written(folder, manifest)
     folder.put(files.FILE, manifest.to_bytes())
 
 
 def config_of(text: str) -> Any:
-    """The job's configuration, which the manifest repeats."""
+    """Returns the configuration of a job, which the manifest repeats; raises InvalidArgument when it is not JSON."""
     try:
         return parse_json(text.encode(), "config_json", _MOST_CONFIG_BYTES)
     except DataLoss as error:

@@ -1,6 +1,6 @@
-"""Which tables a namespace had, with how many rows, when a generation of a job began.
+"""Finds the tables of a namespace, and their rows, at the start of each generation of a job.
 
-It is looked up once for each generation, by the first rank that comes, while no rank of it can have made a table.
+The first rank that registers triggers the lookup, while no rank of the generation can have made a table.
 """
 
 from __future__ import annotations
@@ -21,33 +21,38 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class FoundTables:
-    """``listed``: by name, at most 1,000 of ``count``."""
+    """The tables that were found.
+
+    Attributes:
+        listed: the tables ordered by name, at most 1,000.
+        count: the number of all tables.
+    """
 
     listed: tuple[pb.FoundTable, ...]
     count: int
 
 
 class FoundTablesOfJobs:
-    """What the jobs of a cluster found.
+    """The tables that each job of a cluster found.
 
     Args:
-        cluster, shard_calls: what is asked.
+        cluster, shard_calls: the cluster whose tables are looked up.
     """
 
     def __init__(self, cluster: Cluster, shard_calls: ShardCalls) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls
-        self._found: dict[int, tuple[int, asyncio.Task[FoundTables]]] = {}  # by job id: its generation, and the look
+        self._found: dict[int, tuple[int, asyncio.Task[FoundTables]]] = {}  # by job id: its generation, and the lookup
 
     async def of(self, ticket: Ticket, *, refuses: bool) -> FoundTables:
-        """What the generation of a candidate found; nothing where the candidate joins a running job.
+        """Returns the tables that the generation of a candidate found; none when the candidate joins a running job.
 
         Args:
-            ticket: of the candidate.
-            refuses: whether the candidate wants a namespace without tables.
+            ticket: the registration of the candidate.
+            refuses: whether the candidate requires a namespace without tables.
 
         Raises:
-            FailedPrecondition: it does, and there were tables (names some).
+            FailedPrecondition: ``refuses`` is set, and there were tables; the text names some.
             Fenced: the rank has registered again.
         """
         job = self._cluster.jobs.check(ticket)

@@ -19,20 +19,22 @@ from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
-CUT_DEADLINE_SEC = 10.0  # that a cut may take; for as long its jobs are frozen, also when this process is no more
+CUT_DEADLINE_SEC = 10.0  # duration of a cut; its jobs stay frozen as long, even when this process ends
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class CutPoint:
-    """Where a frozen job is cut: at the last commits that any shard has accepted.
+    """The point at which a frozen job is cut: the last commits that any shard has accepted.
 
     Attributes:
-        operation: of the FREEZE.
-        step: the highest one accepted anywhere; -1 before the first.
-        sequences: of each live worker, the last one accepted anywhere.
-        steps: of each live worker, the step of that one; -1 before the first.
+        job_id: the id of the job.
+        operation: the number of the FREEZE.
+        staleness: the staleness of the job; None means asynchronous.
+        step: the highest step that any shard accepted; -1 before the first.
+        sequences: the last sequence number that any shard accepted, of each live worker.
+        steps: the step of that sequence number, of each live worker; -1 before the first.
     """
 
     job_id: int
@@ -46,7 +48,7 @@ class CutPoint:
     def of_reports(
         job_id: int, operation: int, roster: Roster, reports: list[dict[WorkerKey, CommitWindow]]
     ) -> CutPoint:
-        """The cut that the reports of a FREEZE name."""
+        """Returns the cut that the reports of the shards about a FREEZE determine."""
         step = max((window.committed_step for report in reports for window in report.values()), default=-1)
         last: dict[WorkerKey, list[CommitWindow]] = {
             span.key: [report.get(span.key, CommitWindow()) for report in reports]
@@ -59,7 +61,7 @@ class CutPoint:
 
 
 def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any]:
-    """What the next clock knows of a job's workers (``install_jobs``): all that they sent before is over."""
+    """Returns what the next clock knows of a job's workers (``install_jobs``): all that they sent before is over."""
     workers = [
         {
             "worker_id": worker_id,
@@ -78,39 +80,38 @@ def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any
 
 
 class JobOperations:
-    """One operation per job at a time. Belongs to one event loop.
+    """Carries out operations on jobs, one operation per job at a time. It belongs to one event loop.
 
     Args:
-        cluster: its rosters are changed only here.
-        shard_calls: reaches the shards.
-        save: puts the cluster on disk (or nowhere), before anything is told to a shard.
+        cluster: the state of the cluster; only this class changes its rosters.
+        shard_calls: the connections to the shards.
+        save: saves the cluster, where it is saved, before anything is sent to a shard.
     """
 
     def __init__(self, cluster: Cluster, shard_calls: ShardCalls, save: Callable[[], None]) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._save = save
-        self._locks: WeakValueDictionary[int, asyncio.Lock] = (
-            WeakValueDictionary()
-        )  # of jobs that work is under way for
+        # By job id: the locks of the jobs with an operation under way.
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._settled: dict[int, tuple[int, int]] = {}  # job id -> (generation, revision) that all shards know
-        self._taking: asyncio.Future[Any] | None = None  # a cut that holds the jobs
+        self._taking: asyncio.Future[Any] | None = None  # the cut that freezes the jobs now; None: there is none
 
     def unsettled(self) -> list[int]:
-        """Jobs of which the shards do not know the present members, because they could not be told."""
+        """Returns the jobs whose present members the shards do not know, because they could not be informed."""
         wanted = {job_id for job_id, job in self._cluster.jobs.jobs.items() if not self._is_settled(job_id, job)}
         over = {job_id for job_id in self._cluster.rosters if job_id not in self._cluster.jobs.jobs}
         return sorted(job_id for job_id in wanted | over if not self._lock_of(job_id).locked())
 
     async def settle(self, job_id: int) -> None:
-        """Brings all shards to a job's present members, or to its end; returns at once when they know.
+        """Informs all shards of a job's present members, or of its end; returns at once when they know.
 
         Raises:
-            SparserowError: a shard could not be asked or told; what was decided stands, and is told the next time.
+            SparserowError: a shard could not be asked or informed. The decision stands, and is sent the next time.
         """
         changed = self._cluster.jobs.jobs.get(job_id)
         if self._taking is not None and (changed is None or not self._is_settled(job_id, changed)):
-            self._taking.cancel()  # a worker that comes or goes does not wait for a cut
+            self._taking.cancel()  # a worker that joins or leaves does not wait for a cut
         async with self._lock_of(job_id):
             while True:
                 job = self._cluster.jobs.jobs.get(job_id)
@@ -128,7 +129,7 @@ class JobOperations:
         return self._settled.get(job_id) == (job.generation, job.revision)
 
     async def _operate(self, job_id: int, job: Job | None) -> None:
-        """One operation, for the members of this moment; later changes are another operation's."""
+        """Carries out one operation for the present members; later changes belong to another operation."""
         state = (job.generation, job.revision) if job is not None else None
         members = [member.ticket for member in job.members.values()] if job is not None and job.gathered else []
         roster = self._cluster.rosters.get(job_id)
@@ -141,11 +142,11 @@ class JobOperations:
         if job is not None and job.generation == roster.generation:
             await self._change(job_id, roster, roster.gone(members), members)
         else:
-            # The former clock ends: what its workers have in doubt is decided before the next one begins.
+            # The former clock ends: the doubtful commits of its workers are decided before the next clock begins.
             await self._change(job_id, roster, roster.gone([]), [])
             if job is not None:
                 roster.begin_generation(job.generation, job.full_name, job.terms.staleness)
-                # No worker has the new clock yet, and commits of the former one say nothing about its steps.
+                # No worker has the new clock yet, and commits of the former clock say nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
                 await self._shard_calls.tell_job(job_id, roster)
@@ -158,14 +159,14 @@ class JobOperations:
             self._settled[job_id] = state
 
     async def cut(self, take: Callable[[list[CutPoint]], Awaitable[Result]]) -> Result:
-        """Holds all jobs, names the cut, has it taken, and lets the jobs go on, whatever came of it.
+        """Freezes all jobs, names the cut, lets ``take`` take it, and then releases the jobs, also after an error.
 
         Args:
-            take: has the shards cut at these points; they go on taking commits up to them.
+            take: lets the shards cut at the given points; the shards continue to accept commits up to them.
 
         Raises:
-            Unavailable: a worker came or went meanwhile.
-            SparserowError: a shard could not be asked, or what ``take`` raised.
+            Unavailable: a worker joined or left meanwhile.
+            SparserowError: a shard could not be asked, or ``take`` raised it.
         """
         async with contextlib.AsyncExitStack() as stack:
             for job_id in sorted(self._cluster.rosters):
@@ -178,7 +179,7 @@ class JobOperations:
                 reports = await self._shard_calls.freeze_job(job_id, roster.operation, [], CUT_DEADLINE_SEC)
                 return CutPoint.of_reports(job_id, roster.operation, roster, reports)
 
-            # All at once: what workers push meanwhile waits.
+            # All jobs are frozen at the same time; pushes of their workers wait meanwhile.
             stack.push_async_callback(lambda: all_of(self._release(job_id) for job_id in rosters))
             points: list[CutPoint] = await all_of(freeze(*roster) for roster in rosters.items())
             taking: asyncio.Future[Result] = asyncio.ensure_future(take(points))
@@ -189,21 +190,22 @@ class JobOperations:
                 if not taking.cancelled():
                     taking.cancel()
                     raise
-                raise Unavailable("a worker came or went while the cut was taken; save again") from None
+                raise Unavailable("a worker joined or left while the cut was taken; save again") from None
             finally:
                 self._taking = None
 
     async def restart(self, job_id: int, first_step: int, load: Callable[[str], Awaitable[Result]]) -> Result:
-        """Holds a job while its rows are replaced; then its workers, which wait meanwhile, begin a new clock.
+        """Freezes a job while its rows are replaced; its workers wait, and begin a new clock afterwards.
 
         Args:
-            job_id: its members are those of the present generation.
-            first_step: of the new clock; none of the former one's steps is as high, so no late commit is taken.
+            job_id: the id of the job; its members are those of the present generation.
+            first_step: the first step of the new clock. No step of the former clock is as high, so no late commit is
+                accepted.
             load: replaces the rows, and gives every shard these windows (JSON) before the new clock begins.
 
         Raises:
             Unavailable: the job has ended.
-            SparserowError: a shard could not be asked, or what ``load`` raised; the former clock goes on.
+            SparserowError: a shard could not be asked, or ``load`` raised it. The former clock then continues.
         """
         async with self._lock_of(job_id):
             roster, job = self._cluster.rosters.get(job_id), self._cluster.jobs.jobs.get(job_id)
@@ -214,7 +216,7 @@ class JobOperations:
                 reports = await self._shard_calls.freeze_job(job_id, operation, [])
                 point = CutPoint.of_reports(job_id, operation, roster, reports)
                 generation = self._cluster.jobs.new_generation()
-                self._save()  # windows that a failed restore leaves on the shards are of a clock that never begins
+                self._save()  # saved first: a failed restore may leave windows of this clock, which then never begins
                 result = await load(json.dumps([_windows(point, generation, first_step)]))
             except BaseException:
                 await self._release(job_id)
@@ -228,15 +230,18 @@ class JobOperations:
             return result
 
     async def _release(self, job_id: int) -> None:
-        """A frozen job takes commits again, by the members that it had, also where only some shards can be told."""
+        """Lets a frozen job accept commits again from its former members, also when only some
+        shards can be informed.
+        """
         try:
             await self._shard_calls.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
-        except SparserowError as error:  # the shard is behind now, and is told when it is back
+        except SparserowError as error:  # the shard is behind now, and is informed when it is back
             log.warning("job %d: %s", job_id, error)
 
     async def _change(self, job_id: int, roster: Roster, gone: list[tuple[int, int]], members: list[Ticket]) -> None:
         if not gone and roster.has_all(members):
-            # The shards are told once more, as after a restart: there is nothing to decide, so no job is frozen.
+            # The shards only need the present state again, as after a restart. Nothing is to decide, so no job is
+            # frozen.
             roster.operation = self._next_operation()
             self._save()
             await self._shard_calls.tell_job(job_id, roster)
@@ -253,7 +258,7 @@ class JobOperations:
             log.info("worker %d (epoch %d) has left job %s on all shards", worker_id, epoch, roster.name)
 
     def _next_operation(self) -> int:
-        """A number that no operation had, also after a restart."""
+        """Returns and saves a number that no operation had, also after a restart."""
         self._cluster.operations += 1
         self._save()
         return self._cluster.operations

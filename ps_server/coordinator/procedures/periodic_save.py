@@ -1,4 +1,4 @@
-"""Rows saved over and over while a job goes on: what a shard that ends comes back from."""
+"""Saves rows periodically while a job runs, so that a shard that ends can be restored from them."""
 
 from __future__ import annotations
 
@@ -8,78 +8,80 @@ from collections.abc import Callable
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint.folder import Folder
-from ....proto.errors import InvalidArgument, ResourceExhausted, SparserowError, Unavailable
+from ....proto.errors import ResourceExhausted, SparserowError, Unavailable, not_allowed
 from ..state.cluster import Cluster
 from .checkpoint_save import CheckpointSaves, config_of
 from .membership_change import CUT_DEADLINE_SEC
 
 log = logging.getLogger(__name__)
 
-# A save holds all rows when what changed since the last such one weighs as much, whatever this number is.
+# Apart from this number, a save holds all rows when the changes since the last full save are as large as it was.
 _FULL_EVERY = 1 << 20
 _KEEP = 2
 _LONGEST_SEC = 86400.0
-_MOST_FOLDERS = 16  # of a job, each with its configuration in the coordinator's state
+_MOST_FOLDERS = 16  # folders of a job; the coordinator's state has a configuration for each
 
 
 def _pause_after_failure(every_sec: float, took_sec: float) -> float:
-    """Seconds from the end of a failed save to the next one.
+    """Returns the seconds from the end of a failed save to the next one.
 
-    A save that fails at its cut has frozen the jobs for as long as it took, up to the cut's deadline. Workers get as
-    much time before the next freeze: otherwise a cut that fails each time would leave them none.
+    A save that fails at its cut has frozen the jobs until then, at most for the cut's deadline. Workers get as much
+    time before the next freeze; otherwise a cut that fails each time would leave them none.
     """
     return max(every_sec - took_sec, min(took_sec, CUT_DEADLINE_SEC))
 
 
 class PeriodicSaves:
-    """One series of saves by folder. Belongs to one event loop.
+    """Series of saves, one for each folder. It belongs to one event loop.
+
+    A series continues when the coordinator is restarted, because the state of the cluster has it.
 
     Args:
-        cluster: whose jobs are looked at.
-        saves: makes them.
-        note: puts the cluster on disk.
-
-    A series goes on when the coordinator is started again: the cluster knows of it.
+        cluster: the cluster whose jobs run.
+        saves: makes the saves.
+        note: saves the state of the cluster.
     """
 
     def __init__(self, cluster: Cluster, saves: CheckpointSaves, note: Callable[[], None]) -> None:
         self._cluster = cluster
         self._saves = saves
         self._note = note
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by URL
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # the task of each series, by URL
 
     def go_on(self) -> None:
-        """Begins again the series that the coordinator made before it was started again; within the event loop."""
+        """Starts the series again that a previous coordinator made; called within the event loop."""
         for url in self._cluster.row_saves:
             self._begin(url)
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Cancels all series."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def keep(self, request: pb.KeepRowsRequest) -> None:
-        """Begins a series, which goes on as long as one of the jobs that asked for it, as often as one of them wants;
-        harmless when another worker has begun it.
+        """Begins a series, which runs while a job that asked for it runs, at the shortest interval that a job asked
+        for.
+
+        The call is harmless when another worker has begun the series.
 
         Raises:
-            InvalidArgument, FailedPrecondition: the URL is not allowed here, a time out of range, or the configuration
-                no JSON.
-            ResourceExhausted: the job's rows are saved in as many folders as are allowed.
-            Fenced: the caller is no worker of its job.
+            InvalidArgument, FailedPrecondition: the URL is not allowed here, the interval is out of range, or the
+                configuration is not JSON.
+            ResourceExhausted: the job's rows are saved in the largest allowed number of folders.
+            Fenced: the caller is not a worker of its job.
         """
         caller = request.caller
         self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         if not 0 < request.every_sec <= _LONGEST_SEC:
-            raise InvalidArgument(f"every_sec: {request.every_sec:g} is not allowed; allowed: (0, {_LONGEST_SEC:g}]")
+            raise not_allowed("every_sec", request.every_sec, f"(0, {_LONGEST_SEC:g}]")
         url = self._cluster.checkpoint_roots.check(request.url)
-        await asyncio.to_thread(Folder, url)  # it says that a scheme is unknown
+        await asyncio.to_thread(Folder, url)  # raises when the scheme is unknown
         if request.config_json:
-            config_of(request.config_json)  # it is refused here, and not by each save
+            config_of(request.config_json)  # raises here instead of in each save
         self._check_folders(caller.job_id, url)
         jobs = self._cluster.row_saves.setdefault(url, {})
-        # A later run of a job takes the series over; workers of one run send the same configuration.
+        # A later run of a job replaces the configuration; workers of one run send the same one.
         is_other_run = request.config_json not in ("", self._cluster.row_configs.get(url, ""))
         if is_other_run:
             self._cluster.row_configs[url] = request.config_json
@@ -98,7 +100,8 @@ class PeriodicSaves:
         others = sum(job_id in jobs for asked, jobs in self._cluster.row_saves.items() if asked != url)
         if others >= _MOST_FOLDERS:
             raise ResourceExhausted(
-                f"url: the job has rows saved in {others} folders; allowed: at most {_MOST_FOLDERS}, {url} is one more"
+                f"url: {url} is one folder too many: the job's rows are saved in {others} folders already; allowed: at "
+                f"most {_MOST_FOLDERS}"
             )
 
     async def _run(self, url: str) -> None:
@@ -113,14 +116,14 @@ class PeriodicSaves:
             try:
                 await self._save(url)
             except SparserowError as error:
-                is_soon_again = isinstance(error, Unavailable)  # a worker came or went, or a shard is away
+                is_soon_again = isinstance(error, Unavailable)  # a worker joined or left, or a shard is away
                 log.log(logging.INFO if is_soon_again else logging.WARNING, "rows are not saved to %s: %s", url, error)
                 took_sec = loop.time() - began
                 await asyncio.sleep(_pause_after_failure(min(1.0, every_sec) if is_soon_again else every_sec, took_sec))
             else:
                 await asyncio.sleep(max(0.0, began + every_sec - loop.time()))
         self._cluster.row_configs.pop(url, None)
-        self._cluster.row_saves.pop(url, None)  # noted with the next change; a series without a job ends at once
+        self._cluster.row_saves.pop(url, None)  # saved with the next change; a series without a job ends at once
 
     async def _save(self, url: str) -> None:
         name = (await self._saves.begin(pb.BeginSaveRequest(url=url))).name

@@ -1,4 +1,4 @@
-"""What a restore loads into which table: the tables of a checkpoint against those of the cluster. No I/O."""
+"""Decides what a restore loads into which table, from the tables of a checkpoint and of the cluster, without I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
-from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ....proto.schema import SGD, TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.registry import Registry, first_difference
@@ -14,11 +14,11 @@ from ..state.registry import Registry, first_difference
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What each shard loads.
+    """The tables that each shard loads.
 
     Attributes:
-        tables: of the checkpoint, and those of the namespace that are empty afterwards.
-        made: ids of tables that the cluster did not have.
+        tables: the tables of the checkpoint, and the tables of the namespace that the restore empties.
+        made: the ids of tables that the cluster did not have.
     """
 
     tables: list[pb.LoadTable]
@@ -26,21 +26,21 @@ class RestorePlan:
 
     @property
     def table_ids(self) -> set[int]:
-        """Ids of the tables that are emptied and filled."""
+        """The ids of the tables that the restore empties and fills."""
         return {table.schema.id for table in self.tables}
 
 
 def plan_restore(manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry) -> RestorePlan:
-    """The tables of the checkpoint, and the empty ones of the namespace; new ones are in the registry afterwards.
+    """Returns the plan of a restore; tables that the cluster lacked are in the registry afterwards.
 
     Args:
-        manifest: of the checkpoint.
-        request: which tables, under which names.
-        registry: of the cluster; it is as it was when this raises.
+        manifest: the manifest of the checkpoint.
+        request: says which tables are restored, and under which names.
+        registry: the tables of the cluster; it is unchanged when this raises.
 
     Raises:
         NotFound: the checkpoint lacks a table.
-        InvalidArgument: two tables would become one, or a name is none.
+        InvalidArgument: two tables would become one, or a name is not allowed.
         FailedPrecondition: the rows do not fit a table of the cluster.
     """
     made: list[int] = []
@@ -52,7 +52,7 @@ def plan_restore(manifest: files.Manifest, request: pb.RestoreRequest, registry:
 
 
 def forget_tables(registry: Registry, made: list[int]) -> None:
-    """Takes back what a plan has made."""
+    """Removes the tables that a plan has added to the registry."""
     for table_id in made:
         registry.remove(table_id)
 
@@ -88,10 +88,10 @@ def _planned(
 def _target(
     registry: Registry, saved: TableSchema, name: str, reset_optimizer: bool, made: list[int]
 ) -> tuple[TableSchema, bool]:
-    """The schema that a saved table is loaded into, and whether its optimizer's state begins anew."""
+    """Returns the schema that a saved table is loaded into, and whether the optimizer state is reset."""
     namespace, slash, short = name.partition("/")
     if not slash:
-        raise InvalidArgument(f"restore: table {name!r} is not allowed; allowed: NAMESPACE/NAME")
+        raise not_allowed("restore: table", name, "NAMESPACE/NAME")
     present = registry.get(namespace, short)
     if present is None:
         schema, _ = registry.admit(replace(saved, namespace=namespace, name=short))
@@ -103,24 +103,24 @@ def _target(
     field_name, now, then = difference
     if field_name in ("dim", "dtype"):
         raise FailedPrecondition(
-            f"restore: table {present.full_name} has {field_name} {now!r}, the checkpoint {then!r}; rows cannot be "
+            f"restore: table {present.full_name} has {field_name} {now!r}, the checkpoint has {then!r}; rows cannot be "
             "carried over; leave the table out, or give it another name"
         )
     if _state_of(present) != _state_of(saved) and not reset_optimizer:
         raise FailedPrecondition(
             f"restore: table {present.full_name} has optimizer {_state_of(present)}, the checkpoint "
-            f"{_state_of(saved)}; its state begins anew only when asked (reset_optimizer)"
+            f"has {_state_of(saved)}; the optimizer state is reset only with reset_optimizer"
         )
     return present, _state_of(present) != _state_of(saved)
 
 
 def rows_differ(present: TableSchema, saved: TableSchema) -> bool:
-    """Whether rows of one schema cannot be rows of the other."""
+    """Whether rows of one schema do not fit the other schema."""
     return (present.dim, present.dtype, _state_of(present)) != (saved.dim, saved.dtype, _state_of(saved))
 
 
 def _state_of(schema: TableSchema) -> str:
-    """What decides the form of the optimizer's state."""
+    """Returns a name for the layout of the optimizer's state."""
     optimizer = schema.optimizer
     has_momentum = isinstance(optimizer, SGD) and optimizer.momentum != 0
     return type(optimizer).__name__ + (" with momentum" if has_momentum else "")

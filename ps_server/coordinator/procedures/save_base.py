@@ -1,4 +1,4 @@
-"""What a save of changes adds to, or whether it holds all rows."""
+"""Decides whether a save holds all rows, or the changes since a base checkpoint."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..state.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
-MOST_LINKS = 32  # checkpoints that one may need
+MOST_LINKS = 32  # the largest number of checkpoints that a save may need
 
 
 @dataclass(frozen=True)
 class Base:
-    """What a save of changes adds to.
+    """The checkpoint whose changes a save holds.
 
     Attributes:
-        manifest: of the checkpoint since which rows count.
-        needs: names of all that the save needs, the oldest first and this one last.
-        full_bytes: of the rows of the oldest, which has all.
-        since_full: saves since that one, with this one.
+        manifest: the manifest of that checkpoint.
+        needs: the names of all checkpoints that the save needs, the oldest first and this one last.
+        full_bytes: the size of the row files of the oldest, which has all rows.
+        since_full: the number of saves since the oldest, including the new one.
     """
 
     manifest: files.Manifest
@@ -33,10 +33,10 @@ class Base:
 
 
 def find_base(folder: Folder, cluster: Cluster, full_every: int) -> Base | None:
-    """What the next save of a cluster may add what changed to; None: it holds all rows.
+    """Returns the base of the next save of a cluster; None when the save has to hold all rows.
 
-    All rows are due after so many saves as were asked for, and when what changed since weighs as much as they did.
-    A chain that is as long as it may be is cut short: the save holds what changed since all rows were saved.
+    All rows are due after ``full_every`` saves, and when the changes since are as large as all rows were. A chain of
+    the greatest length is cut short: the save then holds the changes since all rows were saved.
     """
     if full_every <= 1:
         return None
@@ -56,7 +56,7 @@ def find_base(folder: Folder, cluster: Cluster, full_every: int) -> Base | None:
     except NotFound:
         return None
     except SparserowError as error:
-        log.warning("%s: all rows are saved: %s", folder.url, error)
+        log.warning("%s: the save holds all rows: %s", folder.url, error)
         return None
     full_bytes = newest.full_bytes if full is None else full.row_bytes
     if newest.chain_bytes >= full_bytes:

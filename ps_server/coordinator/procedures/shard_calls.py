@@ -1,7 +1,7 @@
-"""Tells the shards what they must know: route, tables and jobs.
+"""Sends the shards the state that they need: route, tables and jobs.
 
-What is told is always the present state, and every shard is told one thing at a time, in order. A shard that cannot
-be told is *behind*: it does not count as serving until its next heartbeat, when it is told everything.
+A message always has the present state, and every shard receives one message at a time, in order. A shard that cannot be
+informed is *behind*: it does not count as serving until its next heartbeat, when it receives the whole state.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ from ..state.shards import Shard, ShardPhase
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_SEC = 5.0
-REFUSAL_DEADLINE_SEC = 40.0  # requests for rows that came before end within it
+REFUSAL_DEADLINE_SEC = 40.0  # earlier requests for rows end within it
 _LOOK_SEC = 0.5
 _TABLES_A_CALL = 1000
 
 
 class ShardLink:
-    """The connection to the process that holds a shard; made anew when another process takes over."""
+    """The connection to the process that has a shard; a new one is made when another process replaces it.
+
+    Attributes:
+        instance: the random number of the process.
+        lock: held during a message, so that the shard receives one message at a time.
+    """
 
     def __init__(self, instance: int, address: tuple[str, int], index: int) -> None:
         self.instance = instance
@@ -44,14 +49,20 @@ class ShardLink:
         self._stub: Any = pb_grpc.ShardStub(self._channel)
 
     async def call(self, method: str, request: Any, deadline_sec: float | None = CALL_DEADLINE_SEC) -> Any:
-        """One call with a deadline (None: the system's); raises errors of the taxonomy."""
+        """Makes one call and returns its reply; raises errors of the taxonomy.
+
+        Args:
+            method: the name of the method in the Shard service.
+            request: the message to send.
+            deadline_sec: the deadline in seconds; None means no deadline.
+        """
         try:
             return await getattr(self._stub, method)(request, timeout=deadline_sec)
         except grpc.RpcError as error:
             raise error_of_status(error, self._peer) from None
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """A call with many replies; it ends with the shard, and with its reader."""
+        """Yields the replies of a call with many replies; the call ends with the shard, or when its reader stops."""
         try:
             async for reply in getattr(self._stub, method)(request):
                 yield reply
@@ -59,16 +70,16 @@ class ShardLink:
             raise error_of_status(error, self._peer) from None
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         await self._channel.close()
 
 
 class ShardCalls:
-    """The shards of one cluster, as the coordinator reaches them. Belongs to one event loop.
+    """The connections of the coordinator to the shards of one cluster. It belongs to one event loop.
 
     Args:
-        cluster: whose shards.
-        written: returns when the cluster is kept as it is now; what depends on it is told after that.
+        cluster: the cluster of the shards.
+        written: returns when the present state of the cluster is saved; messages that depend on it are sent afterwards.
     """
 
     def __init__(self, cluster: Cluster, written: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -77,23 +88,23 @@ class ShardCalls:
         self._links: dict[int, ShardLink] = {}
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def state_is_written(self) -> None:
-        """Returns when the cluster is kept as it is now.
+        """Returns when the present state of the cluster is saved.
 
         Raises:
-            SparserowError: it cannot be kept.
+            SparserowError: the state cannot be saved.
         """
         if self._written is not None:
             await self._written()
 
     async def catch_up(self, shard: Shard) -> None:
-        """Tells a shard everything, and removes what it has and should not; then it serves.
+        """Sends a shard the whole state, and removes tables and jobs that it should not have; then it serves.
 
         Raises:
-            SparserowError: it could not be told; it stays behind.
+            SparserowError: the shard could not be informed; it stays behind.
         """
         await self.state_is_written()
         link = await self._link(shard)
@@ -112,10 +123,11 @@ class ShardCalls:
             for schemas in _batches(self._cluster.registry.tables(), tables_a_call):
                 await link.call("CreateTable", pb.ShardCreateTableRequest(schemas=map(message_of_schema, schemas)))
             for job_id, roster in list(rosters.items()):
-                # Refused when a newer operation has begun there: its decision will be told in turn.
+                # The shard refuses this when a newer operation has begun on it, whose decision is sent in turn.
                 with contextlib.suppress(FailedPrecondition):
                     await link.call("SetJob", self._job_message(job_id, roster))
-            # A shard without the route refuses every call as not ready: no caller meets a shard that is half told.
+            # A shard without a route refuses every call as not ready, so no caller meets a shard with half of the
+            # state.
             await link.call("SetRoute", self._route_request())
             self._cluster.shards.mark_serving(shard.index, link.instance)
 
@@ -123,7 +135,7 @@ class ShardCalls:
         """Tells every serving shard which tables are refused; returns when no request sees their rows any more.
 
         Raises:
-            SparserowError: as :meth:`create_table`.
+            SparserowError: as for :meth:`create_table`.
         """
         request = self._route_request()
         await self._tell_all(lambda link: link.call("SetRoute", request, REFUSAL_DEADLINE_SEC))
@@ -135,12 +147,12 @@ class ShardCalls:
         """Creates a table on every serving shard.
 
         Raises:
-            SparserowError: the first shard's refusal; every shard has been asked.
+            SparserowError: the refusal of the first shard that refused; every shard has been asked.
         """
         await self._tell_all(lambda link: link.call("CreateTable", pb.ShardCreateTableRequest(schemas=[message])))
 
     async def drop_table(self, table_id: int) -> None:
-        """Drops a table on every serving shard, where it may be gone already."""
+        """Drops a table on every serving shard; a shard that lacks the table is left as it is."""
 
         async def drop(link: ShardLink) -> None:
             with contextlib.suppress(NotFound):
@@ -149,10 +161,10 @@ class ShardCalls:
         await self._tell_all(drop)
 
     async def sweep(self, table_id: int, *, dry_run: bool, deadline_sec: float | None) -> pb.SweepTableReply:
-        """Sweeps a table on every serving shard; nothing else waits for it.
+        """Sweeps a table on every serving shard; other calls do not wait for it.
 
         Raises:
-            SparserowError: the first shard's; the others have been asked.
+            SparserowError: the error of the first shard that failed; the other shards have been asked.
         """
         request = pb.ShardSweepRequest(table_id=table_id, dry_run=dry_run)
         serving = [shard for shard in self._cluster.shards.shards if shard.phase is ShardPhase.SERVING]
@@ -171,12 +183,18 @@ class ShardCalls:
     async def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[WorkerKey], lease_sec: float = 0.0
     ) -> list[dict[WorkerKey, CommitWindow]]:
-        """Holds a job on every shard; returns what each of them has of each worker. With a lease, it goes on by itself
-        after so long, should this process be gone by then.
+        """Freezes a job on every shard, and returns what each shard knows of each worker's commits.
+
+        Args:
+            job_id: the id of the job.
+            operation: the number of this operation.
+            fence: the (worker id, epoch) pairs whose commits the shards refuse from now on.
+            lease_sec: the time after which the shards release the job by themselves, in case this process has ended; 0
+                means never.
 
         Raises:
-            Unavailable: a shard cannot be reached; those that can hold the job now.
-            SparserowError: as :meth:`create_table`.
+            Unavailable: a shard cannot be reached; the job is frozen on the others now.
+            SparserowError: as for :meth:`create_table`.
         """
         self._check_all_reached()
         request = pb.FreezeJobRequest(
@@ -195,10 +213,15 @@ class ShardCalls:
         ]
 
     async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
-        """Tells every shard what was decided; a shard that is away learns it when it is back.
+        """Sends every shard the decided members of a job; a shard that is away receives them when it is back.
+
+        Args:
+            job_id: the id of the job.
+            roster: the decided members.
+            all_or_none: whether no shard is informed when one is away.
 
         Raises:
-            SparserowError: as :meth:`create_table`; with ``all_or_none`` also when a shard is away, and none is told.
+            SparserowError: as for :meth:`create_table`; with ``all_or_none`` also when a shard is away.
         """
         if all_or_none:
             self._check_all_reached()
@@ -211,10 +234,10 @@ class ShardCalls:
         return job_message(job_id, roster, proofs)
 
     async def drop_job(self, job_id: int, operation: int) -> None:
-        """Ends a job on every serving shard, where it may be gone already.
+        """Ends a job on every serving shard; a shard that does not know the job is left as it is.
 
         Raises:
-            SparserowError: as :meth:`create_table`.
+            SparserowError: as for :meth:`create_table`.
         """
 
         async def drop(link: ShardLink) -> None:
@@ -224,20 +247,20 @@ class ShardCalls:
         await self._tell_all(drop)
 
     async def stats(self, shard: Shard) -> pb.ShardStatsReply:
-        """What a shard holds.
+        """Returns the statistics of a shard.
 
         Raises:
-            SparserowError: it cannot be asked.
+            SparserowError: the shard cannot be asked.
         """
         reply: pb.ShardStatsReply = await (await self._link(shard)).call("Stats", pb.ShardStatsRequest())
         return reply
 
     async def cut(self, request: pb.CutRequest) -> list[pb.CutReply]:
-        """Has every shard keep its rows of one instant.
+        """Lets every shard preserve its rows of one instant.
 
         Raises:
-            FailedPrecondition: a shard is of an earlier build.
-            SparserowError: as :meth:`create_table`.
+            FailedPrecondition: a shard runs an earlier build.
+            SparserowError: as for :meth:`create_table`.
         """
         self._check_all_reached()
         for shard in self._cluster.shards.shards:
@@ -248,19 +271,19 @@ class ShardCalls:
         return await all_of(link.call("Cut", request, deadline_sec=deadline_sec) for link in links)
 
     async def end_cut(self, save: str) -> None:
-        """Has every shard that can be reached forget what it keeps for a save."""
+        """Lets every shard that can be reached release the rows that it preserves for a save."""
         request = pb.EndCutRequest(save=save)
         serving = [shard for shard in self._cluster.shards.shards if shard.is_live]
         links = [await self._link(shard) for shard in serving]
         await asyncio.gather(*(link.call("EndCut", request) for link in links), return_exceptions=True)
 
     async def stream(self, shard: Shard, method: str, request: Any) -> AsyncIterator[Any]:
-        """Replies of a long call to one shard, which may take its time as long as it lives.
+        """Yields the replies of a long call to one shard, which may take any time while the shard lives.
 
         Raises:
-            Unavailable: its lease has ended, or another process holds it now.
-            FailedPrecondition: it is of an earlier build.
-            SparserowError: what it answered.
+            Unavailable: the shard's lease has ended, or another process has the shard now.
+            FailedPrecondition: the shard runs an earlier build.
+            SparserowError: the shard answered with it.
         """
         _check_build(shard)
         await self.state_is_written()
@@ -273,14 +296,14 @@ class ShardCalls:
                     if not shard.is_live or shard.instance != link.instance:
                         raise Unavailable(f"shard {shard.index} was lost while it was asked to {method.lower()}")
             finally:
-                coming.cancel()  # which ends the call, unless it has been answered
+                coming.cancel()  # ends the call, unless it has been answered
             reply = coming.result()
             if reply is None:
                 return
             yield reply
 
     def route_message(self) -> pb.Route:
-        """The present slot map."""
+        """Returns the present slot map."""
         slots = self._cluster.slots
         runs = [pb.SlotRun(start=start, shard=shard) for start, shard in slots.runs()]
         return pb.Route(epoch=slots.epoch, slot_count=slots.slot_count, runs=runs)
@@ -325,16 +348,16 @@ def _batches(schemas: list[TableSchema], size: int) -> Iterable[list[TableSchema
 
 
 def _check_build(shard: Shard) -> None:
-    """Raises unless a shard writes and reads checkpoints as this coordinator does, as far as it has said."""
+    """Raises FailedPrecondition when a shard is known to run an earlier build, whose checkpoints have another form."""
     if 0 < shard.protocol < SHARD_PROTOCOL:
         raise FailedPrecondition(
-            f"shard {shard.index} is of an earlier build, whose checkpoints have another form; start it again with "
+            f"shard {shard.index} runs an earlier build, whose checkpoints have another form; restart it with "
             "this build, then save or restore"
         )
 
 
 async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """All results; the first error, once all have ended."""
+    """Returns all results; raises the first error once all calls have ended."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -343,7 +366,13 @@ async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def job_message(job_id: int, roster: Roster, proofs: Mapping[tuple[int, int], bytes]) -> pb.SetJobRequest:
-    """A job as shards know it; ``proofs`` of its workers by (worker id, epoch)."""
+    """Returns a job in the form that shards receive.
+
+    Args:
+        job_id: the id of the job.
+        roster: the members of the job.
+        proofs: the proof of each worker, by (worker id, epoch).
+    """
     return pb.SetJobRequest(
         job_id=job_id,
         name=roster.name,

@@ -1,4 +1,4 @@
-"""What a restore asks of the shards: to read a checkpoint's files and compare them, and to load their slots of it."""
+"""Lets the shards verify the files of a checkpoint, and load their slots from it, for a restore."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from .shard_calls import ShardCalls, all_of
 
 log = logging.getLogger(__name__)
 
-_SHARD_DEADLINE_SEC = 60.0  # for a process to take the place of one that ended, beyond its lease
-_MOST_TRIES = 4  # of one shard
+_SHARD_DEADLINE_SEC = 60.0  # beyond the lease: time for a new process to replace an ended one
+_MOST_TRIES = 4  # attempts of one shard
 _LOOK_SEC = 0.05
-_PAUSE_SEC = 0.5  # before a process that refused is asked again
+_PAUSE_SEC = 0.5  # before a shard that failed is asked again
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a shard has loaded, and which process of it."""
+    """The reply of a shard to its load.
+
+    Attributes:
+        instance: the process of the shard that has loaded.
+        reply: its reply.
+    """
 
     instance: int
     reply: pb.LoadReply
 
 
 class ShardLoads:
-    """The loads of one restore. Belongs to one event loop.
+    """The loads of one restore. It belongs to one event loop.
 
     Args:
-        cluster: whose shards load.
-        shard_calls: reaches them.
-        request: for every shard, but for its lineage.
-        may_begin_anew: a process without rows may take the place of one that ends; else its end is the restore's.
+        cluster: the cluster whose shards load.
+        shard_calls: the connections to the shards.
+        request: the request for every shard, without its lineage.
+        may_begin_anew: whether a process without rows may replace a process that ends. Otherwise the end of a process
+            fails the restore.
     """
 
     def __init__(
@@ -51,13 +57,13 @@ class ShardLoads:
         self._shard_calls = shard_calls
         self._request = request
         self._may_begin_anew = may_begin_anew
-        self._loaded: dict[int, Loaded] = {}  # by shard
+        self._loaded: dict[int, Loaded] = {}  # by index of the shard
 
     async def verify(self) -> None:
-        """Every file is read by one shard, and compared with what the manifest says; no table is touched.
+        """Lets the shards read every file once and compare it with the manifest; no table is touched.
 
         Raises:
-            DataLoss: a file is missing or damaged (names it).
+            DataLoss: a file is missing or damaged; the text names it.
             SparserowError: a shard cannot be reached.
         """
         shards = self._cluster.shards.shards
@@ -70,27 +76,31 @@ class ShardLoads:
         return request
 
     async def load(self, windows_json: str) -> None:
-        """Every shard empties its tables and loads them; one whose process ends begins anew with the next process.
+        """Lets every shard empty its tables and load them; when a process ends, the next process of the shard begins
+        again.
 
         Args:
-            windows_json: of the jobs that go back, for every shard.
+            windows_json: the commit windows of the restored jobs, for every shard.
 
         Raises:
-            DataLoss: a file is missing or damaged (names it).
-            SparserowError: a shard has no room, or nothing takes the place of one that ended.
+            DataLoss: a file is missing or damaged; the text names it.
+            SparserowError: a shard has no room, or no process replaces one that ended.
         """
         self._request.windows_json = windows_json
         while pending := list(self._without_rows()):
             await all_of(self._load_shard(shard) for shard in pending)
 
     def check_loaded(self) -> None:
-        """Raises Unavailable when a process that has loaded its rows is no longer the shard's."""
+        """Raises Unavailable when a process that has loaded its rows no longer has the shard."""
         for shard in self._without_rows():
-            raise Unavailable(f"shard {shard.index} ended when it had its rows, and another process took its place")
+            raise Unavailable(
+                f"shard {shard.index} ended after it had loaded its rows, and another process has "
+                f"replaced it; restore again"
+            )
 
     @property
     def rows(self) -> int:
-        """On all shards."""
+        """The number of loaded rows on all shards."""
         return sum(loaded.reply.rows for loaded in self._loaded.values())
 
     def _without_rows(self) -> Iterable[Shard]:
@@ -110,21 +120,21 @@ class ShardLoads:
                 tries += 1
                 if not self._may_begin_anew or tries == _MOST_TRIES:
                     raise
-                log.warning("shard %d begins its load anew when it serves again: %s", shard.index, error)
+                log.warning("shard %d loads again once it serves: %s", shard.index, error)
             await asyncio.sleep(_PAUSE_SEC)
             await self.until_serving(shard)
 
     async def until_serving(self, shard: Shard) -> None:
-        """Returns when a shard has been told everything.
+        """Returns when a shard serves, so that it has the whole state.
 
         Raises:
-            Unavailable: it was not, in time.
+            Unavailable: the shard did not serve in time.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.shards.lease_sec + _SHARD_DEADLINE_SEC
         while shard.phase is not ShardPhase.SERVING:
             if loop.time() > deadline:
-                raise Unavailable(f"shard {shard.index} ended, and no process has taken its place")
+                raise Unavailable(f"shard {shard.index} ended, and no process has replaced it")
             await asyncio.sleep(_LOOK_SEC)
 
     async def _stream(self, shard: Shard, request: pb.LoadRequest) -> pb.LoadReply:

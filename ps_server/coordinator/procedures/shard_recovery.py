@@ -1,7 +1,7 @@
-"""A shard that ended comes back alone, while the other shards and the workers of jobs without barrier go on.
+"""Restores a single shard that ended, while the other shards and the workers of jobs without barrier continue.
 
-Another process takes its place, gets its rows from the newest checkpoint, and is let in (docs/internals/consistency.md,
-rules 15 and 17).
+Another process replaces the ended one, loads the rows of the newest checkpoint, and then serves
+(docs/internals/consistency.md, rules 15 and 17).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class ShardRecoveries:
-    """One recovery of a shard at a time. Belongs to one event loop.
+    """Restores single shards, one at a time. It belongs to one event loop.
 
     Attributes:
-        failure: why the last one cannot be done; empty while all is well.
+        failure: why the last recovery failed; empty when it succeeded.
     """
 
     def __init__(
@@ -39,43 +39,43 @@ class ShardRecoveries:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._tables_lock = tables_lock
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the instance of the process that is restored
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by instance of the restored process
         self._save = save
         self.failure = ""
 
     @property
     def done(self) -> int:
-        """Recoveries that ended well."""
+        """The number of recoveries that succeeded."""
         return sum(shard.restores for shard in self._cluster.shards.shards)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancels the recoveries that are under way."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def problem(self) -> str:
-        """Why a shard that has ended cannot come back alone now; empty when it can."""
+        """Returns why a shard that has ended cannot be restored alone now; empty when it can."""
         cluster = self._cluster
         if cluster.damage is not None:
-            return ""  # it has no rows to lose: a restore gives it all of them
+            return ""  # it has no rows to lose, and a restore gives it all rows
         if cluster.rows_source is None:
             return "no checkpoint has the rows of this cluster"
         if barrier := self._barrier():
-            return f"job {barrier} is synchronous: its workers and all shards go back together"
+            return f"job {barrier} is synchronous: its workers and all shards have to be restored together"
         return self.failure if any(shard.restoring for shard in cluster.shards.shards) else ""
 
     def passes(self) -> bool:
-        """Whether :meth:`problem` goes away by itself: with the end of a job."""
+        """Whether :meth:`problem` ends by itself, with the end of a job."""
         return self._cluster.rows_source is not None and bool(self._barrier())
 
     def _barrier(self) -> str:
-        """The name of a synchronous job; empty when there is none."""
+        """Returns the name of a synchronous job; empty when there is none."""
         jobs = self._cluster.jobs.jobs.values()
         return next((job.full_name for job in jobs if job.terms.staleness == 0), "")
 
     def begin(self, shard: Shard) -> None:
-        """Restores a shard that has registered, and lets it in; harmless when that is under way."""
+        """Restores a shard that has registered, and lets it serve; the call is harmless when that is under way."""
         if shard.instance in self._tasks:
             return
         self._tasks[shard.instance] = asyncio.get_running_loop().create_task(self._run(shard, shard.instance))
@@ -84,7 +84,10 @@ class ShardRecoveries:
         try:
             await self._recover(shard, instance)
             self.failure = ""
-        except (Unavailable, DeadlineExceeded) as error:  # it ended again, or is slow: its next heartbeat tries anew
+        except (
+            Unavailable,
+            DeadlineExceeded,
+        ) as error:  # the shard ended again, or is slow; its next heartbeat tries again
             log.warning("shard %d is not restored yet: %s", shard.index, error)
         except SparserowError as error:
             self.failure = f"shard {shard.index} cannot be restored: {error}"
@@ -105,7 +108,7 @@ class ShardRecoveries:
         async with self._tables_lock:
             _check_held(shard, instance)
             if not shard.restoring:
-                return  # a restore of all tables has given it its rows
+                return  # a restore of all tables has loaded its rows
             manifest = await asyncio.to_thread(files.read_manifest, folder, name)
             if manifest.slot_count != cluster.slots.slot_count:
                 raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")
@@ -121,14 +124,14 @@ class ShardRecoveries:
             async for reply in self._shard_calls.stream(shard, "Load", request):
                 loaded = reply
             _check_held(shard, instance)
-            # Before it serves: a coordinator that is started again must not put it back a second time.
+            # Saved before the shard serves: a restarted coordinator must not restore it a second time.
             shard.restoring = False
             shard.restores += 1
             self._save()
             await self._shard_calls.catch_up(shard)
         log.warning(
-            "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before; what was committed to it "
-            "since is lost, but for what workers still hold",
+            "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before. Commits to it since then "
+            "are lost, except for those that workers still hold",
             shard.index,
             asyncio.get_running_loop().time() - began,
             loaded.rows,
@@ -138,7 +141,7 @@ class ShardRecoveries:
         )
 
     def _tables(self, manifest: files.Manifest, shard: Shard) -> list[pb.LoadTable]:
-        """The present tables; one that the checkpoint does not have is empty."""
+        """Returns the present tables to load; a table that the checkpoint lacks is loaded without rows."""
         saved = {table.schema.id: table.schema for table in manifest.tables}
         tables = []
         for schema in self._cluster.registry.tables():
@@ -152,7 +155,7 @@ class ShardRecoveries:
         return tables
 
     def _windows(self, manifest: files.Manifest, shard: Shard) -> list[dict[str, Any]]:
-        """What the checkpoint knows of the commits that this shard had taken, by job."""
+        """Returns what the checkpoint knows of the commits that this shard had accepted, by job."""
         same_shards = manifest.cluster_id == self._cluster.cluster_id and manifest.shards == len(
             self._cluster.shards.shards
         )
@@ -166,9 +169,9 @@ class ShardRecoveries:
 
 
 def _check_held(shard: Shard, instance: int) -> None:
-    """Raises Unavailable when another process has taken the place of the one that is restored: it has no rows yet."""
+    """Raises Unavailable when another process has replaced the one that is restored, because it has no rows yet."""
     if shard.instance != instance:
-        raise Unavailable("another process has taken its place")
+        raise Unavailable("another process has replaced the process that was being restored")
 
 
 def _age_of(manifest: files.Manifest) -> str:

@@ -1,4 +1,4 @@
-"""Creates and drops tables: on all shards or on none."""
+"""Creates and drops tables, on all shards or on none."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 class Tables:
-    """One change at a time. Belongs to one event loop.
+    """Changes the tables of a cluster, one change at a time. It belongs to one event loop.
 
-    A change that has begun reaches every shard, whether its caller still waits or not. A shard that was left out
-    would bring the rows of a dropped table to the next table of its name.
+    A change that has begun reaches every shard, whether its caller still waits or not. A shard that was left out would
+    bring the rows of a dropped table to the next table of its name.
 
     Args:
-        cluster: its registry is changed only here and by a restore.
-        shard_calls: reaches the shards.
-        save: puts the cluster on disk (or nowhere), before anything is told to a shard.
+        cluster: the state of the cluster; only this class and a restore change its registry.
+        shard_calls: the connections to the shards.
+        save: saves the cluster, where it is saved, before anything is sent to a shard.
 
     Attributes:
-        lock: taken by all that must not meet a change of tables.
+        lock: held by everything that must not overlap with a change of tables.
     """
 
     def __init__(self, cluster: Cluster, shard_calls: ShardCalls, save: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Tables:
         self._changes: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Ends what is under way; a shard that was not told drops the table when it catches up."""
+        """Cancels the changes that are under way; a shard that was not informed drops the table when it catches up."""
         for change in self._changes:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
@@ -52,25 +52,25 @@ class Tables:
         """Creates a table, or finds it.
 
         Raises:
-            FailedPrecondition: it is there with another schema.
+            FailedPrecondition: the table exists with another schema.
             Unavailable: not every shard serves; nothing is changed.
-            SparserowError: a shard's refusal; no shard has the table.
+            SparserowError: a shard refused; no shard has the table.
         """
         return await self._to_the_end(lambda: self._create(request))
 
     async def drop(self, request: pb.DropTablesRequest, *, counts: bool = True) -> pb.DropTablesReply:
-        """Removes tables and their rows, or a namespace with its tables; says in a dry run what would go.
+        """Removes tables and their rows, or a namespace with its tables; a dry run reports what would be removed.
 
         Args:
-            request: which tables.
-            counts: asks every shard first how many rows they have, for the reply.
+            request: names the tables.
+            counts: whether every shard is asked first how many rows the tables have, for the reply.
 
         Raises:
-            InvalidArgument: neither tables nor the whole namespace are named, or both.
+            InvalidArgument: the request names neither tables nor the whole namespace, or both.
             NotFound: there is no such table, or no such namespace.
-            FailedPrecondition: a job of the namespace has workers, and the request wants none.
-            Unavailable: not every shard serves and nothing is changed, or one was lost meanwhile and drops the tables
-                when it is back.
+            FailedPrecondition: a job of the namespace has workers, and the request refuses that.
+            Unavailable: not every shard serves, and nothing is changed; or a shard was lost meanwhile, and drops the
+                tables when it is back.
         """
         if bool(request.names) == request.whole_namespace:
             raise InvalidArgument("DropTablesRequest: names or whole_namespace must be given, and not both")
@@ -92,7 +92,9 @@ class Tables:
         return pb.CreateTableReply(schema=message, created=created)
 
     async def _take_back(self, table_id: int) -> None:
-        """Undoes a creation that a shard refused; a shard that cannot be told drops the table when it catches up."""
+        """Undoes a creation that a shard refused; a shard that cannot be informed drops the
+        table when it catches up.
+        """
         self._cluster.registry.remove(table_id)
         try:
             self._save()
@@ -106,7 +108,8 @@ class Tables:
         if jobs and request.only_unused:
             raise FailedPrecondition(
                 f"namespace {request.namespace!r}: {', '.join(sorted(jobs)[:5])} may use its tables; end "
-                f"{'the job' if len(jobs) == 1 else 'the jobs'} first, or force it: their calls then end as NotFound"
+                f"{'the job' if len(jobs) == 1 else 'the jobs'} first, or force the removal: their calls then end as "
+                f"NotFound"
             )
         reply = pb.DropTablesReply(tables=await self._usage(schemas) if counts else (), jobs=sorted(jobs))
         if request.dry_run:
@@ -137,7 +140,7 @@ class Tables:
         return registry.tables(request.namespace)
 
     async def _usage(self, schemas: list[TableSchema]) -> list[pb.DroppedTable]:
-        """Rows and bytes of tables on all shards."""
+        """Returns the rows and bytes of tables on all shards."""
         rows, size = Counter[int](), Counter[int]()
         for stats in await asyncio.gather(*map(self._shard_calls.stats, self._cluster.shards.shards)):
             for usage in stats.tables:
@@ -146,20 +149,24 @@ class Tables:
         return [pb.DroppedTable(name=schema.name, rows=rows[schema.id], bytes=size[schema.id]) for schema in schemas]
 
     async def tell_refusal(self) -> None:
-        """Tells every shard which tables lack rows now; a shard that cannot be told is behind, and is told later."""
+        """Tells every shard which tables lack rows now; a shard that cannot be informed is behind, and is informed
+        later.
+        """
         try:
             await self._shard_calls.tell_refusal()
         except SparserowError as error:
             log.warning("%s", error)
 
     async def _to_the_end(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """A caller that is gone before its turn has changed nothing; after that the change goes on without it."""
+        """Runs a change under the lock; a caller that goes before its turn changes nothing, and one that goes later
+        does not stop the change.
+        """
         self._cluster.check_ready()
         await self.lock.acquire()
 
         async def run() -> T:
             try:
-                self._cluster.check_ready()  # a shard that was lost meanwhile would not be told
+                self._cluster.check_ready()  # a shard that was lost meanwhile would not be informed
                 return await change()
             finally:
                 self.lock.release()
@@ -176,4 +183,4 @@ class Tables:
 
 def _log_failure(change: asyncio.Task[Any]) -> None:
     if not change.cancelled() and (error := change.exception()) is not None:
-        log.warning("a change of tables whose caller is gone: %s", error)
+        log.warning("a change of tables failed after its caller had gone: %s", error)

@@ -1,1 +1,1 @@
-"""The state of a cluster as plain objects: no clock, no network; times are passed in."""
+"""The state of a cluster as plain objects, without clock or network: callers pass the times in."""

@@ -1,4 +1,4 @@
-"""Below which folders a coordinator saves and restores. A peer's URL is judged as a string before anything opens it."""
+"""Decides in which folders a coordinator saves and restores, from the text of a URL, before anything opens it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _KEY = "checkpoint_roots"
 
 
 class CheckpointRoots:
-    """The folders that ``checkpoint_roots`` names.
+    """The folders that the option ``checkpoint_roots`` names.
 
-    Without them, a coordinator on loopback that asks for no tokens takes local paths and plain schemes. Every other one
-    takes no URL.
+    Without such folders, a coordinator on loopback that asks for no tokens accepts local paths and plain schemes. Any
+    other coordinator without them accepts no URL.
 
     Args:
         roots: paths or URLs; everything below them is allowed.
-        is_loopback: whether only processes of this machine reach the coordinator.
+        is_loopback: whether only processes of this machine can reach the coordinator.
 
     Raises:
-        InvalidArgument: a root is no URL that may be used.
+        InvalidArgument: a root is not a URL that may be used.
     """
 
     def __init__(self, roots: Sequence[str] = (), *, is_loopback: bool = True) -> None:
@@ -30,11 +30,11 @@ class CheckpointRoots:
         self._is_loopback = is_loopback
 
     def check(self, url: str) -> str:
-        """A URL that may be opened, in the form in which URLs are compared.
+        """Returns a URL that may be opened, in the form in which URLs are compared.
 
         Raises:
-            InvalidArgument: it is refused everywhere (``proto/checkpoint/urls.py``).
-            FailedPrecondition: it lies below no root, or there is none; names the key to set.
+            InvalidArgument: the URL is refused everywhere (``proto/checkpoint/urls.py``).
+            FailedPrecondition: the URL is below no root, or there is no root; the text names the option to set.
         """
         checked = check_url("url", url)
         if any(is_inside(checked, root) for root in self.roots):

@@ -1,7 +1,7 @@
-"""All that a coordinator knows, and its form on disk. No I/O; not thread-safe.
+"""The whole state of a coordinator, and its saved form. The module does no I/O and is not thread-safe.
 
-The saved form is one JSON document. It names the holder of each lease, but no end: after a restart all leases begin
-anew, so that the time without a coordinator ends no lease.
+The saved form is one JSON document. It names the holder of each lease, but not the lease's end. After a restart all
+leases begin again, so that the time without a coordinator ends no lease.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .slots import SlotMap
 log = logging.getLogger(__name__)
 
 FORMAT = 5
-_FORMAT_BEFORE = 4  # which counted generations by job
+_FORMAT_BEFORE = 4  # the previous format, which counted generations by job
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a cluster is made of; fixed at its creation, the leases excepted.
+    """The options of a cluster, which its creation fixes, except for the leases.
 
     Args:
-        shards: number of parameter servers.
-        slot_count: power of two in [2, 65536].
+        shards: the number of parameter servers.
+        slot_count: the number of slots, a power of two in [2, 65536].
         worker_lease_sec, shard_lease_sec: see :class:`Membership` and :class:`ShardBook`.
-        checkpoint_roots: below which folders it saves and restores.
+        checkpoint_roots: the folders below which the cluster saves and restores.
         job_memory_sec: see :class:`Membership`.
     """
 
@@ -57,7 +57,9 @@ class ClusterOptions:
 
     @staticmethod
     def of_config(config: ClusterConfig, *, is_loopback: bool, job_memory_sec: float = 3600.0) -> ClusterOptions:
-        """The cluster of a validated configuration; ``is_loopback``: whether only this machine reaches it."""
+        """Returns the options of a validated configuration; ``is_loopback`` says whether only this machine reaches the
+        cluster.
+        """
         return ClusterOptions(
             config.shards,
             config.slot_count,
@@ -70,33 +72,33 @@ class ClusterOptions:
 
 @dataclass
 class Cluster:
-    """The one value that a coordinator is about."""
+    """The state of a cluster, as its coordinator knows it."""
 
     cluster_id: int
     slots: SlotMap
     shards: ShardBook
     registry: Registry = field(default_factory=Registry)
     jobs: Membership = field(default_factory=lambda: Membership(10.0))
-    rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: as the shards were last told
+    rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: the members that the shards know
     operations: int = 0  # number of the newest operation on a job
     rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     data: DataLeases = field(default_factory=DataLeases)
-    row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: every so many seconds, by job
-    row_configs: dict[str, str] = field(default_factory=dict)  # by URL: JSON that these saves repeat
-    saved_at: float | None = None  # Unix seconds: when that was made
+    row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: seconds between saves, by job
+    row_configs: dict[str, str] = field(default_factory=dict)  # by URL: the configuration in these saves, as JSON
+    saved_at: float | None = None  # Unix seconds: the time of the checkpoint in rows_source
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
     lost: LostCommits = field(default_factory=LostCommits)
     damage: Damage | None = None  # tables without all of their rows
     checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
-    loads: int = 0  # restores that began to empty tables, since this process started
+    loads: int = 0  # number of restores that began to empty tables since this process started
 
     @staticmethod
     def create(options: ClusterOptions) -> Cluster:
-        """A new cluster with a random id.
+        """Returns a new cluster with a random id.
 
         Raises:
-            InvalidArgument: ``slot_count`` or ``shards`` out of range.
+            InvalidArgument: ``slot_count`` or ``shards`` is out of range.
         """
         return Cluster(
             cluster_id=secrets.randbits(63) + 1,
@@ -107,7 +109,7 @@ class Cluster:
         )
 
     def check_ready(self) -> None:
-        """Raises Unavailable, naming the shards that are waited for, unless every shard serves."""
+        """Raises Unavailable with the names of the shards that are waited for, unless every shard serves."""
         problem = self.shards.problem()
         if problem:
             raise Unavailable(problem)
@@ -123,19 +125,23 @@ class Cluster:
             raise self.damage.error()
 
     def refusal(self) -> pb.Refusal:
-        """The tables whose rows shards refuse; none while every table is whole."""
+        """Returns the tables whose rows shards refuse; none while every table is whole."""
         return pb.Refusal() if self.damage is None else self.damage.refusal()
 
     def has_rows_in(self, url: str, manifest: Manifest) -> None:
-        """The checkpoint in the folder at ``url`` has all rows of now."""
+        """Notes that the checkpoint in the folder at ``url`` has all present rows."""
         self.rows_source = (url, manifest.name)
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
 
     def note_lost(self, shard: int, ranges: Iterable[pb.LostRange]) -> int:
-        """Counts the commits that a shard says are lost, and logs those that were not known.
+        """Counts the commits that a shard reports as lost, and logs those that were not known.
+
+        Args:
+            shard: the index of the shard.
+            ranges: the lost ranges of steps or sequences.
 
         Returns:
-            How many were not known.
+            The number of commits that were not known.
         """
         new = 0
         for told in ranges:
@@ -158,7 +164,7 @@ class Cluster:
         return new
 
     def to_document(self) -> dict[str, Any]:
-        """The saved form: plain values for JSON."""
+        """Returns the saved form: plain values for JSON."""
         return {
             "format": FORMAT,
             "cluster_id": self.cluster_id,
@@ -193,16 +199,24 @@ class Cluster:
 
     @staticmethod
     def from_document(document: Any, options: ClusterOptions, *, now: float) -> Cluster:
-        """The cluster of a saved form; admitted members get a fresh lease, candidates have to come again.
+        """Returns the cluster of a saved form.
+
+        Admitted members get a new lease; candidates have to register again.
+
+        Args:
+            document: the saved form.
+            options: the options of this start, which must fit the saved cluster.
+            now: the present time on the clock of leases, in seconds.
 
         Raises:
             DataLoss: the document is not of this form.
-            FailedPrecondition: it is of another format, or of a cluster with other options.
+            FailedPrecondition: the document has another format, or its cluster has other options.
         """
         try:
             if document["format"] not in (FORMAT, _FORMAT_BEFORE):
                 raise FailedPrecondition(
-                    f"it has format {document['format']}, this program reads formats {_FORMAT_BEFORE} and {FORMAT}"
+                    f"the state has format {document['format']}; this program reads formats {_FORMAT_BEFORE} and "
+                    f"{FORMAT}"
                 )
             route = document["route"]
             _check_same("shards", len(document["shards"]), options.shards)
@@ -225,7 +239,7 @@ class Cluster:
                 cluster.registry.admit(schema_of_message(pb.TableSchema.FromString(base64.b64decode(text))))
             jobs = cluster.jobs
             jobs.next_worker_id = document["next_worker_id"]
-            for job_id, rank, worker, epoch, *proof in document["workers"]:  # no proof in a state of the version before
+            for job_id, rank, worker, epoch, *proof in document["workers"]:  # the previous version saved no proof
                 identity = Identity(worker, epoch, bytes.fromhex("".join(proof)))
                 jobs.identities.setdefault(job_id, {})[rank] = identity
             jobs.names = dict(document["job_names"])
@@ -235,32 +249,32 @@ class Cluster:
                 jobs.next_generation = document["next_generation"]
             for saved in document["jobs"]:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
-                if job.members:  # of candidates alone it is over: they have to come again
+                if job.members:  # a job of candidates alone is over, and they have to register again
                     jobs.jobs[job.job_id] = job
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
             cluster.rows_source = (url, name) if name else None
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
-            cluster.row_configs = dict(document.get("row_configs", {}))  # none in the version before
+            cluster.row_configs = dict(document.get("row_configs", {}))  # the previous version saved none
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
-            if "faults" in document:  # not of the version before
+            if "faults" in document:  # the previous version saved none
                 cluster.faults = FaultBook.of_document(document["faults"])
-            if "lost" in document:  # nor this
+            if "lost" in document:  # the previous version saved none
                 cluster.lost = LostCommits.of_document(document["lost"])
             if document.get("damage") is not None:
                 cluster.damage = Damage.of_document(document["damage"])
         except FailedPrecondition:
             raise
         except (KeyError, TypeError, ValueError, SparserowError) as error:
-            raise DataLoss(f"it is damaged ({type(error).__name__}: {error})") from None
+            raise DataLoss(f"the state is damaged ({type(error).__name__}: {error})") from None
         return cluster
 
 
 def _check_same(what: str, saved: int, wanted: int) -> None:
     if saved != wanted:
-        raise FailedPrecondition(f"it is of a cluster with {what} {saved}, the command says {wanted}")
+        raise FailedPrecondition(f"the state is of a cluster with {what} {saved}; the command says {wanted}")
 
 
 def _shard_document(shard: Shard) -> dict[str, Any]:

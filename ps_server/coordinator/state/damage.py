@@ -1,4 +1,4 @@
-"""Which tables have rows of no one instant, because a restore of them is under way or has failed. No I/O."""
+"""Notes which tables lack rows, because a restore of them is under way or has failed. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ....proto.errors import FailedPrecondition, SparserowError, Unavailable
 
 @dataclass
 class Damage:
-    """A restore that empties tables, from before the first is emptied until all of them have their rows.
+    """A restore that empties tables, from before the first table is emptied until all of them have their rows.
 
     Attributes:
-        source: ``URL/NAME`` of the checkpoint.
-        table_ids: tables whose rows are refused.
-        failure: why the restore failed; empty: it is under way.
-        request: what was asked for, where the coordinator itself can begin the restore anew; None: a job's workers do.
+        source: the checkpoint, as ``URL/NAME``.
+        table_ids: the tables whose rows are refused.
+        failure: why the restore failed; empty while it is under way.
+        request: the request, when the coordinator itself can begin the restore again; None when a job's workers have
+            to.
     """
 
     source: str
@@ -29,28 +30,29 @@ class Damage:
 
     @property
     def text(self) -> str:
-        """What a user is told."""
+        """The sentence that users and clients see."""
         if not self.failure:
             return f"rows are being restored from {self.source}"
         return (
-            f"the cluster is damaged, since the restore of {self.source} failed ({self.failure}); restore a checkpoint"
+            f"the cluster is damaged, because the restore of {self.source} failed ({self.failure}); restore a "
+            f"checkpoint"
         )
 
     def error(self) -> SparserowError:
-        """Unavailable while the restore goes on, FailedPrecondition once it has failed."""
+        """Returns Unavailable while the restore is under way, and FailedPrecondition once it has failed."""
         return FailedPrecondition(self.text) if self.failure else Unavailable(self.text)
 
     def refusal(self) -> pb.Refusal:
-        """As shards are told it."""
+        """Returns the refusal in the form that shards receive."""
         return pb.Refusal(code=self.error().number, message=self.text, table_ids=sorted(self.table_ids))
 
     def without(self, table_ids: Iterable[int]) -> Damage | None:
-        """What is left when these tables have their rows, or are no more; None: nothing is."""
+        """Returns the damage that remains when these tables are whole or dropped; None when none remains."""
         left = self.table_ids.difference(table_ids)
         return Damage(self.source, left, self.failure, self.request) if left else None
 
     def to_document(self) -> dict[str, Any]:
-        """The saved form: plain values for JSON."""
+        """Returns the saved form: plain values for JSON."""
         request = None if self.request is None else base64.b64encode(self.request.SerializeToString()).decode()
         return {
             "source": self.source,
@@ -61,7 +63,7 @@ class Damage:
 
     @staticmethod
     def of_document(saved: dict[str, Any]) -> Damage:
-        """The value of a saved form."""
+        """Returns the damage of a saved form."""
         request = saved["request"]
         return Damage(
             saved["source"],

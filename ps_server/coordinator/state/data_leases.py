@@ -1,12 +1,12 @@
-"""Which worker trains on which part of an epoch's data. No I/O; not thread-safe.
+"""Decides which worker trains on which part of an epoch's data. The module does no I/O and is not thread-safe.
 
-A pass over the data is cut into chunks, which the workers count alike. A worker leases one chunk after the other. Each
-batch is one commit, so the steps of what a worker has committed say how far it was: when it leaves the job or dies, the
-rest of its chunk goes to another worker.
+A pass over the data is cut into chunks, which all workers count alike. A worker leases one chunk after another. Each
+batch is one commit, so the steps that a worker has committed say how far it is. When a worker leaves the job or dies,
+the rest of its chunk goes to another worker.
 
 Invariants:
  1. A chunk is leased to at most one member of the job.
- 2. A chunk is done only when its worker said so, and was a member then: all its commits are acknowledged.
+ 2. A chunk is done only when its worker said so as a member of the job; all its commits are acknowledged then.
  3. The lease of a worker that is gone ends with the operation that fences it, which knows its last step.
  4. An epoch is over when all its chunks are done; the next one begins with the first worker that asks for it.
 """
@@ -23,18 +23,18 @@ from .epoch_records import EpochRecord, EpochRecords, EpochTest, Sums
 WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
 
 MOST_CHUNKS = 1 << 20
-MOST_JOBS = 1_024  # that have ended: a run may go on the next day
-MOST_ENDED_EPOCHS = 2_000  # whose records are kept of all jobs that have ended
+MOST_JOBS = 1_024  # ended jobs whose data is kept: a run may continue the next day
+MOST_ENDED_EPOCHS = 2_000  # epochs of all ended jobs whose records are kept
 
 
 @dataclass(frozen=True)
 class DataLease:
-    """A chunk that is trained on now.
+    """A chunk that a worker trains on now.
 
     Attributes:
-        holder: the worker that has it.
-        step: with which its holder commits the first batch of it.
-        skip: batches before that one, which the rows have already.
+        holder: the worker that has the lease.
+        step: the step with which the holder commits its first batch of the chunk.
+        skip: the number of batches before that one, which the rows contain already.
     """
 
     holder: WorkerKey
@@ -44,18 +44,18 @@ class DataLease:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a worker asks.
+    """A request of a worker.
 
     Attributes:
-        run: names the run; a new run of the job begins at its first epoch.
-        epoch: from 1.
-        chunks: that an epoch has, as this worker counts.
-        done: chunks that it has finished since it asked last.
-        step: of its next commit.
-        epochs: that the run has; 0: as many as have begun.
-        trained: what it did in the chunks that are done; None: it does not tell.
-        tested: how good the epoch's model is; None: it has not evaluated it.
-        again: its scheduler started it again, so that a run that is over stays over.
+        run: the id of the run; a new run of the job begins at its first epoch.
+        epoch: the number of the epoch, from 1.
+        chunks: the number of chunks of an epoch, as this worker counts.
+        done: the chunks that the worker has finished since its last request.
+        step: the step of its next commit.
+        epochs: the number of epochs of the run; 0 means as many as have begun.
+        trained: the sums of what it trained on in ``done``; None when it does not report them.
+        tested: the evaluation of the epoch's model; None when it has not evaluated it.
+        again: whether its scheduler started it again, so that a run that is over stays over.
     """
 
     run: str
@@ -71,9 +71,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class LeaseAnswer:
-    """What it gets: a chunk and the batches of it to leave out; or none, because the epoch is over, or because others
-    still have the last chunks (then it asks again). ``epoch`` is the one under way; ``record`` is of the epoch that is
-    over, where its workers told of it.
+    """The answer to a worker: a chunk, or none when the epoch is over or other workers have the last chunks.
+
+    In the last case the worker asks again.
+
+    Attributes:
+        chunk: the leased chunk; None when there is none.
+        skip: the number of first batches of the chunk to leave out.
+        is_over: whether the epoch is over.
+        epoch: the epoch under way.
+        record: the record of the epoch that is over; None when its workers reported none.
     """
 
     chunk: int | None = None
@@ -84,7 +91,9 @@ class LeaseAnswer:
 
 
 def _runs(chunks: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, number) of each run of neighbours, ascending. Chunks are leased in order, so that there are few."""
+    """Returns (first, number) of each run of neighbours, ascending. There are few runs, because chunks are leased in
+    order.
+    """
     runs: list[tuple[int, int]] = []
     for chunk in sorted(chunks):
         if runs and sum(runs[-1]) == chunk:
@@ -100,12 +109,18 @@ def _of_runs(runs: Iterable[Sequence[int]]) -> set[int]:
 
 @dataclass
 class JobData:
-    """One job's pass over its data.
+    """The pass of one job over its data.
 
     Attributes:
-        generation: of the job when it was last asked.
-        skips: of chunks without a holder, the batches that the rows have already; 0 where a chunk is not here.
-        records: of this epoch and those before.
+        run: the id of the run; empty after a restore, until a run asks.
+        generation: the generation of the job when it last asked.
+        epoch: the number of the epoch, from 1.
+        chunks: the number of chunks of the epoch.
+        done: the finished chunks.
+        leases: the chunks that workers train on now.
+        skips: the number of batches that the rows contain already, of chunks without a holder; a chunk that is not
+            listed has 0.
+        records: the records of this epoch and the epochs before.
     """
 
     run: str
@@ -124,22 +139,23 @@ class JobData:
         return len(self.done) == self.chunks
 
     def goes_on(self, ask: Ask) -> bool:
-        """Whether workers that ask so after all were gone go on where these were: they are of the same run, and it was
-        not at its end, or a scheduler started them again.
+        """Whether workers with this request continue the pass, after all workers of the job had left.
+
+        They do when they are of the same run, and the run was not at its end or a scheduler started them again.
         """
         return self.run == ask.run and (ask.again or not self._is_at_end(ask.epochs))
 
     def _is_at_end(self, epochs: int) -> bool:
-        """Whether the last epoch is over, and tested where workers tell of that."""
+        """Whether the last epoch is over, and tested where workers report evaluations."""
         last = self.records.get(self.epoch)
         return self.is_over and self.epoch >= epochs and (last is None or last.tested is not None)
 
     def left(self, holder: WorkerKey, last_step: int) -> None:
-        """A worker is gone, and nothing that it still sends counts.
+        """Ends the leases of a worker that is gone; none of its later messages counts.
 
         Args:
             holder: the worker.
-            last_step: of its commits, any shard's; -1: none.
+            last_step: the step of its last commit on any shard; -1 when there is none.
         """
         for chunk, lease in list(self.leases.items()):
             if lease.holder == holder:
@@ -152,25 +168,26 @@ class JobData:
             self.skips[chunk] = batches
 
     def answer(self, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> LeaseAnswer:
-        """Takes what a worker says, and gives it a chunk.
+        """Notes what a worker reports, and leases a chunk to it.
 
         Args:
-            ask: its words.
+            ask: the request of the worker.
             holder: the worker that asks.
-            known: members of the job, and those whose end the shards have not been told yet.
+            known: the members of the job, and those whose end the shards do not know yet.
 
         Raises:
-            FailedPrecondition: it counts other chunks than the others, or goes on before the epoch is over.
+            FailedPrecondition: the worker counts other chunks than the other workers, or begins an epoch before the
+                last is over.
         """
         if ask.tested is not None and (ask.epoch < self.epoch or (ask.epoch == self.epoch and self.is_over)):
             self.records.test(ask.epoch, ask.tested)
-        if ask.epoch < self.epoch:  # it came late, or again: that epoch is over
+        if ask.epoch < self.epoch:  # the request came late, or again: that epoch is over
             return LeaseAnswer(is_over=True, record=self.records.get(ask.epoch))
         if ask.epoch > self.epoch:
             if ask.epoch != self.epoch + 1 or not self.is_over:
                 raise FailedPrecondition(
-                    f"epoch: {ask.epoch} cannot begin; {len(self.done)} of {self.chunks} chunks of epoch {self.epoch} "
-                    "are done"
+                    f"epoch: {ask.epoch} cannot begin yet; {len(self.done)} of {self.chunks} chunks of epoch "
+                    f"{self.epoch} are done"
                 )
             self.epoch, self.chunks = ask.epoch, ask.chunks
             self.done, self.leases, self.skips, self._first = set(), {}, {}, 0
@@ -183,9 +200,9 @@ class JobData:
         for chunk in done:
             del self.leases[chunk]
             self.done.add(chunk)
-        if done and ask.trained is not None:  # once: a call that is repeated has no chunk that is not done
+        if done and ask.trained is not None:  # counts once: a repeated call has no chunk left to finish
             self.records.train(self.epoch, ask.trained)
-        for chunk, lease in list(self.leases.items()):  # its own, when it was not answered
+        for chunk, lease in list(self.leases.items()):  # also its own lease, when the answer was lost
             if lease.holder == holder or lease.holder not in known:
                 del self.leases[chunk]
                 self._skip(chunk, lease, -1)
@@ -201,10 +218,10 @@ class JobData:
         return LeaseAnswer(chunk=free, skip=skip)
 
     def at_cut(self, committed: dict[WorkerKey, int]) -> dict[str, Any]:
-        """What rows that are cut at the workers' last steps have of the epoch: for a checkpoint.
+        """Returns the progress of the epoch in rows that are cut at the workers' last steps, for a checkpoint.
 
         Args:
-            committed: the last step of each worker that is in the cut; -1: none.
+            committed: the last step in the cut of each worker; -1 when there is none.
         """
         then = JobData.of_document(self.to_document())
         for holder in {lease.holder for lease in self.leases.values()}:
@@ -213,7 +230,7 @@ class JobData:
         return {name: saved[name] for name in ("epoch", "chunks", "done", "skips", "records")}
 
     def to_document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns the saved form: plain values for JSON."""
         return {
             "run": self.run,
             "generation": self.generation,
@@ -227,7 +244,7 @@ class JobData:
 
     @staticmethod
     def of_document(saved: dict[str, Any]) -> JobData:
-        """The reverse of :meth:`to_document`."""
+        """Returns the pass of a saved form."""
         leases = {chunk: DataLease((worker, epoch), step, skip) for chunk, worker, epoch, step, skip in saved["leases"]}
         return JobData(
             saved["run"],
@@ -237,18 +254,18 @@ class JobData:
             _of_runs(saved["done"]),
             leases,
             dict(saved["skips"]),
-            EpochRecords.of_document(saved.get("records", [])),  # none in the version before
+            EpochRecords.of_document(saved.get("records", [])),  # the previous version saved none
         )
 
 
 class DataLeases:
-    """The data of all jobs of a cluster."""
+    """The leased data of all jobs of a cluster."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, JobData] = {}  # by job id
 
     def bound(self, running: Collection[int]) -> None:
-        """Forgets the data of ended jobs beyond ``MOST_JOBS``: of those that began to read first."""
+        """Forgets the data of ended jobs beyond ``MOST_JOBS``; the jobs that began to read first are forgotten."""
         ended = [job_id for job_id in self.jobs if job_id not in running]
         for job_id in ended[:-MOST_JOBS]:
             del self.jobs[job_id]
@@ -259,18 +276,18 @@ class DataLeases:
                 self.jobs[job_id].records = EpochRecords()
 
     def left(self, job_id: int, holder: WorkerKey, last_step: int) -> None:
-        """As :meth:`JobData.left`."""
+        """Ends the leases of a worker that is gone, as :meth:`JobData.left` does."""
         if job_id in self.jobs:
             self.jobs[job_id].left(holder, last_step)
 
     def answer(
         self, job_id: int, generation: int, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]
     ) -> LeaseAnswer:
-        """As :meth:`JobData.answer`; a job that is new, or whose former run is over, begins at ``ask.epoch``.
+        """Answers a worker as :meth:`JobData.answer` does; a new job, or a new run of a job, begins at ``ask.epoch``.
 
         Raises:
             InvalidArgument: a number is out of range.
-            FailedPrecondition: as :meth:`JobData.answer`.
+            FailedPrecondition: as for :meth:`JobData.answer`.
         """
         if not 0 < ask.chunks <= MOST_CHUNKS:
             raise not_allowed("chunks", ask.chunks, f"[1, {MOST_CHUNKS}]")
@@ -281,18 +298,18 @@ class DataLeases:
         data = self.jobs.get(job_id)
         if data is None or (data.generation != generation and not data.goes_on(ask)):
             data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
-        data.generation, data.run = generation, data.run or ask.run  # what is restored is of the run that asks first
+        data.generation, data.run = generation, data.run or ask.run  # restored data belongs to the run that asks first
         return replace(data.answer(ask, holder, known), epoch=data.epoch)
 
     def at_cut(self, committed: dict[int, dict[WorkerKey, int]]) -> dict[int, dict[str, Any]]:
-        """As :meth:`JobData.at_cut`, by job id, of those jobs that are in the cut.
+        """Returns the result of :meth:`JobData.at_cut` by job id, for the jobs in the cut.
 
-        The jobs are frozen: the chunks that a worker has reported as done are in the cut.
+        The jobs are frozen, so the chunks that a worker has reported as done are in the cut.
         """
         return {job_id: data.at_cut(committed[job_id]) for job_id, data in self.jobs.items() if job_id in committed}
 
     def restore(self, job_id: int, generation: int, saved: dict[str, Any]) -> None:
-        """Goes back to what a checkpoint has (:meth:`JobData.at_cut`); {}: to the beginning."""
+        """Sets a job's data to what a checkpoint has (:meth:`JobData.at_cut`); {} sets it to the beginning."""
         self.jobs.pop(job_id, None)
         if not saved:
             return

@@ -1,8 +1,8 @@
-"""Which ended jobs are remembered, and for how long. No I/O; not thread-safe.
+"""Decides which ended jobs are remembered, and for how long. The module does no I/O and is not thread-safe.
 
-A job that has ended is remembered by its name and by the worker ids of its ranks: a rank that comes back within the
-time has its id again, and a worker can still tell why it ended. Nothing depends on that memory for correctness, since
-the numbers of workers and of generations never come again (membership.py). So many jobs may shorten it.
+An ended job is remembered by its name and by the worker ids of its ranks. A rank that comes back in time gets its id
+again, and a worker can still report why it ended. Correctness does not depend on this memory, because numbers of
+workers and of generations are never used again (membership.py). Therefore a large number of jobs may shorten it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 MOST_JOBS = 1_024
-MOST_RANKS = 8_192  # of all ended jobs together: about 300 KB of the saved state
+MOST_RANKS = 8_192  # ranks of all ended jobs together, about 300 KB of the saved state
 
 
 class EndedJobs:
-    """When each job ended that is remembered and does not run.
-
-    Args:
-        memory_sec: a job is forgotten so many seconds after its end.
+    """The times at which remembered jobs ended.
 
     The times are not saved: after a restart of the coordinator each ended job is remembered for the whole time again.
+
+    Args:
+        memory_sec: the seconds after its end at which a job is forgotten.
     """
 
     def __init__(self, memory_sec: float) -> None:
         self._memory_sec = memory_sec
-        self._since: dict[int, float] = {}  # by job id, the earliest first
+        self._since: dict[int, float] = {}  # the time of the end by job id, the earliest first
 
     def to_forget(self, ranks: Mapping[int, int], running: Collection[int], now: float) -> list[int]:
-        """The jobs that are remembered no longer, the one that ended first at the front.
+        """Returns the jobs that are to be forgotten; the job that ended first comes first.
 
         Args:
-            ranks: of each job that is remembered, how many ranks it had.
+            ranks: the number of ranks of each remembered job, by job id.
             running: jobs that have members, or that shards may still know.
-            now: seconds of a monotonic clock.
+            now: the present time of a monotonic clock, in seconds.
         """
         for job_id in [job_id for job_id in self._since if job_id in running or job_id not in ranks]:
             del self._since[job_id]

@@ -1,4 +1,7 @@
-"""What a run's workers trained on and measured in each epoch, former lives of them included. No I/O."""
+"""Records what the workers of a run trained on and measured in each epoch, also before a restart.
+
+The module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,21 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....proto.errors import InvalidArgument
+from ....proto.errors import not_allowed
 
-MOST_EPOCHS = 1_000  # of one job, the newest: the state is written with each lease
+MOST_EPOCHS = 1_000  # kept epochs of a job, the newest: the state is written with each lease
 _MOST_SAMPLES = 1 << 53  # exact in JSON
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of the workers of a run in one epoch.
+    """The sums over the workers of a run in one epoch.
 
     Attributes:
-        samples: trained on.
-        measured: of these, samples whose loss is in ``loss_sum``.
-        loss_sum: of losses.
-        seconds: that workers took, added up.
+        samples: the number of samples that were trained on.
+        measured: the number of these samples whose loss is in ``loss_sum``.
+        loss_sum: the sum of losses.
+        seconds: the sum of the workers' times.
     """
 
     samples: int = 0
@@ -29,17 +32,17 @@ class Sums:
     seconds: float = 0.0
 
     def check(self) -> None:
-        """Raises InvalidArgument for what no worker measures."""
+        """Raises InvalidArgument for values that no worker can measure."""
         for name in ("samples", "measured"):
             if not 0 <= getattr(self, name) < _MOST_SAMPLES:
-                raise InvalidArgument(f"trained.{name}: {getattr(self, name)} is not allowed; allowed: [0, 2^53)")
+                raise not_allowed(f"trained.{name}", getattr(self, name), "[0, 2^53)")
         if not math.isfinite(self.loss_sum):
-            raise InvalidArgument(f"trained.loss_sum: {self.loss_sum} is not allowed; allowed: a finite number")
+            raise not_allowed("trained.loss_sum", self.loss_sum, "a finite number")
         if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise InvalidArgument(f"trained.seconds: {self.seconds} is not allowed; allowed: a finite number >= 0")
+            raise not_allowed("trained.seconds", self.seconds, "a finite number >= 0")
 
     def plus(self, other: Sums) -> Sums:
-        """Both together."""
+        """Returns the sums of both."""
         return Sums(
             self.samples + other.samples,
             self.measured + other.measured,
@@ -50,7 +53,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class EpochTest:
-    """What the worker that evaluates told of an epoch; ``auc`` and ``log_loss`` may be NaN."""
+    """The evaluation of an epoch by one worker; ``auc`` and ``log_loss`` may be NaN."""
 
     samples_per_sec: float
     auc: float
@@ -59,14 +62,14 @@ class EpochTest:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch; ``tested`` is None until a worker has evaluated it."""
+    """The record of one epoch; ``tested`` is None until a worker has evaluated it."""
 
     trained: Sums = field(default_factory=Sums)
     tested: EpochTest | None = None
 
 
 class EpochRecords:
-    """The epochs of one run, by number."""
+    """The records of the epochs of one run, by number."""
 
     def __init__(self) -> None:
         self._epochs: dict[int, EpochRecord] = {}
@@ -78,16 +81,16 @@ class EpochRecords:
         return isinstance(other, EpochRecords) and self.to_document() == other.to_document()
 
     def get(self, epoch: int) -> EpochRecord | None:
-        """What is known of an epoch; None where no worker told of it."""
+        """Returns the record of an epoch; None when no worker has reported on it."""
         return self._epochs.get(epoch)
 
     def train(self, epoch: int, trained: Sums) -> None:
-        """Adds what a worker trained on."""
+        """Adds the sums of a worker to an epoch."""
         record = self._epochs.get(epoch, EpochRecord())
         self._put(epoch, EpochRecord(record.trained.plus(trained), record.tested))
 
     def test(self, epoch: int, tested: EpochTest) -> None:
-        """Keeps the first evaluation of an epoch; one of an epoch without samples does not count."""
+        """Keeps the first evaluation of an epoch; an evaluation of an epoch without samples does not count."""
         record = self._epochs.get(epoch)
         if record is not None and record.tested is None:
             self._put(epoch, EpochRecord(record.trained, tested))
@@ -98,7 +101,7 @@ class EpochRecords:
             del self._epochs[min(self._epochs)]
 
     def to_document(self) -> list[list[Any]]:
-        """Plain values for JSON, which has no NaN."""
+        """Returns the saved form: plain values for JSON, which has no NaN."""
         return [
             [epoch, *vars(record.trained).values(), None if record.tested is None else _without_nan(record.tested)]
             for epoch, record in sorted(self._epochs.items())
@@ -106,7 +109,7 @@ class EpochRecords:
 
     @staticmethod
     def of_document(saved: list[list[Any]]) -> EpochRecords:
-        """The reverse of :meth:`to_document`."""
+        """Returns the records of a saved form."""
         records = EpochRecords()
         for epoch, *trained, tested in saved:
             told = None if tested is None else EpochTest(*(math.nan if value is None else value for value in tested))

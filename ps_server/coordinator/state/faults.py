@@ -1,8 +1,8 @@
-"""Workers that ended by an exception, or without a word: a bounded list by job. No I/O; not thread-safe.
+"""Keeps a bounded list, by job, of workers that ended by an exception or without a report. The module does no I/O.
 
-Faults of a job that belong together are an *incident*: each rank at most once, within a minute. In an incident the
-first fault stands first; those that are of a kind which the end of another process causes (*echoes*) come after the
-others, whenever they were told. Times are Unix seconds that the caller passes in.
+Faults of a job that belong together are an *incident*: each rank at most once, within a minute. The first fault of an
+incident comes first. Faults of a kind that the end of another process causes (*echoes*) come after the others, whenever
+they were reported. Times are Unix seconds that the caller passes in. The module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 MOST_OF_JOB = 32
 MOST_OF_INCIDENT = 16
-MOST = 128  # of all jobs: their tracebacks fit one message of gRPC
+MOST = 128  # faults of all jobs, whose tracebacks fit one gRPC message
 MOST_SAVED = 32
 MESSAGE_CHARS = 500
 TRACEBACK_BYTES = 16 << 10
@@ -23,7 +23,7 @@ _NOT_KEPT = "its traceback was in the memory of a coordinator that has ended\n"
 
 @dataclass(frozen=True)
 class Fault:
-    """One; the fields are those of the message."""
+    """One fault of a worker; the fields are those of the message in control.proto."""
 
     namespace: str
     job: str
@@ -40,7 +40,7 @@ class Fault:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Its place in its incident."""
+        """The sort key of the fault in its incident."""
         return self.echo, self.time
 
 
@@ -56,19 +56,24 @@ class Process:
 
 @dataclass
 class FaultBook:
-    """All faults that a coordinator remembers, and the processes that have one coming.
+    """All faults that a coordinator remembers, and the processes that may still have one.
 
     Attributes:
-        seen: faults since the start, also those that are forgotten by now.
+        processes: the processes that have not reported their end, by (job id, worker id).
+        seen: the number of faults since the start, including forgotten ones.
     """
 
     processes: dict[tuple[int, int], Process] = field(default_factory=dict)  # by (job id, worker id)
     seen: int = 0
-    _due: dict[tuple[int, int], float] = field(default_factory=dict)  # when a worker's next heartbeat is
-    _faults: dict[str, list[Fault]] = field(default_factory=dict)  # by full name of the job, as they came
+    _due: dict[tuple[int, int], float] = field(default_factory=dict)  # the time of each worker's next heartbeat
+    _faults: dict[str, list[Fault]] = field(default_factory=dict)  # by full name of the job, in order of arrival
 
     def came(self, full_name: str, key: tuple[int, int], process: Process, now: float) -> Fault | None:
-        """A process registered; returns the fault of the one before it that has never said that it ends."""
+        """Notes that a process has registered.
+
+        Returns:
+            The fault of the worker's former process, when it never reported its end; None otherwise.
+        """
         process = replace(process, host=_line(process.host, _HOST_CHARS))
         former = self.processes.get(key)
         due = self._due.pop(key, now)
@@ -76,43 +81,43 @@ class FaultBook:
         if former is None or not former.host or (former.host, former.pid) == (process.host, process.pid):
             return None
         if self._said_why(full_name, now):
-            return None  # the launcher ended this one because of that fault
+            return None  # the launcher ended the former process because of that fault
         return self._add(
-            full_name, key[1], former, min(now, due), "it ended without a word; another process took its place"
+            full_name, key[1], former, min(now, due), "it ended without a report; another process took its place"
         )
 
     def left(self, key: tuple[int, int], epoch: int) -> None:
-        """A worker has left in order, or did not get in."""
+        """Notes that a worker has left in order, or was not admitted."""
         process = self.processes.get(key)
         if process is not None and process.epoch == epoch:
             del self.processes[key]
             self._due.pop(key, None)
 
     def heard(self, key: tuple[int, int], due: float) -> None:
-        """A worker lives; it will be heard of again at ``due``."""
+        """Notes that a worker lives; its next heartbeat is due at ``due``."""
         self._due[key] = due
 
     def lease_ended(
         self, full_name: str, key: tuple[int, int], rank: int, epoch: int, now: float, lease_sec: float
     ) -> Fault:
-        """A worker was not heard of for a lease; its time is that of the heartbeat that did not come."""
+        """Notes that a worker sent no heartbeat for a lease; the fault has the time of the missing heartbeat."""
         process = self.processes.get(key, Process(rank, epoch, "", 0))
         self.left(key, epoch)
-        message = "its lease has ended: killed, held up, or its host cannot be reached"
+        message = "its lease has ended: it was killed or held up, or its host cannot be reached"
         missed = now - lease_sec * 2 / 3
         return self._add(full_name, key[1], process, missed, message, echo=self._said_why(full_name, missed))
 
     def told(
         self, full_name: str, key: tuple[int, int], process: Process, now: float, message: str, trace: str, echo: bool
     ) -> Fault:
-        """A worker said why it ends."""
+        """Notes a worker's report of why it ends."""
         self.left(key, process.epoch)
-        words = _line(message, MESSAGE_CHARS) or "an error without words"
+        words = _line(message, MESSAGE_CHARS) or "an error without a message"
         process = replace(process, host=_line(process.host, _HOST_CHARS))
         return self._add(full_name, key[1], process, now, words, bounded_traceback(trace), echo)
 
     def listed(self) -> list[Fault]:
-        """The newest incident first; in it by :attr:`Fault.order`."""
+        """Returns the faults, the newest incident first; in an incident they are sorted by :attr:`Fault.order`."""
         incidents: dict[tuple[str, int], list[Fault]] = {}
         for full_name, faults in self._faults.items():
             for fault in faults:
@@ -121,7 +126,7 @@ class FaultBook:
         return [fault for incident in newest for fault in sorted(incident, key=lambda fault: fault.order)]
 
     def to_document(self) -> dict[str, Any]:
-        """The saved form: without tracebacks, as it is written with every change of the cluster."""
+        """Returns the saved form. It has no tracebacks, because it is written with every change of the cluster."""
         newest = sorted((fault for faults in self._faults.values() for fault in faults), key=lambda fault: fault.time)
         return {
             "processes": [[*key, *asdict(process).values()] for key, process in self.processes.items()],
@@ -132,7 +137,7 @@ class FaultBook:
 
     @staticmethod
     def of_document(saved: dict[str, Any]) -> FaultBook:
-        """Of :meth:`to_document`."""
+        """Returns the faults of a saved form."""
         book = FaultBook()
         for job_id, worker_id, *process in saved["processes"]:
             book.processes[job_id, worker_id] = Process(*process)
@@ -142,7 +147,7 @@ class FaultBook:
         return book
 
     def _said_why(self, full_name: str, time: float) -> bool:
-        """Whether in the minute before a worker has told an error that is no echo."""
+        """Whether a worker has reported an error that is no echo within the minute before ``time``."""
         first = next(iter(self._last_incident(full_name)), None)
         return first is not None and bool(first.traceback) and not first.echo and 0 <= time - first.time < _INCIDENT_SEC
 
@@ -154,7 +159,9 @@ class FaultBook:
     def _completed(
         self, full_name: str, fault: Fault, process: Process, message: str, traceback: str, echo: bool
     ) -> Fault:
-        """One whose lease had ended before it could say why; that it is out of the job then is no news."""
+        """Adds the report to the fault of a worker whose lease had ended first; an echo does
+        not replace its message.
+        """
         if not traceback or fault.traceback:
             return fault
         told = replace(fault, message=fault.message if echo else message, traceback=traceback)
@@ -214,7 +221,10 @@ class FaultBook:
 
 
 def bounded_traceback(text: str) -> str:
-    """Its first quarter and its end, where it is too long; what a terminal would obey is taken out."""
+    """Returns the text without control characters; a text that is too long loses its middle.
+
+    A long text keeps a quarter of the bound from its beginning, and the rest from its end.
+    """
     clean = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
     data = clean.encode("utf-8", "replace")
     if len(data) <= TRACEBACK_BYTES:

@@ -1,7 +1,8 @@
-"""Which commits are lost for good: one count over all processes of a shard. No I/O.
+"""Counts the commits that are lost for good, once over all processes of a shard. The module does no I/O.
 
-A shard's process tells ranges of steps or sequences that it lacks and that were not sent again (commit/lost_commits.h).
-The process that takes its place may find the same ones, or others; what is found twice counts once.
+The process of a shard reports ranges of steps or sequences that it lacks and that were not sent again
+(commit/lost_commits.h). The process that replaces it may report the same ranges, or others; a commit that is reported
+twice counts once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ MOST_RANGES = 65_536
 
 
 class Whose(NamedTuple):
-    """A worker's commits to one shard; ``is_steps``: named by their steps, else by their sequences."""
+    """The worker and the shard of some commits; ``is_steps``: the commits are named by steps,
+    otherwise by sequences.
+    """
 
     shard: int
     job_id: int
@@ -23,21 +26,21 @@ class Whose(NamedTuple):
 
 
 class LostCommits:
-    """Ranges of lost commits, and how many each shard has lost. Not thread-safe."""
+    """The ranges of lost commits, and the number that each shard has lost. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._ranges: dict[Whose, list[tuple[int, int]]] = {}  # (first, last), ascending, none touches another
+        self._ranges: dict[Whose, list[tuple[int, int]]] = {}  # (first, last) in ascending order; no two ranges touch
         self._kept = 0
         self._counts: dict[int, int] = {}
 
     def count(self, shard: int) -> int:
-        """Commits that a shard has lost."""
+        """Returns the number of commits that a shard has lost."""
         return self._counts.get(shard, 0)
 
     def add(self, whose: Whose, first: int, last: int) -> int:
-        """Returns how many of [first, last] were not counted before.
+        """Adds the lost commits [first, last] and returns how many of them were not counted before.
 
-        Beyond ``MOST_RANGES`` ranges none is added: a loss that is not remembered could be counted again.
+        Beyond ``MOST_RANGES`` ranges, no new range is added: a loss that is not remembered could be counted again.
         """
         ranges = self._ranges.get(whose, [])
         begin = bisect.bisect_left(ranges, first - 1, key=lambda known: known[1])
@@ -57,7 +60,7 @@ class LostCommits:
         return new
 
     def to_document(self) -> dict[str, Any]:
-        """For the coordinator's saved state."""
+        """Returns the saved form for the coordinator's state."""
         return {
             "counts": sorted(self._counts.items()),
             "ranges": [[*whose, ranges] for whose, ranges in sorted(self._ranges.items())],
@@ -65,7 +68,7 @@ class LostCommits:
 
     @classmethod
     def of_document(cls, saved: dict[str, Any]) -> LostCommits:
-        """What :meth:`to_document` gave."""
+        """Returns the lost commits of a saved form."""
         lost = cls()
         lost._counts = {int(shard): int(count) for shard, count in saved["counts"]}
         for shard, job_id, worker_id, epoch, is_steps, ranges in saved["ranges"]:

@@ -1,17 +1,19 @@
-"""Jobs and their workers: ranks, epochs, leases. No I/O; not thread-safe.
+"""Jobs and their workers: ranks, epochs and leases. The module does no I/O and is not thread-safe.
 
 A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
-itself or when its lease ends; a job without members is over. What a member that is gone has committed counts on
-(roster.py). A rank that registers again gets a new epoch and its former self is fenced. In a synchronous job that also
-fences all the other members: steps are reduced together, so workers go back together; they register anew as the next
-*generation*, whose clock starts at step 0. With bounded or no staleness a single rank comes back alone, or joins as
-one more: the job grows to the world size that it names.
+itself or when its lease ends. A job without members is over. The commits of a member that has left still count
+(roster.py).
+
+A rank that registers again gets a new epoch, and its former registration is fenced. In a synchronous job that also
+fences all other members, because steps are reduced together. The workers then register again as the next *generation*,
+whose clock starts at step 0. With bounded or no staleness a single rank comes back alone, or joins as an additional
+one: the job grows to the world size that the rank gives.
 
 Invariants:
- 1. (job, rank) keeps its worker id while its job is remembered; its epoch only grows. A worker id is given once, and
-    a generation is the number of one clock of one job: neither comes again, also for a job that was forgotten.
+ 1. (job, rank) keeps its worker id while its job is remembered; its epoch only grows. A worker id is given once, and a
+    generation is the number of one clock of one job. Neither is used again, also for a job that was forgotten.
  2. All members and candidates of a job agree on world size, staleness and gradient scale.
- 3. ``revision`` changes whenever what shards must know of a job changes.
+ 3. ``revision`` changes whenever the state that shards must know of a job changes.
 
 Times are seconds of a monotonic clock that the caller passes in.
 """
@@ -29,7 +31,13 @@ from .ended_jobs import EndedJobs
 
 @dataclass(frozen=True)
 class JobTerms:
-    """What all workers of a job must agree on. ``staleness`` None is async; ``grad_scale`` is mean or sum."""
+    """The terms that all workers of a job must agree on.
+
+    Attributes:
+        world_size: the number of ranks.
+        staleness: the bound on staleness, in steps; None means asynchronous.
+        grad_scale: "mean" or "sum".
+    """
 
     world_size: int
     staleness: int | None
@@ -48,13 +56,13 @@ class Ticket:
 
 @dataclass
 class Member:
-    """A registered rank. ``expires_at`` is infinite until it is admitted."""
+    """A registered rank. ``expires_at`` is infinite until the rank is admitted."""
 
     ticket: Ticket
     expires_at: float = float("inf")
-    step: int = 0  # as last reported
+    step: int = 0  # the step that it last reported
     admitted: bool = False
-    joins: bool = False  # the job ran already when it registered
+    joins: bool = False  # whether the job was running already when it registered
 
 
 @dataclass
@@ -67,34 +75,34 @@ class Job:
     terms: JobTerms
     generation: int = 1
     revision: int = 1
-    gathered: bool = False  # all ranks have come at least once in this generation
+    gathered: bool = False  # whether all ranks have registered in this generation
     members: dict[int, Member] = field(default_factory=dict)  # by rank
 
     @property
     def full_name(self) -> str:
-        """``namespace/name``."""
+        """The name ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
     def missing_ranks(self) -> list[int]:
-        """Ranks that have not come, in order."""
+        """Returns the ranks that have not registered, in ascending order."""
         return [rank for rank in range(self.terms.world_size) if rank not in self.members]
 
 
 @dataclass
 class Identity:
-    """What (job, rank) is remembered by when it is not a member."""
+    """The numbers that (job, rank) keeps while it is not a member."""
 
     worker_id: int
     epoch: int
-    proof: bytes = b""  # that the worker of this epoch shows with each call; b"": it need not
+    proof: bytes = b""  # the worker of this epoch shows it with each call; b"": it does not have to
 
 
 class Membership:
     """All jobs of a cluster.
 
     Args:
-        lease_sec: a member that has not been heard of for so long leaves its job.
-        memory_sec: a job is forgotten so long after its end.
+        lease_sec: the seconds without a heartbeat after which a member leaves its job.
+        memory_sec: the seconds after its end at which a job is forgotten.
     """
 
     def __init__(self, lease_sec: float, memory_sec: float = 3600.0) -> None:
@@ -107,23 +115,24 @@ class Membership:
         self._ended = EndedJobs(memory_sec)
 
     def register(self, namespace: str, name: str, rank: int, terms: JobTerms, proof: bytes = b"") -> Ticket:
-        """Adds a rank to its job as a candidate, or fences its former self.
+        """Adds a rank to its job as a candidate, and fences its former registration.
 
         Args:
-            namespace, name: of the job.
-            rank: within it.
-            terms: that the job's workers agree on.
-            proof: random bytes that this epoch of the worker alone will know; b"": it need not prove itself.
+            namespace, name: the namespace and name of the job.
+            rank: the rank within the job.
+            terms: the terms that the job's workers agree on.
+            proof: random bytes that only this epoch of the worker will know; b"" when it does not have to prove itself.
 
         Raises:
-            InvalidArgument: rank or world size out of range.
-            FailedPrecondition: the terms are not those of the job's other workers (names the field and both).
+            InvalidArgument: the rank or the world size is out of range.
+            FailedPrecondition: the terms differ from those of the job's other workers; the text names the field and
+                both values.
         """
         check_name("job", name)
         if not 0 <= rank < terms.world_size:
             raise not_allowed("rank", rank, f"[0, world_size ({terms.world_size}))")
         job = self._job(namespace, name, rank, terms)
-        if job.gathered and terms.staleness == 0:  # it was here before: its steps are over for all workers
+        if job.gathered and terms.staleness == 0:  # a rank registers again, so the steps of all workers are over
             self._begin_generation(job)
         ranks = self.identities.setdefault(job.job_id, {})
         identity = ranks.get(rank)
@@ -139,7 +148,7 @@ class Membership:
         return ticket
 
     def check(self, ticket: Ticket) -> Job:
-        """The job of a ticket that still counts.
+        """Returns the job of a ticket that is still valid.
 
         Raises:
             Fenced: the lease has ended, or the rank has registered again.
@@ -149,16 +158,16 @@ class Membership:
         if job is None or member is None or member.ticket != ticket:
             name = self.names.get(ticket.job_id, str(ticket.job_id))
             raise Fenced(
-                f"worker {ticket.worker_id} (epoch {ticket.epoch}) is no member of job {name}: its lease has ended, "
+                f"worker {ticket.worker_id} (epoch {ticket.epoch}) is not a member of job {name}: its lease has ended, "
                 "or a worker of the job has registered again; connect anew"
             )
         return job
 
     def find(self, job_id: int, worker_id: int, epoch: int) -> Ticket:
-        """The ticket of a worker that names itself.
+        """Returns the ticket of a worker that gives its numbers.
 
         Raises:
-            Fenced: as :meth:`check`.
+            Fenced: as for :meth:`check`.
         """
         job = self.jobs.get(job_id)
         for member in job.members.values() if job is not None else ():
@@ -170,25 +179,25 @@ class Membership:
         return ticket
 
     def check_proof(self, ticket: Ticket, proof: bytes) -> None:
-        """Whether a call is the worker's own.
+        """Checks that a call comes from the worker itself.
 
         Raises:
-            FailedPrecondition: the worker of this epoch has a proof, and this is another.
+            FailedPrecondition: the worker of this epoch has another proof.
         """
         identity = self.identities.get(ticket.job_id, {}).get(ticket.rank)
         if identity is None or identity.epoch != ticket.epoch or not identity.proof:
             return
         if not hmac.compare_digest(identity.proof, proof):
             raise FailedPrecondition(
-                f"proof: it is not that of worker {ticket.worker_id} (epoch {ticket.epoch}) of job "
+                f"proof: the bytes are not the proof of worker {ticket.worker_id} (epoch {ticket.epoch}) of job "
                 f"{self.names.get(ticket.job_id, ticket.job_id)}; only the worker itself may call in its name"
             )
 
     def origin(self, job_id: int, worker_id: int, epoch: int) -> tuple[str, int]:
-        """The full name of the job and the rank of a worker that is, or was, a member.
+        """Returns the job's full name and the rank of a worker that is, or was, a member.
 
         Raises:
-            Fenced: there was never such a one, or its job is forgotten.
+            Fenced: there was never such a worker, or its job is forgotten.
         """
         for rank, identity in self.identities.get(job_id, {}).items():
             if identity.worker_id == worker_id and 0 < epoch <= identity.epoch:
@@ -198,24 +207,24 @@ class Membership:
         )
 
     def joins_running(self, ticket: Ticket) -> bool:
-        """Whether a candidate comes to a job that runs already and has no barrier.
+        """Whether a candidate joins a job that is running already and has no barrier.
 
         Raises:
-            Fenced: as :meth:`check`.
+            Fenced: as for :meth:`check`.
         """
         job = self.check(ticket)
         return job.members[ticket.rank].joins and job.terms.staleness != 0
 
     def admit(self, ticket: Ticket, now: float, *, reached: int = -1) -> int:
-        """Starts the lease of a candidate whose job is told to all shards; returns its first step.
+        """Starts the lease of a candidate whose job all shards know, and returns its first step.
 
         Args:
-            ticket: of the candidate.
-            now: the time.
-            reached: the highest step that the shards have a commit of, where the candidate joins a running job.
+            ticket: the registration of the candidate.
+            now: the present time, in seconds.
+            reached: the highest step of which the shards have a commit, when the candidate joins a running job.
 
         Raises:
-            Fenced: as :meth:`check`.
+            Fenced: as for :meth:`check`.
         """
         job = self.check(ticket)
         member = job.members[ticket.rank]
@@ -225,10 +234,10 @@ class Membership:
         return member.step
 
     def heartbeat(self, ticket: Ticket, step: int | None, now: float) -> None:
-        """Renews a lease.
+        """Renews a lease, and notes the worker's step unless it is None.
 
         Raises:
-            Fenced: as :meth:`check`.
+            Fenced: as for :meth:`check`.
         """
         member = self.check(ticket).members[ticket.rank]
         member.expires_at = now + self.lease_sec
@@ -236,15 +245,15 @@ class Membership:
             member.step = max(member.step, step)
 
     def leave_in_order(self, ticket: Ticket) -> None:
-        """A member is done.
+        """Removes a member that has finished.
 
         Raises:
-            Fenced: as :meth:`check`.
+            Fenced: as for :meth:`check`.
         """
         self._remove(self.check(ticket), ticket.rank)
 
     def withdraw(self, ticket: Ticket) -> Job | None:
-        """Removes a candidate at once; returns its job, or None when it was none."""
+        """Removes a candidate at once; returns its job, or None when the ticket is not a member's."""
         job = self.jobs.get(ticket.job_id)
         if job is None or ticket.rank not in job.members or job.members[ticket.rank].ticket != ticket:
             return None
@@ -252,7 +261,7 @@ class Membership:
         return job
 
     def expire(self, now: float) -> list[Ticket]:
-        """Removes members whose lease has ended, and returns these."""
+        """Removes the members whose lease has ended, and returns their tickets."""
         ended = [
             member.ticket for job in self.jobs.values() for member in job.members.values() if member.expires_at <= now
         ]
@@ -261,14 +270,14 @@ class Membership:
         return ended
 
     def forget_ended(self, in_use: Collection[int], now: float) -> list[int]:
-        """Forgets jobs that ended long ago, earlier where very many have ended.
+        """Forgets jobs that ended long ago; jobs are forgotten earlier when very many have ended.
 
         Args:
             in_use: jobs that are not forgotten although they have no members.
-            now: the time.
+            now: the present time, in seconds.
 
         Returns:
-            Their ids.
+            The ids of the forgotten jobs.
         """
         running = self.jobs.keys() | set(in_use)
         ranks = {job_id: len(self.identities.get(job_id, ())) for job_id in self.names}
@@ -279,13 +288,13 @@ class Membership:
         return forgotten
 
     def extend(self, seconds: float) -> None:
-        """Lengthens every lease by a time in which no heartbeat could arrive."""
+        """Extends every lease by a time in which no heartbeat could arrive."""
         for job in self.jobs.values():
             for member in job.members.values():
                 member.expires_at += seconds
 
     def waiting_error(self, job: Job, ticket: Ticket, waited_sec: float) -> DeadlineExceeded:
-        """What a candidate is told whose fellow ranks did not come in time."""
+        """Returns the error for a candidate whose other ranks did not register in time."""
         missing = job.missing_ranks()
         return DeadlineExceeded(
             f"{len(job.members)} of {job.terms.world_size} ranks of job {job.full_name} came in {waited_sec:.1f} s; "
@@ -293,7 +302,7 @@ class Membership:
         )
 
     def _job(self, namespace: str, name: str, rank: int, terms: JobTerms) -> Job:
-        """The job, made when there is none; its terms are ``terms``."""
+        """Returns the job with these terms, which is created when there is none."""
         full_name = f"{namespace}/{name}"
         job_id = id_of_name(full_name)
         if self.names.setdefault(job_id, full_name) != full_name:
@@ -329,16 +338,17 @@ class Membership:
         job.revision += 1
 
     def new_generation(self) -> int:
-        """A number that no clock of any job had or will have."""
+        """Returns a number that no clock of any job had or will have."""
         self.next_generation += 1
         return self.next_generation - 1
 
     def begin_clock(self, job: Job, generation: int) -> int:
-        """The same members begin a new clock together.
+        """Lets the same members begin a new clock together.
 
         Args:
-            job: of these members.
-            generation: that was taken for it; another one is given where the job has begun a newer clock meanwhile.
+            job: the job of these members.
+            generation: the number that was reserved for the clock; another one is used when the job has begun a newer
+                clock meanwhile.
 
         Returns:
             The generation of the new clock.

@@ -1,4 +1,4 @@
-"""Namespaces and tables of one cluster: names, ids and schemas. No I/O; not thread-safe."""
+"""The namespaces and tables of one cluster: names, ids and schemas. The module does no I/O and is not thread-safe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from ....proto.schema import TableSchema
 
 
 class Registry:
-    """Invariants: a table id belongs to one name for ever; a namespace id likewise; ids are hashes of names."""
+    """The namespaces and tables of one cluster.
+
+    Ids are hashes of names. A table id always belongs to the same name, and so does a namespace id.
+    """
 
     def __init__(self) -> None:
         self._namespaces: dict[int, str] = {}
         self._tables: dict[int, TableSchema] = {}
 
     def namespace_id(self, namespace: str) -> int:
-        """Id of a namespace, which is created on first use.
+        """Returns the id of a namespace, which is created on first use.
 
         Raises:
-            InvalidArgument: not a name.
-            FailedPrecondition: its id is another namespace's.
+            InvalidArgument: the name is not allowed.
+            FailedPrecondition: the id belongs to another namespace.
         """
         check_name("namespace", namespace)
         number = id_of_name(namespace)
@@ -36,13 +39,16 @@ class Registry:
         return number
 
     def admit(self, schema: TableSchema) -> tuple[TableSchema, bool]:
-        """Records a table; returns its schema with id and version, and whether it is new.
+        """Records a table.
 
-        The starting learning rate is no part of a schema: the first one given stays on record.
+        The initial learning rate is not part of a schema: the first one stays on record.
+
+        Returns:
+            The schema with its id and version, and whether the table is new.
 
         Raises:
-            FailedPrecondition: the table exists with another schema (names the field and both values), or its id
-                is another table's. Nothing is changed.
+            FailedPrecondition: the table exists with another schema (the text names the field and both values), or its
+                id belongs to another table. Nothing is changed.
         """
         number = id_of_name(schema.full_name)
         existing = self._tables.get(number)
@@ -65,16 +71,16 @@ class Registry:
         return existing, False
 
     def get(self, namespace: str, name: str) -> TableSchema | None:
-        """The schema of a table; None: there is none."""
+        """Returns the schema of a table; None when there is none."""
         full_name = f"{namespace}/{name}"
         schema = self._tables.get(id_of_name(full_name))
         return schema if schema is not None and schema.full_name == full_name else None
 
     def find(self, namespace: str, name: str) -> TableSchema:
-        """The schema of a table.
+        """Returns the schema of a table.
 
         Raises:
-            NotFound: suggests the nearest name.
+            NotFound: there is no such table; the text suggests the closest name.
         """
         schema = self.get(namespace, name)
         if schema is not None:
@@ -84,30 +90,30 @@ class Registry:
         raise NotFound(f"there is no table {full_name}" + (f"; did you mean {near[0]}?" if near else ""))
 
     def remove(self, table_id: int) -> None:
-        """Forgets a table; harmless when it is gone."""
+        """Forgets a table; the call is harmless when the table is gone."""
         self._tables.pop(table_id, None)
 
     def remove_namespace(self, namespace: str) -> None:
-        """Forgets a namespace; harmless when it is gone. It has no tables any more.
+        """Forgets a namespace that has no tables any more; the call is harmless when the namespace is gone.
 
-        A job that goes on in it keeps its numbers: the id of a namespace is a hash of its name.
+        A job that continues in it keeps its numbers, because the id of a namespace is a hash of its name.
         """
         self._namespaces.pop(id_of_name(namespace), None)
 
     def tables(self, namespace: str = "") -> list[TableSchema]:
-        """The tables of a namespace (empty: of all), by name."""
+        """Returns the tables of a namespace, ordered by name; an empty namespace stands for all."""
         found = [table for table in self._tables.values() if namespace in ("", table.namespace)]
         return sorted(found, key=lambda table: table.full_name)
 
     def namespaces(self) -> list[str]:
-        """All namespaces, by name."""
+        """Returns the names of all namespaces, in order."""
         return sorted(self._namespaces.values())
 
 
 def first_difference(existing: TableSchema, requested: TableSchema) -> tuple[str, Any, Any] | None:
-    """The first field in which two schemas of one table differ, with both values.
+    """Returns the first field in which two schemas of one table differ, with both values; None when they are equal.
 
-    Hyper-parameters are compared as float32, which is what shards hold; the learning rate is not compared.
+    Hyper-parameters are compared as float32, which is what shards store; the learning rate is not compared.
     """
     for field in ("dim", "dtype", "seed", "init", "optimizer", "policy"):
         old, new = getattr(existing, field), getattr(requested, field)

@@ -1,15 +1,16 @@
-"""A job's workers as shards know them: the steps for which each counts, and the ends of those that left. No I/O.
+"""A job's workers as shards know them: the steps for which each counts, and the ends of workers that left.
 
-Membership changes in an operation of two phases. FREEZE: every shard takes no new commit of the job, fences the workers
-that are gone, and reports what each worker committed. RESOLVE: one decision from all reports, told to all shards.
-So the N of 1/N and the workers of a step are equal on all shards, and a commit in doubt of a worker that is gone is
-applied on all shards or on none.
+Membership changes in an operation of two phases. FREEZE: every shard refuses new commits of the job, fences the workers
+that are gone, and reports what each worker committed. RESOLVE: one decision is made from all reports and sent to all
+shards. So the N of 1/N and the workers of a step are equal on all shards. A doubtful commit of a worker that is gone is
+applied on all shards or on none. The module does no I/O.
 
 Invariants:
- 1. A worker counts from the step after the highest one accepted anywhere when it came.
- 2. One that left counts up to its own last step (staleness 0), or up to the highest step accepted anywhere, for the
-    others are ahead of it and counted it until now.
- 3. What it has in doubt is applied where it is prepared when any shard has taken that commit, else it is forgotten.
+ 1. A worker counts from the step after the highest step that any shard had accepted when it joined.
+ 2. A worker that left counts up to its own last step with staleness 0. Otherwise it counts up to the highest step that
+    any shard accepted, because the other workers are ahead of it and counted it until now.
+ 3. Its doubtful commit is applied where it is prepared when any shard has accepted that commit; otherwise it is
+    forgotten.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ WorkerKey = tuple[int, int]  # (worker id, epoch)
 
 @dataclass(frozen=True)
 class Span:
-    """The steps that a worker counts for.
+    """The steps for which a worker counts.
 
     Attributes:
-        until_step: None while it lives.
-        final_sequence: of one that left: its last commit that any shard has; 0 when there is none.
+        first_step: the first step for which it counts.
+        until_step: the last step for which it counts; None while it lives.
+        final_sequence: the last commit that any shard has of a worker that left; 0 when there is none.
     """
 
     worker_id: int
@@ -40,13 +42,13 @@ class Span:
 
     @property
     def key(self) -> WorkerKey:
-        """(worker id, epoch)."""
+        """The pair (worker id, epoch)."""
         return self.worker_id, self.epoch
 
 
 @dataclass(frozen=True)
 class CommitWindow:
-    """What one shard has of one worker; sequence 0 and step -1 before its first commit."""
+    """The commits that one shard has of one worker; before the first, the sequence is 0 and the step is -1."""
 
     committed_sequence: int = 0
     committed_step: int = -1
@@ -54,11 +56,14 @@ class CommitWindow:
 
 @dataclass
 class Roster:
-    """One job as its shards were last told.
+    """One job in the state that its shards know.
 
     Attributes:
-        generation: whose clock the spans are of; 0 before the first.
-        operation: number of the last decision.
+        name: the full name of the job.
+        staleness: the bound on staleness, in steps; None means asynchronous.
+        generation: the generation whose clock the spans belong to; 0 before the first.
+        operation: the number of the last decision.
+        spans: the steps for which each worker counts.
     """
 
     name: str
@@ -68,12 +73,12 @@ class Roster:
     spans: dict[WorkerKey, Span] = field(default_factory=dict)
 
     def gone(self, members: Iterable[Ticket]) -> list[WorkerKey]:
-        """Workers that live for the shards and are no members any more."""
+        """Returns the workers that live for the shards, and are not members any more."""
         present = {(ticket.worker_id, ticket.epoch) for ticket in members}
         return [span.key for span in self.spans.values() if span.until_step is None and span.key not in present]
 
     def has_all(self, members: Iterable[Ticket]) -> bool:
-        """Whether each of them counts already."""
+        """Whether each of these members counts already."""
         return all((ticket.worker_id, ticket.epoch) in self.spans for ticket in members)
 
     def decide(
@@ -88,11 +93,11 @@ class Roster:
         """Takes the decision of one operation.
 
         Args:
-            operation: its number.
+            operation: the number of the operation.
             gone: the workers that left.
-            reports: what each of the shards has, by worker.
-            newcomers: members of this generation; those that are known already stay as they are.
-            reached: steps up to here are over, whatever the reports say.
+            reports: the commits that each shard has, by worker.
+            newcomers: the members of this generation; members that are known already are unchanged.
+            reached: steps up to this one are over, whatever the reports say.
         """
         self.operation = operation
         top = max((window.committed_step for report in reports for window in report.values()), default=-1)
@@ -115,7 +120,7 @@ class Roster:
         self.spans.clear()
 
     def _prune(self, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> None:
-        """Forgets workers that left before the first step that any live worker has still to commit somewhere."""
+        """Forgets workers that left before the first step that any live worker has still to commit on some shard."""
         live = [span for span in self.spans.values() if span.until_step is None]
         if not live:
             return
@@ -130,5 +135,5 @@ class Roster:
 
     @staticmethod
     def _in_doubt(span: Span, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> bool:
-        """Whether a shard lacks its last commit, as far as the reports go."""
+        """Whether a shard lacks the worker's last commit, according to the reports."""
         return any(report.get(span.key, CommitWindow()).committed_sequence < span.final_sequence for report in reports)

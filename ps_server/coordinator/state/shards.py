@@ -1,6 +1,6 @@
-"""Which process serves which shard, and until when it is believed to live. No I/O; not thread-safe.
+"""Which process serves which shard, and until when it counts as alive. The module does no I/O and is not thread-safe.
 
-    MISSING -register-> STARTING -data address, then told everything-> SERVING -drains-> DRAINING
+    MISSING -register-> STARTING -data address, then the whole state sent-> SERVING -drains-> DRAINING
         any of them -lease ends, or leaves-> LOST -another process registers-> STARTING
 
 Times are seconds of a monotonic clock that the caller passes in.
@@ -14,15 +14,15 @@ from enum import Enum
 
 from ....proto.errors import FailedPrecondition, NotFound, not_allowed
 
-_ASKED_SEC = 5.0  # a process that waits for a place asks for it more often
+_ASKED_SEC = 5.0  # a process that waits for a shard asks more often than this
 
 
 class PlaceNotFree(FailedPrecondition):
-    """A place that may come free by itself: its holder's lease ends, or the job that is in the way does."""
+    """A shard that may become free by itself, when its holder's lease or the job in the way ends."""
 
 
 class ShardPhase(Enum):
-    """States of a shard; the values are those of ``ShardState`` in control.proto."""
+    """The states of a shard; the values are those of ``ShardState`` in control.proto."""
 
     MISSING = 0
     STARTING = 1
@@ -33,19 +33,23 @@ class ShardPhase(Enum):
 
 @dataclass
 class Shard:
-    """One shard's place.
+    """One shard and the process that has it.
 
     Attributes:
-        instance: random number of the process that holds it; 0 before the first.
-        lineage: of the versions that this process writes.
-        control, data: addresses (host, port) of its Shard service and its data plane.
-        behind: it must be told route, tables and jobs before it serves (again).
-        restoring: it replaces a process that ended with rows, and gets these from a checkpoint before it serves.
-        restores: how often it came back so.
-        protocol: version of the messages that its process speaks (proto/shard_protocol.py); 0: it has not said yet.
-        renewals: of the lease by the process that holds it.
-        asked_at: when another process asked last for a place that may come free; None: none has.
-        refusal: what it was told, where the process before it ended with rows; empty: it has not asked, or was let in.
+        instance: the random number of the process that has the shard; 0 before the first.
+        lineage: the lineage of the versions that this process writes.
+        control, data: the addresses (host, port) of its Shard service and its data plane.
+        expires_at: the end of its lease, in seconds of a monotonic clock.
+        behind: whether it must receive route, tables and jobs before it serves, or serves again.
+        restoring: whether it replaces a process that ended with rows, and loads these from a checkpoint before it
+            serves.
+        restores: the number of such restores.
+        protocol: the version of the messages that its process speaks (proto/shard_protocol.py); 0 when it is not known
+            yet.
+        renewals: the number of lease renewals by its process.
+        asked_at: the time at which another process last asked for a shard that may become free; None when none has.
+        refusal: the answer to such a process, when the process before it ended with rows; empty when none asked or one
+            was accepted.
     """
 
     index: int
@@ -67,30 +71,30 @@ class Shard:
 
     @property
     def is_live(self) -> bool:
-        """Whether a process holds it and its lease runs."""
+        """Whether a process has the shard and its lease runs."""
         return self.phase in (ShardPhase.STARTING, ShardPhase.SERVING, ShardPhase.DRAINING)
 
     def is_coming_back(self, now: float) -> bool:
-        """Whether a process gets the rows of one that ended, or waits until it may."""
+        """Whether a process loads the rows of one that ended, or waits until it may."""
         return self.restoring if self.is_live else self.is_asked_for(now)
 
     def is_asked_for(self, now: float) -> bool:
-        """Whether a process that is not let in has asked of late."""
+        """Whether a process that was not accepted has asked recently."""
         return self.asked_at is not None and now < self.asked_at + _ASKED_SEC
 
 
 class ShardBook:
-    """Leases of all shards.
+    """The leases of all shards.
 
     Args:
-        count: of shards that the cluster is made of.
-        lease_sec: a shard that has not been heard of for so long is lost.
+        count: the number of shards of the cluster.
+        lease_sec: the seconds without a heartbeat after which a shard is lost.
     """
 
     def __init__(self, count: int, lease_sec: float) -> None:
         self.shards = [Shard(index) for index in range(count)]
         self.lease_sec = lease_sec
-        self.lineage = 1  # the newest given out
+        self.lineage = 1  # the newest lineage that was given out
 
     def register(
         self,
@@ -104,18 +108,24 @@ class ShardBook:
         problem: str = "",
         passes: bool = False,
     ) -> Shard:
-        """Gives a shard to a process; the same process may come again.
+        """Gives a shard to a process; the same process may register again.
 
         A process that replaces another starts without rows. While tables exist it is restored before it serves, or
-        refused: reading initial rows in place of trained ones would go unnoticed.
+        refused: otherwise initial rows would silently replace trained ones.
 
         Args:
-            problem: why a shard cannot be restored alone; empty: it can be.
-            passes: whether that reason goes away without a change of the cluster.
+            index: the index of the shard.
+            instance: the random number of the process.
+            control: the address (host, port) of its Shard service.
+            pid: its process id.
+            tables: the number of tables of the cluster whose rows it needs.
+            now: the present time, in seconds.
+            problem: why a shard cannot be restored alone; empty when it can be.
+            passes: whether that reason ends without a change of the cluster.
 
         Raises:
-            InvalidArgument: no such shard.
-            PlaceNotFree: another process holds it, or the reason passes.
+            InvalidArgument: there is no such shard.
+            PlaceNotFree: another process has the shard, or the reason will end.
             FailedPrecondition: the rows of the former process are lost.
         """
         if not 0 <= index < len(self.shards):
@@ -132,7 +142,7 @@ class ShardBook:
                 ended = f"shard {index} ended with its rows of {tables} tables, and {problem}"
                 shard.asked_at, shard.refusal = now, ended
                 if passes:
-                    raise PlaceNotFree(f"{ended}; another process is let in when the job has ended")
+                    raise PlaceNotFree(f"{ended}; another process is accepted when the job has ended")
                 raise FailedPrecondition(f"{ended}; start a new cluster and restore a checkpoint")
             if shard.instance != 0:
                 self.lineage += 1
@@ -152,10 +162,10 @@ class ShardBook:
         draining: bool,
         now: float,
     ) -> Shard:
-        """Renews a lease. A process whose lease had ended must be told everything before it serves again.
+        """Renews a lease. A process whose lease had ended must receive the whole state before it serves again.
 
         Raises:
-            NotFound: this process does not hold the shard; it must register.
+            NotFound: this process does not have the shard; it must register.
         """
         shard = self.shards[index] if 0 <= index < len(self.shards) else None
         if shard is None or shard.instance != instance or shard.phase is ShardPhase.MISSING:
@@ -171,7 +181,7 @@ class ShardBook:
         return shard
 
     def place(self, index: int) -> tuple[object, ...]:
-        """What of a shard's place must outlive the coordinator; empty of an index that is none."""
+        """Returns what of a shard must outlive the coordinator; empty when there is no such shard."""
         if not 0 <= index < len(self.shards):
             return ()
         shard = self.shards[index]
@@ -191,7 +201,7 @@ class ShardBook:
         restores: int,
         now: float,
     ) -> None:
-        """Takes over a former coordinator's knowledge of a shard: its process keeps it, for a lease from now on."""
+        """Restores a shard from a former coordinator's state; its process keeps it for a lease from now on."""
         shard = self.shards[index]
         shard.instance, shard.lineage, shard.pid = instance, lineage, pid
         shard.control, shard.data = control, data
@@ -201,58 +211,59 @@ class ShardBook:
         shard.expires_at = now + self.lease_sec
 
     def mark_serving(self, index: int, instance: int) -> None:
-        """The process has been told everything; ignored when another one holds the shard now, or it drains."""
+        """Notes that the process has the whole state; ignored when another process has the shard now, or it drains."""
         shard = self.shards[index]
         if shard.instance == instance and shard.phase in (ShardPhase.STARTING, ShardPhase.SERVING):
             shard.phase, shard.behind = ShardPhase.SERVING, False
 
     def mark_behind(self, index: int, instance: int) -> None:
-        """A change could not be told to the process; it serves again once it has been told everything."""
+        """Notes that the process missed a change; it serves again once it has received the whole state."""
         shard = self.shards[index]
         if shard.instance == instance and shard.phase is ShardPhase.SERVING:
             shard.phase, shard.behind = ShardPhase.STARTING, True
 
     def leave(self, index: int, instance: int) -> None:
-        """The process ends in good order."""
+        """Notes that the process has ended in order."""
         shard = self.shards[index]
         if shard.instance == instance:
             shard.phase = ShardPhase.LOST
 
     def expire(self, now: float) -> list[Shard]:
-        """Marks shards whose lease has ended as lost, and returns these."""
+        """Marks the shards whose lease has ended as lost, and returns them."""
         lost = [shard for shard in self.shards if shard.is_live and shard.expires_at <= now]
         for shard in lost:
             shard.phase = ShardPhase.LOST
         return lost
 
     def extend(self, seconds: float) -> None:
-        """Lengthens every lease by a time in which no heartbeat could arrive."""
+        """Extends every lease by a time in which no heartbeat could arrive."""
         for shard in self.shards:
             shard.expires_at += seconds
 
     def replaced(self, now: float) -> str:
-        """Why a process that waits for the place of a shard that ended with rows is not let in; empty: none waits so.
+        """Returns why a process that waits for an ended shard with rows is not accepted; empty when no process waits
+        so.
 
-        A job whose workers and shards go back together ends then.
+        A job whose workers and shards have to be restored together ends then.
         """
         ended = (shard for shard in self.shards if not shard.is_live and shard.is_asked_for(now))
         return next((shard.refusal for shard in ended if shard.refusal), "")
 
     def processes(self) -> int:
-        """A hash of the processes that have the places, and where their data planes listen; 0 while one is away."""
+        """Returns a hash of the processes of all shards and the addresses of their data planes; 0 while one is away."""
         if self.problem():
             return 0
         places = repr([(shard.instance, shard.data) for shard in self.shards])
         return int.from_bytes(hashlib.blake2b(places.encode(), digest_size=8).digest(), "little") or 1
 
     def problem(self) -> str:
-        """Why the cluster is not ready, for a user; empty when every shard serves."""
+        """Returns why the cluster is not ready, in words for users; empty when every shard serves."""
         waiting = [shard.index for shard in self.shards if shard.phase is ShardPhase.MISSING]
         if waiting:
             came = len(self.shards) - len(waiting)
             return f"{came} of {len(self.shards)} shards have registered; waiting for {_shards(waiting)}"
         for phase, words in (
-            (ShardPhase.LOST, "no sign of life from its process"),
+            (ShardPhase.LOST, "its process sends no heartbeat"),
             (ShardPhase.DRAINING, "its process is stopping"),
             (ShardPhase.STARTING, "its process is not serving yet"),
         ):

@@ -1,4 +1,4 @@
-"""The slot map: which shard owns which slots, and the epoch that every change raises."""
+"""The slot map, which assigns slots to shards, and the epoch that every change raises."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ....proto.route import check_slot_count, owners_of_runs, runs_of_owners
 
 @dataclass(frozen=True)
 class SlotMap:
-    """Owners of all slots at one epoch.
+    """The owners of all slots at one epoch.
 
     Attributes:
-        epoch: >= 1.
-        owners: (slot_count) uint16 shard indexes.
+        epoch: the version of the map, >= 1.
+        owners: (slot_count) uint16, the shard index of each slot.
     """
 
     epoch: int
@@ -25,12 +25,12 @@ class SlotMap:
 
     @staticmethod
     def even(slot_count: int, shards: int) -> SlotMap:
-        """Epoch 1: one contiguous range per shard, whose lengths differ by at most one slot.
+        """Returns the map of epoch 1: one contiguous range per shard, whose lengths differ by at most one slot.
 
-        Rows are spread over slots by a hash, so contiguous ranges are as even as any and stay short when stored.
+        A hash spreads rows over slots, so contiguous ranges are as even as any others, and short when stored.
 
         Raises:
-            InvalidArgument: ``slot_count`` is no power of two in range, or smaller than ``shards``.
+            InvalidArgument: ``slot_count`` is not a power of two in range, or is smaller than ``shards``.
         """
         check_slot_count(slot_count)
         if not 1 <= shards <= slot_count:
@@ -40,7 +40,7 @@ class SlotMap:
 
     @staticmethod
     def from_runs(epoch: int, slot_count: int, runs: list[tuple[int, int]]) -> SlotMap:
-        """The map of stored runs ``(first slot, shard)``.
+        """Returns the map of stored runs ``(first slot, shard)``.
 
         Raises:
             InvalidArgument: the runs do not cover all slots in order.
@@ -49,11 +49,11 @@ class SlotMap:
 
     @property
     def slot_count(self) -> int:
-        """Number of slots, a power of two."""
+        """The number of slots, a power of two."""
         return len(self.owners)
 
     def runs(self) -> list[tuple[int, int]]:
-        """The map as ascending runs ``(first slot, shard)``."""
+        """Returns the map as ascending runs ``(first slot, shard)``."""
         return runs_of_owners(self.owners)
 
     def owns_any(self, shard: int, first: int, end: int) -> bool:
@@ -61,10 +61,10 @@ class SlotMap:
         return bool((self.owners[first:end] == shard).any())
 
     def bounds_of(self, shard: int) -> tuple[int, int]:
-        """[first, end) that a shard's slots are in; (0, 0) when it has none."""
+        """Returns the range [first, end) that has all slots of a shard; (0, 0) when it has none."""
         found = np.flatnonzero(self.owners == shard)
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
 
     def slots_of(self, shard: int) -> int:
-        """How many slots a shard owns."""
+        """Returns the number of slots that a shard owns."""
         return int(np.count_nonzero(self.owners == shard))

@@ -1,1 +1,1 @@
-"""Where the coordinator keeps its state: a file, or etcd."""
+"""The stores of the coordinator's state: a file, or etcd."""

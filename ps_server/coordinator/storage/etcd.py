@@ -1,7 +1,7 @@
-"""A coordinator's seat in etcd: one of several leads, and only the leader can write the cluster's state.
+"""A coordinator's candidacy in etcd: one of several leads, and only the leader can write the cluster's state.
 
-The leader's key goes with the leader's lease. Each write of the state is a transaction that checks that this key is
-still the one with which the seat was won, so a leader that was held up beyond its lease can write nothing.
+The leader's key ends with the leader's lease. Each write of the state is a transaction that checks that this key is
+still the one of the election. So a leader that was held up beyond its lease can write nothing.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from ....proto.grpc_status import CHANNEL_OPTIONS, NotLeader
 from ....proto.security.security import channel_credentials, process_security
 
 _CALL_SEC = 1.0
-_LARGEST_STATE = 1_400_000  # bytes; etcd takes requests of 1.5 MiB unless told otherwise
+_LARGEST_STATE = 1_400_000  # bytes; etcd's default bound on requests is 1.5 MiB
 _SCHEMES = ("etcd", "etcds")
 
 
 class EtcdAddress:
-    """``etcd://HOST:PORT[,HOST:PORT]/PREFIX`` (``etcds`` with TLS): where a cluster's state is.
+    """The place of a cluster's state: ``etcd://HOST:PORT[,HOST:PORT]/PREFIX``, or ``etcds`` with TLS.
+
+    Args:
+        url: the URL.
 
     Raises:
-        InvalidArgument: it is not of that form.
+        InvalidArgument: ``url`` does not have that form.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,31 +60,35 @@ class EtcdAddress:
 
 
 class EtcdSeat:
-    """One coordinator's candidacy. A thread of its own asks for the seat and keeps it; close it.
+    """The candidacy of one coordinator. A thread asks for the lead and keeps it. It has to be closed.
 
     Args:
-        place: where.
+        place: the place of the cluster's state.
         address: ``HOST:PORT`` under which clients reach this coordinator.
-        ttl_sec: silence after which another one may lead; whole seconds, of etcd at least 2.
-        on_change: called in the thread whenever this coordinator begins or ends to lead.
+        ttl_sec: the silence in whole seconds after which another coordinator may lead; etcd needs at least 2.
+        on_change: called in the thread whenever this coordinator begins or ceases to lead.
+
+    Attributes:
+        leader: the address of the leader as last seen; empty when there is none.
+        problem: why etcd could not be asked; empty while it can be.
     """
 
     def __init__(self, place: EtcdAddress, address: str, ttl_sec: int, on_change: Callable[[], None]) -> None:
         self._place, self._address, self._ttl_sec, self._on_change = place, address, ttl_sec, on_change
         self._channels = [_channel(place, endpoint) for endpoint in place.endpoints]
         self._at = 0
-        self._term = 0  # create revision of the leader's key; 0: another one's, or none
+        self._term = 0  # create revision of the own leader key; 0: another coordinator leads, or none
         self._until = 0.0  # monotonic; this coordinator leads until then, whatever happens
         self.leader = ""  # as last seen; empty: none
         self.problem = ""  # why etcd could not be asked; empty while it can
         self._lease = 0
-        self._is_over = False  # the lease is of a term that has ended; the next one has another number
+        self._is_over = False  # whether the lease's term has ended; the next term needs another lease
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sparserow-seat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Gives the seat back, so that another coordinator leads at once."""
+        """Gives up the lead, so that another coordinator leads at once."""
         self._closing.set()
         self._thread.join(self._ttl_sec + _CALL_SEC)
         for channel in self._channels:
@@ -89,49 +96,51 @@ class EtcdSeat:
 
     @property
     def term(self) -> int:
-        """Number of the term in which this coordinator leads now; 0: it does not."""
+        """The number of the term in which this coordinator leads now; 0 when it does not lead."""
         return self._term if time.monotonic() < self._until else 0
 
     def check(self, term: int) -> None:
         """Raises NotLeader unless this coordinator leads in ``term``."""
         if not term or self.term != term:
-            where = f"the leader is {self.leader}" if self.leader and self.leader != self._address else "none leads yet"
+            where = f"the leader is {self.leader}" if self.leader and self.leader != self._address else "no leader yet"
             raise NotLeader(
                 f"coordinator {self._address} is not the leader; {self.problem or where}",
                 self.leader if self.leader != self._address else "",
             )
 
     def load(self, term: int) -> Any:
-        """The state's document, or None when there is none yet.
+        """Returns the document of the state; None when there is none yet.
 
         Raises:
             NotLeader: this coordinator does not lead in ``term``.
-            DataLoss: what is there is no JSON.
+            DataLoss: the stored value is not JSON.
         """
         done = self._transact(term, pb.RequestOp(request_range=pb.RangeRequest(key=self._place.state_key)))
         values = [pair.value for pair in done.responses[0].response_range.kvs]
         try:
             return json.loads(values[0]) if values else None
         except ValueError as error:
-            raise DataLoss(f"--state {self._place.url}: is no JSON: {error}") from None
+            raise DataLoss(f"--state {self._place.url}: the stored state is not JSON: {error}") from None
 
     def save(self, term: int, document: dict[str, Any]) -> None:
-        """Replaces the document; etcd has it when this returns. While etcd is away this waits, as long as it leads.
+        """Replaces the document, which etcd has when this returns. While etcd is away, this waits as long as the term
+        lasts.
 
         Raises:
-            NotLeader: this coordinator does not lead in ``term`` (any more); another one's document stands.
-            ResourceExhausted: the document is larger than etcd takes.
+            NotLeader: this coordinator does not lead in ``term``, or no longer; the document is not replaced.
+            ResourceExhausted: the document is larger than etcd accepts.
         """
         value = json.dumps(document, separators=(",", ":")).encode()
         if len(value) > _LARGEST_STATE:
             raise ResourceExhausted(
-                f"--state {self._place.url}: the state has {len(value)} bytes, of {_LARGEST_STATE} that etcd takes"
+                f"--state {self._place.url}: the state has {len(value)} bytes; allowed: at most {_LARGEST_STATE}, "
+                f"which etcd accepts"
             )
         put = pb.PutRequest(key=self._place.state_key, value=value)
         self._transact(term, pb.RequestOp(request_put=put))
 
     def _transact(self, term: int, operation: pb.RequestOp) -> pb.TxnResponse:
-        """Done if this coordinator leads in ``term`` at that moment, tried again until then."""
+        """Runs an operation if this coordinator leads in ``term`` at that moment; retries while it leads."""
         mine = pb.Compare(target=pb.Compare.CREATE, key=self._place.leader_key, create_revision=term)
         while True:
             self.check(term)
@@ -164,7 +173,7 @@ class EtcdSeat:
                 self._call("Lease", "LeaseRevoke", pb.LeaseRevokeRequest(ID=self._lease))
 
     def _ask(self, began: float) -> None:
-        """One round: renews the lease, and asks for the seat where it is free."""
+        """Makes one round: renews the lease, and asks for the lead where it is free."""
         if self._lease and not self._renewed():
             self._lose()
             self._lease = 0
@@ -186,7 +195,7 @@ class EtcdSeat:
         )
         pairs = done.responses[-1].response_range.kvs
         self.leader = pairs[0].value.decode() if pairs else ""
-        if pairs and pairs[0].lease == self._lease:  # also where the answer to an earlier request was lost
+        if pairs and pairs[0].lease == self._lease:  # true also when the answer to an earlier request was lost
             self._term, self._until = pairs[0].create_revision, began + self._ttl_sec
             self._on_change()
 
@@ -201,10 +210,10 @@ class EtcdSeat:
             self._on_change()
 
     def _call(self, service: str, method: str, request: Any) -> Any:
-        """One call to the endpoint that answered last, or to the next one.
+        """Makes one call to the endpoint that answered last, or to the next one that answers.
 
         Raises:
-            Unavailable: none of them answers.
+            Unavailable: no endpoint answers.
             ResourceExhausted: etcd has no room.
         """
         problem = ""
@@ -212,7 +221,7 @@ class EtcdSeat:
             at = (self._at + turn) % len(self._channels)
             call = getattr(getattr(pb_grpc, f"{service}Stub")(self._channels[at]), method)
             try:
-                if method == "LeaseKeepAlive":  # a stream both ways
+                if method == "LeaseKeepAlive":  # a stream in both directions
                     reply = list(call(iter([request]), timeout=_CALL_SEC))
                 else:
                     reply = call(request, timeout=_CALL_SEC)

@@ -1,4 +1,4 @@
-"""Keeps a coordinator's state on disk, so that a restart keeps ids, route and epochs."""
+"""Saves a coordinator's state in a file, so that ids, route and epochs survive a restart."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, Reso
 
 
 class StateFile:
-    """One JSON document, replaced as a whole: a crash leaves the former or the new one.
+    """A file with one JSON document, replaced as a whole: after a crash it has the former document or the new one.
 
-    Holds a lock (``PATH.lock``) as long as it is open, so that two coordinators cannot share it.
+    It has a lock (``PATH.lock``) as long as it is open, so that two coordinators cannot share it.
+
+    Args:
+        path: the path of the file.
 
     Raises:
         InvalidArgument: the folder does not exist or cannot be written.
-        FailedPrecondition: another process holds it.
+        FailedPrecondition: another process has the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,35 +29,38 @@ class StateFile:
         try:
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise InvalidArgument(f"--state {path}: cannot be written: {error.strerror}") from None
+            raise InvalidArgument(f"--state {path}: the file cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise FailedPrecondition(f"--state {path}: is in use by another coordinator; stop that one first") from None
+            raise FailedPrecondition(
+                f"--state {path}: another coordinator uses the file; stop that coordinator first"
+            ) from None
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         os.close(self._lock)
 
     def load(self) -> Any:
-        """The document, or None when there is no file yet.
+        """Returns the document; None when there is no file yet.
 
         Raises:
-            DataLoss: the file is no JSON.
+            DataLoss: the file cannot be read, or is not JSON.
         """
         try:
             return json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DataLoss(f"--state {self.path}: cannot be read: {error}") from None
+            raise DataLoss(f"--state {self.path}: the file cannot be read: {error}") from None
 
     def save(self, document: dict[str, Any]) -> None:
-        """Replaces the document; it is on disk when this returns.
+        """Replaces the document, which is on disk when this returns.
 
         Raises:
-            ResourceExhausted: it cannot be written (disk full, say); the former document stands.
+            ResourceExhausted: the file cannot be written, for example because the disk is full. The former document
+                stays.
         """
         temporary = self.path.with_name(self.path.name + ".new")
         try:
@@ -69,4 +75,4 @@ class StateFile:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise ResourceExhausted(f"--state {self.path}: cannot be written: {error.strerror}") from None
+            raise ResourceExhausted(f"--state {self.path}: the file cannot be written: {error.strerror}") from None

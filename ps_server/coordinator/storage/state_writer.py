@@ -1,9 +1,8 @@
-"""Writes a cluster's state behind the event loop, where a write may take seconds (etcd.py).
+"""Writes a cluster's state outside of the event loop, because a write to etcd may take seconds (etcd.py).
 
-``save()`` takes the state of that moment; ``written()`` waits until it is kept. Whatever leaves the process and depends
-on the state waits so: calls of shards (shard_calls.py), answers to clients (leader_election.py), and the removal of
-older checkpoints.
-States that were taken while one is written are one write.
+``save()`` takes the present state; ``written()`` waits until it is saved. Every message that depends on the state waits
+so before it leaves the process: calls of shards (shard_calls.py), answers to clients (leader_election.py), and the
+removal of older checkpoints. States that are taken during a write are saved by one further write.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ....proto.errors import SparserowError
 
 
 class StateWriter:
-    """Belongs to one event loop; close it.
+    """Writes the state of a cluster in a thread. It belongs to one event loop and has to be closed.
 
     Args:
-        document: gives the state of now.
-        write: keeps a document; blocks, in a thread of its own.
+        document: returns the present state.
+        write: saves a document; it may block, and runs in a thread of its own.
 
     Attributes:
-        saves: how often the state was taken.
+        saves: the number of times that the state was taken.
     """
 
     def __init__(self, document: Callable[[], dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> None:
@@ -33,28 +32,28 @@ class StateWriter:
         self._write = write
         self._thread = ThreadPoolExecutor(1, "sparserow-state")
         self._next: dict[str, Any] = {}
-        self._kept = 0  # the number of the newest save that is kept
+        self._kept = 0  # the number of the newest save that is written
         self._writing: asyncio.Task[None] | None = None
         self.saves = 0
 
     async def close(self) -> None:
-        """Waits for the write that is under way; what comes later is not written."""
+        """Waits for the write that is under way; later states are not written."""
         if self._writing is not None:
             with contextlib.suppress(SparserowError):
                 await self._writing
         self._thread.shutdown(wait=False)
 
     def save(self) -> None:
-        """Has the state of now written; a write that fails is told by :meth:`written`."""
+        """Starts a write of the present state; :meth:`written` reports a failure."""
         self._next = self._document()
         self.saves += 1
         self._begin()
 
     async def written(self) -> None:
-        """Returns when the state of the last :meth:`save` is kept; at once where there is nothing to write.
+        """Returns when the state of the last :meth:`save` is written; at once when there is nothing to write.
 
         Raises:
-            SparserowError: it could not be kept; the next call tries again.
+            SparserowError: the state could not be written; the next call tries again.
         """
         wanted = self.saves
         while self._kept < wanted:
@@ -75,6 +74,6 @@ class StateWriter:
 
 
 def _retrieve(writing: asyncio.Task[None]) -> None:
-    """Takes note of a failure that no caller waits for; the next one that waits has another try."""
+    """Marks a failure as seen when no caller waits for it; the next caller that waits tries again."""
     if not writing.cancelled():
         writing.exception()
