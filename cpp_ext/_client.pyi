@@ -331,6 +331,9 @@ class NativeSession:
     def pull_merged(
         self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
     ) -> None: ...
+    def pack_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> LookupPack:
+        """The rows of the plan's lookups for a device; after ``pull_merged``."""
+
     def refuse_lookups(self, text: str) -> None:
         """Lookups with gradient fail with this text until the step ends."""
 

@@ -35,9 +35,9 @@ def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
     """The kernel of an op for anchors on a device; it is imported at its first call, since it needs the session."""
 
     def kernel(*args: Any) -> list[torch.Tensor]:
-        from . import device_lookups
+        from . import device_ops
 
-        made: list[torch.Tensor] = getattr(device_lookups, name)(*args)
+        made: list[torch.Tensor] = getattr(device_ops, name)(*args)
         return made
 
     return kernel

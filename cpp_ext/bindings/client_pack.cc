@@ -1,4 +1,4 @@
-// _client: lookups packed for a device, as cpp_ext/device_lookups.py uses them. Addresses are of memory on the host.
+// _client: lookups packed for a device, as cpp_ext/device_pack.py uses them. Addresses are of memory on the host.
 #include "bindings/client_pack.h"
 
 #include <pybind11/stl.h>

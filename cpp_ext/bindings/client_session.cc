@@ -272,6 +272,14 @@ void bind_session(py::module_& module) {
             raise_if_error(pull_merged(self, plan, tensors.span(), train));
           },
           py::arg("plan"), py::arg("roots"), py::arg("train"), py::kw_only(), py::arg("with_gradient") = true)
+      .def(
+          "pack_merged",
+          [](Session&, const MergePlan& plan, const py::sequence& roots, bool train) {
+            const BatchTensors tensors(roots);
+            const py::gil_scoped_release unlocked;
+            return pack_merged(plan, tensors.span(), train);
+          },
+          py::arg("plan"), py::arg("roots"), py::arg("train"))
       .def("refuse_lookups", [](Session& self, const std::string& text) { self.state().refuse_lookups(text); })
       .def(
           "drop_gradients", [](Session& self) { raise_if_error(self.drop_gradients()); }, Unlocked())

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cpp_ext import _client, device_lookups
+from ...cpp_ext import _client
+from ...cpp_ext.device_step import StepOnDevice, register
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.schema import TableSchema
 from .row_cache import storage_on
@@ -31,7 +32,7 @@ class SessionTables:
         self.native = native
         self.catalog = catalog
         self.placement = placement
-        self.on_device = device_lookups.StepOnDevice(native)
+        self.on_device = StepOnDevice(native)
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
@@ -126,7 +127,7 @@ class SessionTables:
             lr=rate,
             cached=cached,
         )
-        device_lookups.register(schema.full_name, self.on_device)
+        register(schema.full_name, self.on_device)
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate
         if self._optimizer is None:
