@@ -103,10 +103,10 @@ class StepOnDevice:
         """Whether a prefetched batch has offered a pack to this step."""
         return self._is_prefetched
 
-    def offer(self, pack: DevicePack) -> None:
-        """Has lookups of this step look for their ids in the pack of a prefetched batch first."""
-        self._offered[True].append(pack)
-        self._is_prefetched = True
+    def offer(self, pack: DevicePack, *, train: bool = True) -> None:
+        """Has lookups of this step, or of an evaluation's forward, look for their ids in the pack of a batch first."""
+        self._offered[train].append(pack)
+        self._is_prefetched = self._is_prefetched or train
 
     def send_and_offer(self, native: _client.LookupPack, *, train: bool) -> None:
         """Sends a forward's pack in one copy, and has the forward's lookups look for their ids there first.

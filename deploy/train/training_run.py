@@ -141,7 +141,7 @@ def _with_places(job: JobConfig, trainer: Trainer, backend: TrainingBackend, res
     kept = KeptModel()
     if job.publish is not None or job.keep is not None:
         card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
-        kept = keep_model(job, TrainedModel(backend.session, trainer.model, trainer.example(), card))
+        kept = keep_model(job, TrainedModel(backend.session, trainer.model_on_host(), trainer.example(), card))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")

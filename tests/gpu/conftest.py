@@ -44,6 +44,16 @@ def device_rows() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def lookup_math() -> ModuleType:
+    """``cpp_ext/device/lookup_math.py``, likewise."""
+    if not torch.cuda.is_available():
+        pytest.importorskip("numpy", reason="Triton's interpreter needs it")
+    if "device_floor" not in sys.modules:
+        _load("device_floor", DEVICE / "__init__.py", DEVICE)
+    return importlib.import_module("device_floor.lookup_math")
+
+
+@pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

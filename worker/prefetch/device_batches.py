@@ -56,13 +56,19 @@ class DeviceBatches:
         crossing = [tensor.detach() for tensor, kept in zip(tensors, stays, strict=True) if not kept]
         return SentBatch(host, BatchOnDevice(self._link, pack, crossing), stays)
 
-    def receive(self, batch: SentBatch, step: StepOnDevice) -> Any:
-        """The batch as the training loop sees it; lookups of ``step`` find its rows from now on."""
+    def receive(self, batch: SentBatch, step: StepOnDevice, *, train: bool = True) -> Any:
+        """The batch as the loop sees it; lookups find its rows from now on.
+
+        Args:
+            batch: what was sent.
+            step: of the session.
+            train: whether the lookups are those of a step, or else of one forward of an evaluation.
+        """
         step.link(self._device)
         pack = batch.sent.pack
         if pack is not None:
             pack.send_fresh()
-            step.offer(pack)
+            step.offer(pack, train=train)
         there, stays = iter(batch.sent.receive(step)), iter(batch.stays)
         return map_tensors(batch.host, lambda tensor: tensor if next(stays) else next(there))
 

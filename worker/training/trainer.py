@@ -18,10 +18,11 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
-from ..data import ClickReader, Features, ReadOptions, fit_features, open_reader
+from ..data import Batch, ClickReader, Features, ReadOptions, fit_features, open_reader
 from ..data.leased import EpochScore, LeasedReader
 from ..metrics.binary import auc
 from ..models import Tower
+from ..prefetch.device_batches import DeviceBatches
 from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
 from .build_model import build_model
@@ -30,10 +31,11 @@ from .evaluation import evaluate
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
 from .told_epochs import ToldEpochs
-from .training_backend import TrainingBackend
+from .training_backend import TrainingBackend, stays_on_host
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
+from .training_device import out_of_memory
 from .training_report import EpochResult, Observer, TrainResult
-from .training_step import TrainingStep
+from .training_step import StepResult, TrainingStep
 
 _OBSERVED_SAMPLES = 20_000
 _OBSERVE_EVERY_SEC = 0.5
@@ -99,6 +101,10 @@ class Trainer:
         for tower in self._bare.modules():
             if isinstance(tower, Tower):
                 tower.is_checkpointed = job.train.activation_checkpointing
+        self._device = group.device
+        self._bare.to(self._device)
+        # A batch that no prefetch has brought to the device goes there by this.
+        self._place = None if self._device.type == "cpu" else DeviceBatches(self._device, stays_on_host)
         self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
@@ -288,6 +294,10 @@ class Trainer:
         self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
 
+    def model_on_host(self) -> nn.Module:
+        """Moves the model to the host and returns it, for what is kept of it; training is over then."""
+        return self._bare.to("cpu")
+
     @property
     def model(self) -> nn.Module:
         """The model itself, without DDP."""
@@ -319,14 +329,15 @@ class Trainer:
         began = observed = time.perf_counter()
         seconds_before = progress.seconds
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
-        for batch in batches:
-            result = self._step.run(batch)
+        for given in batches:
+            batch = self._placed(given, train=True)
+            result = self._run_step(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
                 self._backend.session.core.end_empty_step()  # commits count the batches of a lease that are done
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
-                recent.add(result.logits, batch.labels, result.loss)
+                recent.add(result.logits, result.labels, result.loss)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
             if self._checkpoints is not None:
@@ -339,6 +350,29 @@ class Trainer:
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
+
+    def _placed(self, batch: Batch, *, train: bool = False) -> Batch:
+        """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
+
+        Batch and rows cross in one copy, unless a prefetch has brought them.
+        """
+        session = self._backend.session
+        if self._place is None or batch.dense.device == self._device:
+            return batch
+        if session is None:
+            return batch.to(self._device)
+        pack = self._backend.pack(batch, train=train)
+        placed: Batch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)
+        return placed
+
+    def _run_step(self, batch: Batch) -> StepResult:
+        try:
+            return self._step.run(batch)
+        except torch.OutOfMemoryError as error:
+            if self._backend.session is not None:
+                self._backend.session.discard()
+            cache = self._job.train.cache
+            raise out_of_memory(error, None if cache is None else cache.bytes) from error
 
     def _end_epoch(self, epoch: int) -> EpochResult:
         """Evaluates the model after an epoch and returns the epoch's result."""
@@ -358,5 +392,5 @@ class Trainer:
         if not self._group.meets and self._group.rank != 0:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
-        tested = evaluate(self._bare, self._test_reader, self._group)
+        tested = evaluate(self._bare, self._test_reader, self._group, self._placed)
         return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss)
