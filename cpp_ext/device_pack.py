@@ -12,7 +12,8 @@ from torch import Tensor
 from . import _client
 from .device import lookup_math as math
 from .device.byte_layout import ByteLayout, view_of
-from .device.link import DeviceLink, Sent
+from .device.link import DeviceLink, Prepare, Sent
+from .device.row_store import RowPlan, RowStores
 
 if TYPE_CHECKING:
     from .device_step import StepOnDevice
@@ -93,31 +94,60 @@ class DevicePack:
         return view_of(self.buffer(), begin, torch.int32, (n,))
 
     def _rows(self, group: int, buffer: Tensor) -> Tensor:
+        if self._sent.made:  # the rows came together on the way
+            return self._sent.made[group]
         _, n, dim, begin = self._groups[group]
         return view_of(buffer, begin, torch.float32, (n, dim))
 
 
 def make_pack(
-    link: DeviceLink, tables: Sequence[str], ids: Sequence[Described], *, train: bool, with_gradient: bool
+    link: DeviceLink,
+    stores: RowStores,
+    tables: Sequence[str],
+    ids: Sequence[Described],
+    *,
+    train: bool,
+    with_gradient: bool,
 ) -> DevicePack:
     """Looks ids up in one pull and sends their rows in one copy.
 
     Args:
         link: to the device.
+        stores: of the rows that the device keeps.
         tables: the binding of each lookup.
         ids: of each; what is described must live until the call returns.
         train: by the step's clock, remembered until the step ends; else the newest rows.
         with_gradient: whether a backward follows.
     """
     native = _client.LookupPack(list(zip(tables, ids, strict=True)), train=train, with_gradient=with_gradient)
-    return send_pack(link, native)
+    return send_pack(link, stores, native)
 
 
-def send_pack(link: DeviceLink, native: _client.LookupPack) -> DevicePack:
-    """Sends the rows and positions of a pack in one copy."""
-    host = link.host_buffer(native.bytes)
-    native.write(host.data_ptr())
-    return DevicePack(native, link, link.send(host))
+def send_pack(link: DeviceLink, stores: RowStores, native: _client.LookupPack) -> DevicePack:
+    """Sends the rows and positions of a pack in one copy; rows that the device has kept stay out of it."""
+    with stores.order:
+        native.plan()
+        host = link.host_buffer(native.bytes)
+        native.write(host.data_ptr())
+        return DevicePack(native, link, link.send(host, rows_by_plan(native, stores)))
+
+
+def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
+    """What brings the rows of a planned pack together on the device; nothing for a pack without a plan."""
+    plans = [
+        None if plan is None else (RowPlan(n, dim, begin, *plan[:3]), plan[3])
+        for plan, (_, n, dim, begin) in zip(native.plans, native.groups, strict=True)
+    ]
+
+    def prepare(pack: Tensor) -> tuple[Tensor, ...]:
+        made = []
+        for planned in plans:
+            if planned is not None:
+                plan, generation = planned
+                made.append(plan.rows(pack, stores.store(plan.dim, generation, pack.device)))
+        return tuple(made)
+
+    return prepare
 
 
 def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
@@ -146,21 +176,26 @@ class BatchOnDevice:
 
     Args:
         link: to the device.
+        stores: of the rows that the device keeps.
         native: the pack of the batch's lookups; None: it has none.
         tensors: of the batch, on the host.
     """
 
-    def __init__(self, link: DeviceLink, native: _client.LookupPack | None, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, link: DeviceLink, stores: RowStores, native: _client.LookupPack | None, tensors: Sequence[Tensor]
+    ) -> None:
         self._layout, self._link, self._tensors = ByteLayout(), link, list(tensors)
-        if native is not None:
-            self._layout.reserve(native.bytes)
-        for tensor in self._tensors:
-            self._layout.add(tensor)
-        host = link.host_buffer(self._layout.size)
-        if native is not None and native.bytes:
-            native.write(host.data_ptr())
-        self._layout.write(self._tensors, host)
-        self._sent = link.send(host)
+        with stores.order:
+            if native is not None:
+                native.plan()
+                self._layout.reserve(native.bytes)
+            for tensor in self._tensors:
+                self._layout.add(tensor)
+            host = link.host_buffer(self._layout.size)
+            if native is not None and native.bytes:
+                native.write(host.data_ptr())
+            self._layout.write(self._tensors, host)
+            self._sent = link.send(host) if native is None else link.send(host, rows_by_plan(native, stores))
         self.pack = None if native is None else DevicePack(native, link, self._sent, self)
 
     def receive(self, step: StepOnDevice) -> list[Tensor]:

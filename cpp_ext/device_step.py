@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import _client
 from .device.link import DeviceLink, link_of
+from .device.row_store import RowStores
 from .device_pack import Described, DevicePack, PackGradient, make_pack, send_pack, sum_pack
 
 
@@ -64,10 +65,15 @@ class StepOnDevice:
 
     Args:
         native: the session's native half.
+        kept_bytes: of rows that the device keeps from one step to the next; 0: none.
+
+    Attributes:
+        stores: of the rows that the device keeps from one step to the next.
     """
 
-    def __init__(self, native: _client.NativeSession) -> None:
-        self._native = native
+    def __init__(self, native: _client.NativeSession, kept_bytes: int = 0) -> None:
+        self._native, self._kept_bytes = native, kept_bytes
+        self.stores = RowStores(lambda: [] if native is None else native.device_stores)
         self._link: DeviceLink | None = None
         self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
         self._is_prefetched = False
@@ -82,9 +88,18 @@ class StepOnDevice:
 
         Raises:
             RuntimeError: lookups of this session were on another device before.
+            ValueError: the rows that the device is to keep are more than what is free there.
         """
         link = link_of(device)
         if self._link is None:
+            free = link.free_bytes()
+            if self._kept_bytes > free:
+                raise ValueError(
+                    f"InvalidArgument: cache.bytes: {self._kept_bytes} is not allowed; allowed: 1 to {free}, the bytes "
+                    f"that are free on {device}, or cache.storage host"
+                )
+            if self._kept_bytes:
+                self._native.keep_device_rows(self._kept_bytes)
             self._link = link
         if link is not self._link:
             raise RuntimeError(
@@ -116,7 +131,7 @@ class StepOnDevice:
             train: whether the lookups belong to this step, or else to an evaluation.
         """
         if native.bytes and self._link is not None:
-            self._offered[train].append(send_pack(self._link, native))
+            self._offered[train].append(send_pack(self._link, self.stores, native))
 
     def end_evaluation(self) -> None:
         """Forgets the packs that were offered to an evaluation's forward."""
@@ -170,6 +185,7 @@ class StepOnDevice:
         if lacking:
             pack = make_pack(
                 link,
+                self.stores,
                 [tables[i] for i in lacking],
                 [named[i] for i in lacking],
                 train=train,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...proto.config.job import JobConfig
-from ...proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition, not_allowed
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ def run_worker(
     from ...worker.training.ps_backend import PsBackend
 
     train = job.train
+    if train.cache is not None and train.cache.storage == "device" and group.device.type == "cpu":
+        raise not_allowed("train.cache.storage", "device", "auto, host, as this worker trains on the host")
+    # The model is moved to its device after its tables were distributed, so the first lookup decides.
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
+    if cache is not None and cache.storage == "device":
+        cache = replace(cache, storage="auto")
     check_cache(cache, train.staleness, "train.cache")
     with (
         serve_metrics(metrics, host=host, port=port),

@@ -101,7 +101,10 @@ def prefetch(
     there = None if device is None else torch.device(device)
     if on_host is not None and (there is None or there.type == "cpu"):
         raise not_allowed("prefetch.on_host", "a function", "None, as batches are not copied to a device")
-    batches = None if there is None or there.type == "cpu" else DeviceBatches(there, on_host)
+    batches = None
+    if there is not None and there.type != "cpu":
+        session.core.on_device.link(there)
+        batches = DeviceBatches(there, session.core.on_device.stores, on_host)
     return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
+from ...cpp_ext.device.row_store import RowStores
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice
 from ..data.batch_tensors import map_tensors
@@ -36,11 +37,14 @@ class DeviceBatches:
 
     Args:
         device: the device.
+        stores: of the rows that the session's device keeps.
         on_host: names the tensors of a batch that stay on the host; None: every one crosses.
     """
 
-    def __init__(self, device: torch.device, on_host: Callable[[Any], Sequence[Tensor]] | None = None) -> None:
-        self._device, self._on_host = device, on_host
+    def __init__(
+        self, device: torch.device, stores: RowStores, on_host: Callable[[Any], Sequence[Tensor]] | None = None
+    ) -> None:
+        self._device, self._stores, self._on_host = device, stores, on_host
         self._link = link_of(device)
 
     def send(self, host: Any, pack: _client.LookupPack | None) -> SentBatch:
@@ -54,7 +58,7 @@ class DeviceBatches:
         tensors = _in_order(host)
         stays = tuple(tensor.device.type != "cpu" or any(tensor is one for one in stay) for tensor in tensors)
         crossing = [tensor.detach() for tensor, kept in zip(tensors, stays, strict=True) if not kept]
-        return SentBatch(host, BatchOnDevice(self._link, pack, crossing), stays)
+        return SentBatch(host, BatchOnDevice(self._link, self._stores, pack, crossing), stays)
 
     def receive(self, batch: SentBatch, step: StepOnDevice, *, train: bool = True) -> Any:
         """The batch as the loop sees it; lookups find its rows from now on.

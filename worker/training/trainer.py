@@ -103,8 +103,7 @@ class Trainer:
                 tower.is_checkpointed = job.train.activation_checkpointing
         self._device = group.device
         self._bare.to(self._device)
-        # A batch that no prefetch has brought to the device goes there by this.
-        self._place = None if self._device.type == "cpu" else DeviceBatches(self._device, stays_on_host)
+        self._place = self._batches_there()
         self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
@@ -351,15 +350,22 @@ class Trainer:
         self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
 
+    def _batches_there(self) -> DeviceBatches | None:
+        """Returns what brings a batch to the device that no prefetch has brought; None where batches stay."""
+        session = self._backend.session
+        if self._device.type == "cpu" or session is None:
+            return None
+        return DeviceBatches(self._device, session.core.on_device.stores, stays_on_host)
+
     def _placed(self, batch: Batch, *, train: bool = False) -> Batch:
         """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
 
         Batch and rows cross in one copy, unless a prefetch has brought them.
         """
         session = self._backend.session
-        if self._place is None or batch.dense.device == self._device:
+        if batch.dense.device == self._device:
             return batch
-        if session is None:
+        if session is None or self._place is None:
             return batch.to(self._device)
         pack = self._backend.pack(batch, train=train)
         placed: Batch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)

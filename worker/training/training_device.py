@@ -57,19 +57,6 @@ def group_backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def check_cache_fits(cache_bytes: int, device: torch.device) -> None:
-    """Checks that a row cache on the device is no larger than what is free there.
-
-    Raises:
-        InvalidArgument: it is larger; the text names both in bytes.
-    """
-    if device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(device)
-    if cache_bytes > free:
-        raise not_allowed("train.cache.bytes", cache_bytes, f"1 to {free}, the bytes that are free on {device}")
-
-
 def out_of_memory(error: torch.OutOfMemoryError, cache_bytes: int | None) -> InvalidArgument:
     """Returns the error of a step for which the device had no memory; nothing of the step was committed.
 
