@@ -143,9 +143,7 @@ def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.
     monkeypatch.setattr(CountingLink, "free_bytes", lambda _: 1000)
     with sr.InProcessCluster().connect("large", cache=sr.RowCache(1 << 20)) as session:
         model = model_on(session, device(), carry=False)
-        with pytest.raises(
-            sr.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"
-        ):
+        with pytest.raises(sr.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"):
             model(batches(1, 0)[0])
 
 
