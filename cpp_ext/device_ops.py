@@ -1,7 +1,7 @@
-"""The ops ``gather_all`` and ``stage_all`` where the anchor is on a device; on the host they stay in C++ (cpp_ext/ops).
+"""The ops ``gather_all``, ``stage_all`` and ``gather_merged`` on a device; on the host they stay in C++ (cpp_ext/ops).
 
 Gathering, pooling and sums by position run on the device (cpp_ext/device/lookup_math.py). cpp_ext/torch_ops.py
-registers both with torch.
+registers them with torch.
 """
 
 from __future__ import annotations
@@ -103,6 +103,14 @@ def gather_all(
         if place is not None:
             places.append(place)
     return out + places
+
+
+def gather_merged(
+    ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor], tables: str, options: list[int]
+) -> list[Tensor]:
+    """The op ``sparserow::gather_merged`` for ids on a device: rows of all lookups cross in one copy."""
+    anchor = torch.zeros(0, device=next(each.device for each in ids if each.device.type != "cpu"))
+    return gather_all(ids, offsets, weights, anchor, tables, options, False)[: len(ids)]
 
 
 def _padding_position(found: FoundLookup, lookup: _Options) -> int:

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class StepOnDevice:
         self._is_prefetched = False
         self._packs: list[DevicePack] = []
         self._known: dict[tuple[object, ...], FoundLookup] = {}
-        self._copies: list[_HostCopy] = []
+        self._of_thread = threading.local()  # the host's copies that this thread has, so that calls may overlap
         self._carried: list[Carried] = []
         self._flags: list[Tensor] = []
 
@@ -107,6 +108,13 @@ class StepOnDevice:
                 "a session serves a model on one device"
             )
         return link
+
+    @property
+    def _copies(self) -> list[_HostCopy]:
+        if not hasattr(self._of_thread, "copies"):
+            self._of_thread.copies = []
+        copies: list[_HostCopy] = self._of_thread.copies
+        return copies
 
     @property
     def is_used(self) -> bool:
@@ -138,7 +146,12 @@ class StepOnDevice:
         self._offered[False] = []
 
     def keep_host_copy(self, there: Tensor, host: Tensor) -> None:
-        """Remembers, until the step ends, that a tensor of the device has a copy on the host with the same strides."""
+        """Remembers, for this thread and until the step ends, that a device tensor has a copy on the host.
+
+        Args:
+            there: the tensor on the device.
+            host: the same values on the host, with the same strides.
+        """
         begin = self.link(there.device).address(there)
         self._copies.append(_HostCopy(begin, begin + _extent(there) * there.element_size(), host))
 
@@ -157,10 +170,14 @@ class StepOnDevice:
             if fits and copy.host.dtype == tensor.dtype and tensor.numel() > 0:
                 first = copy.host.storage_offset() + (address - begin) // size
                 return copy.host.as_strided(tensor.shape, tensor.stride(), first)
-        host = link.wait(link.fetch(tensor.contiguous()))
-        if tensor.is_contiguous():
-            self.keep_host_copy(tensor, host)
-        return host
+        # The columns of one computed tensor are fetched together.
+        base = tensor._base
+        whole = base if base is not None and base.is_contiguous() and base.dtype == tensor.dtype else tensor
+        host = link.wait(link.fetch(whole.contiguous()))
+        if not whole.is_contiguous():
+            return host
+        self.keep_host_copy(whole, host)
+        return host if whole is tensor else self._known_copy(tensor, link)
 
     def copy_on_host(self, tensor: Tensor) -> Tensor | None:
         """The values of a tensor on the host, with its strides; None where a copy of it has others."""
@@ -267,7 +284,8 @@ class StepOnDevice:
         self.drop_gradients()
         self._offered[True] = []
         self._is_prefetched = False
-        self._packs, self._known, self._copies = [], {}, []
+        self._packs, self._known = [], {}
+        self._copies.clear()
 
 
 def _extent(tensor: Tensor) -> int:

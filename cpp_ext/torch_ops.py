@@ -45,7 +45,7 @@ def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
 
 def _register_device_kernels() -> torch.library.Library:
     library = torch.library.Library("sparserow", "IMPL")
-    for name in ("gather_all", "stage_all"):
+    for name in ("gather_all", "stage_all", "gather_merged"):
         for key in ("CUDA", "PrivateUse1"):
             library.impl(name, _on_device(name), key)
     return library
