@@ -16,6 +16,7 @@ from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
 from .elastic_config import ElasticConfig, check_elastic
 from .job_effects import check_effects
+from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
@@ -233,6 +234,11 @@ class TrainConfig(StrictModel):
         description="For workers that come and go: lines are leased to the workers that are present, and a worker that "
         "ends is started again. null: each worker trains on a fixed share of the lines.",
         json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
+    )
+    node_check: NodeCheckConfig | None = Field(
+        None,
+        description="Check of all nodes before the job begins, under torchrun or on Ray; null: none.",
+        json_schema_extra={"allowed": "a section with slower_than and timeout, {} for its defaults"},
     )
     threads: int = Field(
         0,
