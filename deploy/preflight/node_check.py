@@ -51,7 +51,7 @@ class CheckSettings:
 
 
 def measure(
-    settings: CheckSettings, index: int, ring: Sequence[int], store: Callable[[], Any], *, tried: int = 0
+    settings: CheckSettings, index: int, ring: Sequence[int], store: Callable[[int], Any], *, tried: int = 0
 ) -> NodeReport:
     """Returns the report of this node; no failure is raised.
 
@@ -62,7 +62,7 @@ def measure(
         settings: the settings of the check.
         index: the index of this node.
         ring: the indexes of all nodes that take part, in the order of the ring.
-        store: connects to a store that all nodes of the ring reach.
+        store: connects to the store of a pair, given the pair's lower index; both nodes connect to it.
         tried: the number of rings before this one; only the first has matrices and the disk measured.
     """
     began = time.monotonic()
@@ -177,9 +177,9 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _try_exchange(store: Callable[[], Any], index: int, peer: int, name: str, timeout_sec: float) -> Exchange:
+def _try_exchange(store: Callable[[int], Any], index: int, peer: int, name: str, timeout_sec: float) -> Exchange:
     try:
-        seconds = within(timeout_sec, lambda: time_exchange(store(), index, peer, name, timeout_sec))
+        seconds = within(timeout_sec, lambda: time_exchange(store(min(index, peer)), index, peer, name, timeout_sec))
     except Exception as error:  # torch has no common class for the errors of stores and groups
         return Exchange(peer, None, first_line(error))
     return Exchange(peer, seconds)

@@ -8,6 +8,7 @@ is replaced. Every key of the check is in the own store, which no earlier start 
     order/N           node 0 says what comes next: {"ring": [...]}, or {"verdict": ...} at the end
     report/N/INDEX    what a node measured in ring N
     pulse/INDEX       a count that a node of the job increases as long as the job runs
+    read              the count of processes that know the verdict
     done              the count of nodes whose part of the job ended well
 """
 
@@ -138,11 +139,20 @@ class NodeMeeting:
                 decider.give_order(number)
             order = self.get(f"order/{number}", wait_sec + _GRACE_SEC)
             if "verdict" in order:
+                self._own.add("read", 1)
+                if decider is not None:
+                    self._wait_for_readers(sum(order["processes"]))
                 return CheckedNodes(Verdict.of(order["verdict"]), tuple(order["processes"]))
             if place.local_rank == 0 and place.node in order["ring"]:
-                report = measure(self._settings, place.node, order["ring"], self._own.clone, tried=number)
+                report = measure(self._settings, place.node, order["ring"], lambda _: self._own.clone(), tried=number)
                 self.give(f"report/{number}/{place.node}", asdict(report))
             number, wait_sec = number + 1, _longest(timeout) + _GRACE_SEC
+
+    def _wait_for_readers(self, processes: int) -> None:
+        """Waits until all processes have read the verdict, as the store ends with this process."""
+        deadline = time.monotonic() + _GRACE_SEC
+        while self._own.add("read", 0) < processes and time.monotonic() < deadline:
+            time.sleep(_POLL_SEC)
 
     def get(self, key: str, seconds: float) -> Any:
         """Returns the value of a key of the check's own store, when some node has set it.
