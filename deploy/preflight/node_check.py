@@ -214,14 +214,15 @@ def time_exchange(store: Any, index: int, peer: int, name: str, timeout_sec: flo
     swap(torch.zeros(1), torch.zeros(1))
     places = torch.arange(_EXCHANGED_FLOATS, dtype=torch.float32)  # whole numbers below 2**24 are exact
     sent, received, expected = places + index, torch.empty_like(places), places + peer
-    seconds = []
+    seconds, is_whole = [], True
     for _ in range(_ROUNDS):
         received.zero_()
         began = time.perf_counter()
         swap(sent, received)
         seconds.append(time.perf_counter() - began)
-        if not torch.equal(received, expected):
-            raise DataLoss("other numbers arrived than were sent")
+        is_whole = is_whole and torch.equal(received, expected)
+    if not is_whole:  # not before the last round, in which the peer waits for this node
+        raise DataLoss("other numbers arrived than were sent")
     return statistics.median(seconds)
 
 

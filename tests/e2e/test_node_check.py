@@ -60,15 +60,15 @@ def slowed_pid(agent: Process) -> str:
 
 
 def test_a_slow_node_is_left_out_where_there_is_a_spare(launcher: Launcher, tmp_path: Path) -> None:
-    """Each good node has two processes, and the ranks of the job have no gap."""
+    """It is node 0, at whose store all others meet, also once it is left out."""
     job, nodes, result = write_job(tmp_path), Nodes(launcher, tmp_path, "2:3"), tmp_path / "result.json"
     arguments = ("train", str(job), "--json", str(result))
     slow = nodes.start(*arguments, script="slowed_node.py")
     for _ in range(2):
-        nodes.start(*arguments, processes=2)
+        nodes.start(*arguments)
     for agent in nodes.agents:
         assert agent.end() == 0, nodes.told()
-    assert json.loads(result.read_text())["workers"] == 4
+    assert json.loads(result.read_text())["workers"] == 2
     told = re.search(
         r"node check: (node \d) \(.*, process (\d+)\) is slow: matrices took .* the job runs on 2 nodes", nodes.told()
     )
@@ -81,29 +81,26 @@ def test_without_a_spare_the_job_ends_with_the_name(launcher: Launcher, tmp_path
     job, nodes = write_job(tmp_path), Nodes(launcher, tmp_path, "2")
     nodes.start("train", str(job))
     slow = nodes.start("train", str(job), script="slowed_node.py")
-    for agent in nodes.agents:
-        assert agent.end() != 0
+    assert nodes.agents[0].end() != 0  # the others look for it for half a minute
     pattern = rf"node check: node \d \(.*, process {slowed_pid(slow)}\) is slow: .*; 1 node would be left .* it needs 2"
     for agent in nodes.agents:
-        assert re.search(pattern, agent.err), agent.err
+        agent.wait_for(pattern)
     assert "trained" not in "".join(agent.out for agent in nodes.agents)
 
 
 def test_the_doctor_shows_all_nodes(launcher: Launcher, tmp_path: Path) -> None:
-    nodes, found = Nodes(launcher, tmp_path, "3"), tmp_path / "found.json"
+    nodes, found = Nodes(launcher, tmp_path, "2"), tmp_path / "found.json"
     arguments = ("doctor", "--nodes", f"--json={found}", f"--disk={tmp_path}", "--slower-than=3")
-    for _ in range(2):
-        nodes.start(*arguments)
+    nodes.start(*arguments)
     slow = nodes.start(*arguments, script="slowed_node.py")
-    for agent in nodes.agents:
-        assert agent.end() == 1, nodes.told()
+    assert nodes.agents[0].end() == 1, nodes.told()
     values = json.loads(found.read_text())
     (bad,) = values["bad"]
     assert f"process {slowed_pid(slow)}" in values["nodes"][bad]["name"]
-    assert [node["state"] for node in values["nodes"]].count("ok") == 2
+    assert [node["state"] for node in values["nodes"]].count("ok") == 1
     assert all(0 < part < 60 for node in values["nodes"] for part in node["seconds"].values())
     shown = "".join(agent.out for agent in nodes.agents)
-    assert shown.count("1 of 3 nodes are slow or broken") == 1, "node 0 alone shows the table"
+    assert shown.count("1 of 2 nodes are slow or broken") == 1, "node 0 alone shows the table"
     assert re.search(r"node +matrices +exchange +disk +state +why", shown)
 
 
@@ -116,7 +113,7 @@ def test_the_doctor_wants_one_process_a_node(launcher: Launcher, tmp_path: Path)
 @pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
 def test_the_node_with_the_broken_links_is_known(launcher: Launcher, tmp_path: Path) -> None:
     """Node 2 still reaches the store of node 0, so it reports; neither of its neighbours reaches it."""
-    job, result = write_job(tmp_path, timeout="8s"), tmp_path / "result.json"
+    job, result = write_job(tmp_path, timeout="6s"), tmp_path / "result.json"
     launcher.environment["GLOO_SOCKET_IFNAME"] = "eth0"
     with network.hosts("n0", "n1", "n2", "n3") as hosts:
         if not all(hosts["n2"].drop_from(hosts[name].address) for name in ("n1", "n3")):
