@@ -1,7 +1,7 @@
 """Runs the tests of the device floor with the Python that runs this file, for ``make test-gpu``.
 
-It says which Python, torch, triton and device it found, which part runs on which of them, and what it skips. It installs
-nothing. Parts:
+It says which Python, torch, triton and device it found, which part runs on which of them, and what it skips. It
+installs nothing. Parts:
 
 - *device floor*: files of ``tests/gpu`` that import nothing of the package. They need torch, triton and pytest.
 - *package*: the other files of ``tests/gpu``, and all other tests that are marked ``gpu``. They need the built package.
