@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -19,18 +20,20 @@ from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.worker.data import write_click_log
+from sparserow_process import Launcher
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray")
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+pytestmark = pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="SPARSEROW_TEST_FULL=1 runs it")
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
 
 class SlowedNode:
     """Stops the probe that Ray starts on one node for nine tenths of the time; notes whether a worker runs there."""
 
-    def __init__(self, raylet: int) -> None:
+    def __init__(self, raylet: int, node_id: str, address: str) -> None:
+        self.node_id, self.address = node_id, address
         self._raylet, self._ended = psutil.Process(raylet), threading.Event()
         self.has_worker = False
         self._thread = threading.Thread(target=self._run)
@@ -54,15 +57,13 @@ class SlowedNode:
 
 @pytest.fixture
 def slowed() -> Iterator[SlowedNode]:
-    """A cluster of three nodes with a CPU each, to which this process is connected; one of them is slow."""
+    """A cluster of three nodes with a CPU each, of which one is slow."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     (raylet,) = nodes[1].all_processes["raylet"]
-    ray.init(address=cluster.address, log_to_driver=False)
-    slow = SlowedNode(raylet.process.pid)
-    slow.node_id = nodes[1].node_id  # type: ignore[attr-defined]
+    slow = SlowedNode(raylet.process.pid, nodes[1].node_id, cluster.address)
     yield slow
     slow.end()
     ray.shutdown()
@@ -81,18 +82,31 @@ def job_of(folder: Path, workers: int) -> JobConfig:
     )
 
 
-def test_a_slow_node_is_named_and_avoided(
+def test_the_doctor_names_a_slow_node(slowed: SlowedNode, launcher: Launcher, tmp_path: Path) -> None:
+    launcher.environment["RAY_ADDRESS"] = slowed.address
+    doctor = launcher.start(
+        "doctor", "--nodes", "--slower-than=3", "--timeout=40s", f"--json={tmp_path / 'found.json'}"
+    )
+    assert doctor.end() == 1, doctor.err
+    assert "1 of 3 nodes are slow or broken" in doctor.out
+    nodes = json.loads((tmp_path / "found.json").read_text())["nodes"]
+    (slow,) = (node for node in nodes if node["state"] == "slow")
+    assert slow["name"].startswith(f"node {slowed.node_id[:8]} (")
+    assert [node["state"] for node in nodes].count("ok") == 2
+
+
+def test_a_slow_node_is_avoided_or_ends_the_job(
     slowed: SlowedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert nodes_to_avoid(job_of(tmp_path, 2), 1.0) == [slowed.node_id]  # type: ignore[attr-defined]
+    ray.init(address=slowed.address, log_to_driver=False)
+    assert nodes_to_avoid(job_of(tmp_path, 2), 1.0) == [slowed.node_id]
     assert "is slow: matrices took" in capfd.readouterr().out
-    if FULL:
-        with pytest.raises(FailedPrecondition, match=r"is slow: .* room for 2 workers, and train.workers is 3"):
-            nodes_to_avoid(job_of(tmp_path, 3), 1.0)
+    with pytest.raises(FailedPrecondition, match=r"is slow: .* room for 2 workers, and train.workers is 3"):
+        nodes_to_avoid(job_of(tmp_path, 3), 1.0)
 
 
-@pytest.mark.skipif(not FULL, reason="SPARSEROW_TEST_FULL=1 runs it")
 def test_no_worker_runs_on_a_slow_node(slowed: SlowedNode, tmp_path: Path) -> None:
+    ray.init(address=slowed.address, log_to_driver=False)
     with sr.local_cluster(shards=1) as cluster:
         result = train_on_ray(job_of(tmp_path, 2), cluster.address, storage_path=str(tmp_path / "ray"))
     assert result["workers"] == 2

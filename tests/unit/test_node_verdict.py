@@ -215,6 +215,14 @@ def test_where_nothing_succeeds_every_node_is_named() -> None:
         assert states(found(count, set(range(count)), set())[0]) == ["broken"] * count
 
 
+def test_two_good_nodes_between_silent_ones_meet_in_another_ring() -> None:
+    reports = ring_of(4, {(0, 1), (1, 2), (2, 3), (0, 3)})
+    del reports[1], reports[3]
+    verdict = decide(names(4), reports, 2.0)
+    assert states(verdict) == ["unproven", "broken", "unproven", "broken"]
+    assert next_ring(verdict, 1) == [0, 2]
+
+
 def test_reports_and_verdicts_travel_as_json() -> None:
     reports = ring_of(3, {(0, 1), (1, 2)})
     verdict = decide(names(3), reports, 2.0)
