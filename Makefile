@@ -16,6 +16,8 @@ APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-
 # them, and several coordinators (tests/faults/test_etcd.py).
 APT_TEST_PACKAGES := iproute2 nftables etcd-server
 PIP := $(PY) -m pip install -q --disable-pip-version-check
+GPU_VENV := build/gpu-venv
+GPU_PIP := $(GPU_VENV)/bin/python -m pip install -q --disable-pip-version-check
 # The part of the native core that needs no Python is compiled while packages come. Building the native core goes on
 # from there, and tells what is wrong with it.
 START_CORE = { PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
@@ -27,7 +29,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test test-py test-cpp test-full lint format sanitize docs clean
+.PHONY: setup demo test test-py test-cpp test-full test-gpu lint format sanitize docs clean
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:
@@ -81,6 +83,29 @@ sanitize: setup
 test-full: setup build/.stamp-apt-tests
 	@$(MAKE) test-cpp FUZZ_FRAMES=1000000
 	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
+
+# Tests of what runs on a GPU, in an environment of their own with a build of torch for CUDA; TORCH_PIP says where it is:
+#   make test-gpu TORCH_PIP="--index-url URL"
+# OFFLINE=1 installs nothing: PYTHON and the torch (2.11 or newer), triton and pytest that it has run what they can, and
+# what is skipped is named. Without a GPU the kernels run under Triton's interpreter then.
+ifdef OFFLINE
+test-gpu:
+	@$(PYTHON) tests/support/gpu_tests.py
+else
+test-gpu: $(GPU_VENV)/.stamp-native
+	@$(GPU_VENV)/bin/python tests/support/gpu_tests.py --needs-cuda
+endif
+
+# The package is installed, not linked, as the libraries in the tree belong to the torch of $(VENV).
+$(GPU_VENV)/.stamp-native: requirements.txt $(NATIVE_SOURCES) | build/.stamp-apt
+	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	@echo "sparserow: installing Python packages for the GPU"
+	@$(GPU_PIP) $(TORCH_PIP) "$(TORCH)"
+	@$(GPU_VENV)/bin/python -c "import torch; assert torch.version.cuda" 2>/dev/null || \
+	  { echo "test-gpu: torch was installed without CUDA; name where pip finds a build with CUDA: TORCH_PIP=..."; exit 1; }
+	@$(GPU_PIP) setuptools -r requirements.txt
+	@$(GPU_PIP) --no-deps --no-build-isolation .
+	@touch $@
 
 lint: setup
 	@$(VENV)/bin/ruff check .

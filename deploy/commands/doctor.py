@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..preflight.node_check import CheckSettings
 
 
 def doctor(
@@ -28,6 +31,16 @@ def doctor(
     memory_budget: Annotated[
         str, typer.Option(help="Budget of all shards on this machine together, such as 8GiB; 0: not known.")
     ] = "0",
+    nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="Check each node of torchrun or Ray instead: matrices, exchange and disk."),
+    ] = False,
+    slower_than: Annotated[
+        float, typer.Option(help="With --nodes: the factor above the median from which a node is slow.")
+    ] = 2.0,
+    timeout: Annotated[
+        str, typer.Option(help="With --nodes: the time to arrive, and for each part of the check.")
+    ] = "60s",
     json_file: Annotated[Path | None, typer.Option("--json", help="File to write the findings to, as JSON.")] = None,
 ) -> None:
     """Check machine, config, ports, certificates, disks and cluster. Exit code 1 when something is wrong.
@@ -39,7 +52,7 @@ def doctor(
     from rich.table import Table
 
     from ...proto.config.units import parse_bytes
-    from ...proto.errors import InvalidArgument
+    from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
     from ..preflight.health_checks import (
         check_disk,
@@ -53,6 +66,22 @@ def doctor(
     from .terminal import tables_console
 
     check_result_file(json_file)
+    if nodes:
+        here = {"--job": job, "--coordinator": coordinator, "--listen": listen, "--host": host}
+        given = [option for option, value in here.items() if value]
+        given += [] if disk_bytes == "1GiB" else ["--disk-bytes"]
+        given += [] if memory_budget == "0" else ["--memory-budget"]
+        if given:
+            raise InvalidArgument(f"{given[0]}: has no effect with --nodes, which checks other things; remove it")
+        if len(disk or ()) > 1:
+            raise not_allowed("--disk", [str(each) for each in disk or ()], "one folder with --nodes")
+        from .node_doctor import check_all_nodes
+
+        check_all_nodes(_settings(slower_than, timeout, disk[0] if disk else None), json_file)
+        return
+    if slower_than != 2.0 or timeout != "60s":
+        option = "--timeout" if slower_than == 2.0 else "--slower-than"
+        raise InvalidArgument(f"{option}: has no effect without --nodes; remove it")
     if disk_bytes != "1GiB" and not disk:
         raise InvalidArgument("--disk-bytes: has no effect without --disk; name the folders")
     security = process_security()
@@ -77,3 +106,13 @@ def doctor(
     typer.echo(f"{wrong} of {len(findings)} findings are wrong" if wrong else "nothing is wrong")
     if wrong:
         raise typer.Exit(1)
+
+
+def _settings(slower_than: float, timeout: str, folder: Path | None) -> CheckSettings:
+    """Returns the settings of a check of nodes; the section ``train.node_check`` has the same options and bounds."""
+    from ...proto.config.config import validate
+    from ...proto.config.node_check_config import NodeCheckConfig
+    from ..preflight.node_check import CheckSettings
+
+    config = validate(NodeCheckConfig, {"slower_than": slower_than, "timeout": timeout})
+    return CheckSettings(slower_than=config.slower_than, timeout_sec=config.timeout, folder=folder)

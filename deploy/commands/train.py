@@ -45,6 +45,7 @@ def train(
 
     from ...proto.config.config import load_config
     from ...proto.config.job import JobConfig
+    from ..train.checked_nodes import checked_place
     from ..train.training_display import next_commands, summary
     from ..train.training_job import check_overwrites, checked_resume, run_job, torchrun_place
     from .result_file import check_result_file, write_result
@@ -54,11 +55,14 @@ def train(
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     check_overwrites(config, resume, overwrites=overwrite_checkpoints)
-    place = torchrun_place()
-    result = run_job(config, place, trace_file, resume=checked_resume(config, resume), overwrites=overwrite_checkpoints)
-    if place is None or place.rank == 0:
-        write_result(json_file, result.as_dict())
-        console = Console()
-        console.print(summary(f"trained {config.name}", result))
-        for line in next_commands(result):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    begin = checked_resume(config, resume)
+    with checked_place(config, torchrun_place()) as checked:
+        if checked.is_left_out:
+            return
+        result = run_job(config, checked.place, trace_file, resume=begin, overwrites=overwrite_checkpoints)
+        if checked.place is None or checked.place.rank == 0:
+            write_result(json_file, result.as_dict())
+            console = Console()
+            console.print(summary(f"trained {config.name}", result))
+            for line in next_commands(result):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -26,7 +26,7 @@ def run_on_ray(address: str, options: RayOptions) -> None:
         Unavailable: there is no Ray at ``address``.
         SparserowError: as for ``start_on_ray``.
     """
-    with _connected(address), ray_cluster(options) as running:
+    with connected(address, "--on"), ray_cluster(options) as running:
         known = {state.name: state for state in running.states()}
         for state in known.values():
             if state.address:
@@ -50,16 +50,26 @@ def _watch(running: RayCluster, known: dict[str, ServerState]) -> None:
 
 
 @contextlib.contextmanager
-def _connected(address: str) -> Iterator[None]:
+def connected(address: str, named: str) -> Iterator[None]:
+    """Connects this process to Ray for the duration of the block.
+
+    Args:
+        address: the address of Ray: ``auto``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+        named: the option or the variable that has the address, for error texts.
+
+    Raises:
+        FailedPrecondition: Ray is not installed.
+        Unavailable: there is no Ray at ``address``.
+    """
     ray = require_ray()
     try:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     except SparserowError:
         raise
     except ImportError as error:
-        raise FailedPrecondition(f"--on {address}: {error}; install it with: {install_command('ray')}") from None
+        raise FailedPrecondition(f"{named} {address}: {error}; install it with: {install_command('ray')}") from None
     except Exception as error:  # Ray has no error class for this
-        raise Unavailable(f"--on {address}: Ray cannot be reached: {' '.join(str(error).split())[:300]}") from None
+        raise Unavailable(f"{named} {address}: Ray cannot be reached: {' '.join(str(error).split())[:300]}") from None
     try:
         yield
     finally:

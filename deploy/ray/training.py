@@ -16,7 +16,9 @@ from ...proto.security.security import process_security, use_security
 from ...worker.training.run_identity import RunIdentity
 from ..launch.readiness import wait_until_ready
 from ..train.training_job import allowed_restarts, checked_resume
+from .checked_nodes import nodes_to_avoid
 
+_NODE_ID = "ray.io/node-id"  # a label that Ray gives every node
 _READY_SEC = 180.0  # time for a shard whose node is gone to come back on another one
 
 
@@ -47,7 +49,8 @@ def train_on_ray(
         The result as ``sparserow train --json`` writes it; with ``train.dense`` ps that of worker 0.
 
     Raises:
-        FailedPrecondition: Ray Train is not installed, or the job has no checkpoints to resume from.
+        FailedPrecondition: Ray Train is not installed, the job has no checkpoints to resume from, or
+            ``train.node_check`` found a bad node that the job cannot do without.
         InvalidArgument: the job starts a cluster of its own, has backend local, or names a relative path, which is not
             possible because workers run in folders of their own.
         NotFound, InvalidArgument, DataLoss: a node does not have the job's data (the text names it), or the data are
@@ -71,11 +74,13 @@ def train_on_ray(
         resume = (
             "auto" if job.train.checkpoint is not None or (job.train.elastic and job.train.elastic.url) else "never"
         )
+    begin = checked_resume(job, resume)
+    avoided = [] if job.train.node_check is None else nodes_to_avoid(job, cpus_per_worker)
     security = process_security().path
     order = {
         "job": job.model_dump(mode="json", exclude_unset=True),
         "coordinator": coordinator,
-        "resume": checked_resume(job, resume),
+        "resume": begin,
         "run": secrets.token_hex(8),
         "identity": asdict(RunIdentity.new(resume=resume, overwrites=overwrites)),
         "security": None if security is None else str(security.resolve()),
@@ -89,6 +94,7 @@ def train_on_ray(
             num_workers=job.train.workers,
             use_gpu=uses_gpu,
             resources_per_worker={"CPU": cpus_per_worker, **({"GPU": 1} if uses_gpu else {})},
+            label_selector={_NODE_ID: f"!in({','.join(avoided)})"} if avoided else None,
         ),
         run_config=ray.train.RunConfig(
             storage_path=storage_path,

@@ -75,6 +75,15 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "train.staleness not 0", "model.backend ps", (*_LOCAL, "train.staleness=2")),
     OptionEffect("job", "train.zero", "train.dense ddp, and 2 workers", ("train.dense=ps", "train.zero=true")),
     OptionEffect("doctor", "--disk-bytes", "--disk", ("--disk-bytes", "5GiB")),
+    OptionEffect(
+        "doctor",
+        "--job, --coordinator, --listen, --host, --disk-bytes, --memory-budget",
+        "no --nodes",
+        ("--nodes", "--memory-budget", "5GiB"),
+    ),
+    OptionEffect("doctor", "--nodes", "torchrun or Ray", ("--nodes",)),
+    OptionEffect("doctor", "--slower-than", "--nodes", ("--slower-than", "3")),
+    OptionEffect("doctor", "--timeout", "--nodes", ("--timeout", "30s")),
     OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
     OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
@@ -105,6 +114,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect(
         "train", "--overwrite-checkpoints", "train.checkpoint, or train.elastic.url", ("JOB", "--overwrite-checkpoints")
     ),
+    OptionEffect("train", "train.node_check", "torchrun or Ray", ("JOB", "--set", "train.node_check={}")),
     OptionEffect("up", "--cpus-per-shard, --strategy", "--on", ("--strategy", "PACK")),
     OptionEffect(
         "up", "--host, --port, --advertise, --metrics-port", "no --on", ("--on", "auto", "--metrics-port", "5")

@@ -16,6 +16,7 @@ from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
 from .elastic_config import ElasticConfig, check_elastic
 from .job_effects import check_effects
+from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
@@ -238,6 +239,11 @@ class TrainConfig(StrictModel):
         "auto",
         description="Device of the model. cuda: each worker has a CUDA device of its own, and rows cross to it. auto: "
         "cuda where every worker of a machine has one and train.dense is ddp, else cpu.",
+    )
+    node_check: NodeCheckConfig | None = Field(
+        None,
+        description="Check of all nodes before the job begins, under torchrun or on Ray; null: none.",
+        json_schema_extra={"allowed": "a section with slower_than and timeout, {} for its defaults"},
     )
     threads: int = Field(
         0,

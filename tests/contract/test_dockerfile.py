@@ -43,7 +43,7 @@ def test_it_is_built_of_what_the_makefile_installs() -> None:
         assert all((ROOT / name).exists() for name in copied.split()[:-1])
     stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
     assert set(re.findall(r"--from=(\S+)", DOCKERFILE)) <= set(stages)
-    assert {"server", "worker"} <= set(stages)
+    assert {"server", "worker", "worker-cuda"} <= set(stages)
 
 
 def test_servers_need_all_dependencies_but_torch() -> None:
@@ -57,6 +57,23 @@ def test_servers_need_all_dependencies_but_torch() -> None:
     assert len(printed) == len(declared) - 1
     assert "torch" not in stage("server") + stage("server-environment")
     assert "torch" in stage("worker-environment").lower()
+
+
+def test_the_image_for_cuda_is_the_workers_with_another_build_of_torch() -> None:
+    environment, image = stage("worker-cuda-environment"), stage("worker-cuda")
+    assert "ARG TORCH_PIP=\n" in environment, "no place of packages is named"
+    assert 'pip install -q ${TORCH_PIP} "${TORCH}"' in environment
+    assert "assert torch.version.cuda" in environment
+    assert packages("server") - {"python3", "ca-certificates"} == packages("worker-cuda-environment")
+    assert "COPY --from=worker-cuda-environment /opt/sparserow /opt/sparserow" in image
+    assert {"gcc", "python3-dev"} <= packages("worker-cuda"), "with which Triton compiles launchers"
+    (cache,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", image)
+    train = (ROOT / "deploy" / "k8s" / "train.yaml").read_text()
+    assert "readOnlyRootFilesystem: true" in train
+    assert any(cache.startswith(f"{mount}/") for mount in re.findall(r"mountPath: (/tmp)\b", train))
+    assert image.index("USER root") < image.index("apt-get") < image.index("USER 10001")
+    for target in (image, stage("worker")):
+        assert 'ENTRYPOINT []\nCMD ["sparserow", "--help"]\n' in target
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,90 @@ def test_the_files_of_the_secrets_are_those_that_the_commands_make(tmp_path: Pat
         security = Security.load(mounted / "security.yaml")
         assert security.token
         assert bool(security.certificate) == (secret["name"] == "servers")
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """The result of a strategic merge of Kubernetes: lists of mappings are merged by mountPath or name, else joined."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {**base, **{key: merged(base[key], value) if key in base else value for key, value in patch.items()}}
+    if isinstance(base, list) and isinstance(patch, list):
+        for key in ("mountPath", "name"):
+            if all(key in each for each in (*base, *patch)):
+                left = {each[key]: each for each in base}
+                for each in patch:
+                    left[each[key]] = merged(left[each[key]], each) if each[key] in left else each
+                return list(left.values())
+        return base + patch
+    return patch
+
+
+def gpu_component() -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / "gpu" / "kustomization.yaml").read_text())
+
+
+def job_with_gpus() -> dict[str, Any]:
+    """The job as it is with the component ``gpu``."""
+    (patch,) = gpu_component()["patches"]
+    patched = merged(of_kind("Job")[0], yaml.safe_load((FOLDER / "gpu" / patch["path"]).read_text()))
+    (container,) = patched["spec"]["template"]["spec"]["containers"]
+    (image,) = gpu_component()["images"]
+    assert image["name"] == container["image"], "else the image is not replaced"
+    container["image"] = image["newName"]
+    return patched
+
+
+def test_a_pod_of_the_job_asks_for_a_gpu_for_each_process() -> None:
+    from torch.distributed.run import get_args_parser
+
+    job = job_with_gpus()
+    kubernetes_validate.validate(job, SCHEMA_VERSION, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert get_args_parser().parse_args(container["args"]).nproc_per_node == gpus
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    assert mounts["shm"] == "/dev/shm"
+    base = of_kind("Job")[0]["spec"]["template"]["spec"]["containers"][0]
+    for key in ("command", "args", "securityContext", "ports", "env"):
+        assert container[key] == base[key], "the component changes nothing else"
+
+
+def test_the_image_for_gpus_is_one_that_the_dockerfile_makes() -> None:
+    (image,) = gpu_component()["images"]
+    dockerfile = (FOLDER.parent / "Dockerfile").read_text()
+    assert image["newName"] == "sparserow-worker-cuda"
+    assert f"-t {image['newName']}:{image['newTag']}" in dockerfile
+    assert " AS worker-cuda\n" in dockerfile
+    assert image["newTag"] in {each["newTag"] for each in kustomization()["images"]}
+
+
+def test_all_files_of_the_component_are_named() -> None:
+    assert gpu_component()["kind"] == "Component", "kustomize refuses an overlay below its base"
+    named = {"kustomization.yaml", *(patch["path"] for patch in gpu_component()["patches"])}
+    assert {path.name for path in (FOLDER / "gpu").iterdir()} == named
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_takes_the_component_in(tmp_path: Path) -> None:
+    folder = tmp_path / "k8s"
+    shutil.copytree(FOLDER, folder)
+    settings = kustomization()
+    for secret in settings["secretGenerator"]:
+        for entry in secret["files"]:
+            path = folder / entry.partition("=")[2]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("x")
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**settings, "components": ["gpu"]}))
+    made = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    (job,) = (each for each in yaml.safe_load_all(made.stdout) if each["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    expected = job_with_gpus()["spec"]["template"]["spec"]["containers"][0]
+    assert container.pop("image") == f"{expected.pop('image')}:{gpu_component()['images'][0]['newTag']}"
+    order = {"key": lambda mount: mount["mountPath"]}
+    assert sorted(container.pop("volumeMounts"), **order) == sorted(expected.pop("volumeMounts"), **order)
+    assert container == expected

@@ -58,6 +58,20 @@ class Host:
                 return False
         return True
 
+    def drop_from(self, address: str) -> bool:
+        """Drops every packet that comes from another host; False where nftables cannot be had."""
+        if shutil.which("nft") is None:
+            return False
+        rules = (
+            "add table inet broken",
+            "add chain inet broken into { type filter hook input priority 0; }",
+            f"add rule inet broken into ip saddr {address} drop",
+        )
+        return all(
+            subprocess.run([*self.within, "nft", rule], capture_output=True, timeout=120).returncode == 0
+            for rule in rules
+        )
+
     def lost(self) -> int:
         """Packets that :meth:`lose` has dropped."""
         return int(re.findall(r"counter packets (\d+)", run(*self.within, "nft", "list", "ruleset"))[0])

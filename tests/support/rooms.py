@@ -74,8 +74,8 @@ PYTHON_ROOMS = {
     "deploy/observe": set(),
     "deploy/preflight": set(),
     "deploy/examples": {"deploy/launch"},
-    "deploy/train": {"deploy/launch"},
-    "deploy/ray": LOCAL,
+    "deploy/train": {"deploy/launch", "deploy/preflight"},
+    "deploy/ray": {*LOCAL, "deploy/preflight"},
     "deploy/bench": LOCAL,
     "deploy/reference": {"deploy/train"},
     "deploy/commands": {

@@ -191,10 +191,13 @@ class Launcher:
         name = next((word for word in arguments if not word.startswith("-")), "sparserow")
         return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name, stdin)
 
-    def start_torchrun(self, *options: str, arguments: Sequence[str]) -> Process:
-        """Starts an agent of torchrun whose workers run ``sparserow ARGUMENTS``."""
-        module = ["-m", "torch.distributed.run", *options, "-m", "sparserow.deploy.cli", *arguments]
-        return self._start([sys.executable, *module], "torchrun")
+    def start_torchrun(
+        self, *options: str, arguments: Sequence[str], script: str | None = None, within: Sequence[str] = ()
+    ) -> Process:
+        """Starts an agent of torchrun whose workers run ``sparserow ARGUMENTS``, or a script of this folder instead."""
+        program = ["-m", "sparserow.deploy.cli"] if script is None else [str(Path(__file__).with_name(script))]
+        module = ["-m", "torch.distributed.run", *options, *program, *arguments]
+        return self._start([*within, sys.executable, *module], "torchrun")
 
     def start_script(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Process:
         """Starts a script of this folder."""
