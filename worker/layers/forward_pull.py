@@ -11,6 +11,7 @@ forward is then traced again, a bounded number of times.
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class ForwardPull:
 
     def __init__(self, session: Session) -> None:
         self._native = session.core.native
+        self._group = session.core.tensor_group
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -68,9 +70,10 @@ class ForwardPull:
         sources = self._sources
         if sources is not None and sources.plan.size > 0:
             tensors = sources.tensors(batch, None)
-            self._native.pull_merged(
-                sources.plan, descriptions(tensors), module.training, with_gradient=torch.is_grad_enabled()
-            )
+            with nullcontext() if self._group is None else suppress(Exception):  # a lookup fails then, and tells them
+                self._native.pull_merged(
+                    sources.plan, descriptions(tensors), module.training, with_gradient=torch.is_grad_enabled()
+                )
         if sources is None or self._requests.is_any:
             self._begin_trace(batch)
 

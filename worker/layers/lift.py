@@ -24,6 +24,7 @@ from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import BAG_MODES
 from .forward_pull import ForwardPull
+from .handed_rows import hand_rows
 from .graph_check import largest_gap
 from .layer_swap import (
     Layer,
@@ -117,6 +118,7 @@ def lift_embeddings(
         session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=distributed[0].anchor)
         for number, (lookup, layer) in enumerate(zip(lookups, distributed, strict=True)):
             layer.anchor = distributed[0].anchor
+            layer.tensor_group = session.core.tensor_group
             _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", layer)
     # The capture's checks of its inputs are modules without users; they must stay.
     lifted.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
@@ -125,6 +127,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
+    hand_rows(lifted, session)
     ForwardPull(session).install(lifted)
     if check is not None:
         _check(source, lifted, tuple(check))
