@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 ROWS, DIM, STEPS, BATCH = 60, 8, 6, 16
+HALF = STEPS // 2
 
 
 class Net(nn.Module):
@@ -33,7 +35,7 @@ class Net(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor, bags: Tensor) -> Tensor:
         below = torch.relu(self.bottom(dense))
-        return self.top(torch.cat([below, self.one(ids), self.bag(bags)], dim=1)).squeeze(1)
+        return self.top(torch.cat([below, self.one(ids), self.bag(bags)], dim=1)).flatten()
 
 
 def make_net() -> Net:
@@ -67,25 +69,34 @@ def mean_over(group: dist.ProcessGroup, model: nn.Module) -> None:
 
 
 def train(
-    session: sr.Session, model: nn.Module, *, before_step: Callable[[], None] = lambda: None, steps: int = STEPS
+    session: sr.Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    before_step: Callable[[], None] = lambda: None,
+    steps: range = range(STEPS),
 ) -> list[float]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = optimizer or adam(model)
     losses = []
-    for step in range(steps):
+    for step in steps:
         *inputs, labels = batch(step, session.rank)
         loss = nn.functional.binary_cross_entropy_with_logits(model(*inputs), labels)
         loss.backward()
         before_step()
         assert session.step(optimizer)
-        losses.append(float(loss))
-    assert session.current_step == steps
+        losses.append(loss.item())
+    assert session.current_step == steps.stop
     return losses
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def by_ddp(rank: int, address: str, folder: Path) -> None:
     with sr.connect(address, "ddp") as session:
         losses = train(session, DistributedDataParallel(distributed(session)))
-    torch.save((session.rank, losses), folder / f"ddp{rank}.pt")
+    torch.save((session.rank, losses), folder / f"by_ddp{rank}.pt")
     dist.barrier()
 
 
@@ -97,7 +108,7 @@ def by_tensor(rank: int, address: str, folder: Path) -> None:
         model = distributed(session)
         split_top(model, mesh["tensor"])
         losses = train(session, model, before_step=lambda: mean_over(mesh.get_group("data"), model))
-        torch.save((session.rank, losses), folder / f"tensor{rank}.pt")
+        torch.save((session.rank, losses), folder / f"by_tensor{rank}.pt")
         dist.barrier()
 
 
@@ -108,20 +119,94 @@ def by_both(rank: int, address: str, folder: Path) -> None:
         model = distributed(session)
         split_top(model, mesh["tp"])
         fully_shard(model, mesh=mesh["dp"])
-        torch.save((session.rank, train(session, model)), folder / f"both{rank}.pt")
+        torch.save((session.rank, train(session, model)), folder / f"by_both{rank}.pt")
         dist.barrier()
 
 
-def main(rank: int, world: int, cases: str, address: str, folder: str) -> None:
+def save_in_parts(rank: int, address: str, folder: Path) -> None:
+    """The first half of the steps, and a checkpoint of four ranks' parts."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    with sr.connect(address, "parts", mesh=mesh) as session:
+        model = distributed(session)
+        split_top(model, mesh["tensor"])
+        fully_shard(model, mesh=mesh["data"])
+        optimizer = adam(model)
+        losses = train(session, model, optimizer, steps=range(HALF))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        saved = sr.save(
+            session, str(folder / "parts"), model=model, optimizer=optimizer, scheduler=scheduler, extra={"at": HALF}
+        )
+        assert saved.is_done()
+        assert saved.step == HALF - 1
+        torch.save((session.rank, losses), folder / f"save_in_parts{rank}.pt")
+        dist.barrier()
+
+
+def save_whole(rank: int, address: str, folder: Path) -> None:
+    """The first half of the steps under DDP, and a checkpoint of a whole dense side."""
+    with sr.connect(address, "whole") as session:
+        ddp = DistributedDataParallel(distributed(session))
+        optimizer = adam(ddp)
+        train(session, ddp, optimizer, steps=range(HALF))
+        sr.save(session, str(folder / "whole"), model=ddp, optimizer=optimizer)
+        dist.barrier()
+
+
+def go_on_by_fsdp(rank: int, address: str, folder: Path) -> None:
+    """The second half on two ranks, each with half of every tensor."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    with sr.connect(address, "parts", mesh=mesh) as session:
+        model = distributed(session)
+        fully_shard(model, mesh=mesh)
+        go_on(session, model, folder, "parts", f"go_on_by_fsdp{rank}")
+
+
+def go_on_by_ddp(rank: int, address: str, folder: Path) -> None:
+    """The second half on two ranks, each with whole tensors."""
+    with sr.connect(address, "parts") as session:
+        go_on(session, DistributedDataParallel(distributed(session)), folder, "parts", f"go_on_by_ddp{rank}")
+
+
+def go_on_in_groups(rank: int, address: str, folder: Path) -> None:
+    """The second half of what began under DDP, on four ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    with sr.connect(address, "whole", mesh=mesh) as session:
+        model = distributed(session)
+        split_top(model, mesh["tensor"])
+        fully_shard(model, mesh=mesh["data"])
+        go_on(session, model, folder, "whole", f"go_on_in_groups{rank}")
+
+
+def go_on(session: sr.Session, model: nn.Module, folder: Path, url: str, name: str) -> None:
+    optimizer = adam(model)
+    restored = sr.restore(session, str(folder / url), model=model, optimizer=optimizer)
+    assert (restored.step, restored.extra) == (HALF - 1, {"at": HALF} if url == "parts" else {})
+    torch.save((session.rank, train(session, model, optimizer, steps=range(HALF, STEPS))), folder / f"{name}.pt")
+    dist.barrier()
+
+
+CASES = {
+    by_ddp: 2,
+    save_whole: 2,
+    by_tensor: 4,
+    by_both: 4,
+    save_in_parts: 4,
+    go_on_by_fsdp: 2,
+    go_on_by_ddp: 2,
+    go_on_in_groups: 4,
+}
+
+
+def main(rank: int, address: str, folder: str) -> None:
+    """One rank: every case in turn, in a process group of as many ranks as the case has."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{cases}", rank=rank, world_size=world)
-    for case in cases.split(","):
-        globals()[case](rank, address, Path(folder))
-    dist.destroy_process_group()
-
-
-def run(world: int, cases: str, address: str, folder: Path) -> None:
-    run_ranks(__file__, world, world, cases, address, folder, deadline_sec=120)
+    for case, world in CASES.items():
+        if rank >= world:
+            continue
+        meet = f"file://{folder}/meet-{case.__name__}"
+        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+        case(rank, address, Path(folder))
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +216,22 @@ def cluster() -> Iterator[sr.LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def ddp(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
-    """The losses of each worker under DDP."""
-    folder = tmp_path_factory.mktemp("ddp")
-    run(2, "by_ddp", cluster.address, folder)
-    return dict(torch.load(folder / f"ddp{rank}.pt") for rank in range(2))
+def folder(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the cases left."""
+    made = tmp_path_factory.mktemp("cases")
+    run_ranks(__file__, 4, cluster.address, made, deadline_sec=240)
+    return made
+
+
+def losses_of(folder: Path, case: Callable[[int, str, Path], None]) -> dict[int, tuple[int, list[float]]]:
+    """(worker, losses) by rank."""
+    return {rank: torch.load(folder / f"{case.__name__}{rank}.pt") for rank in range(CASES[case])}
+
+
+def assert_as_ddp(folder: Path, case: Callable[[int, str, Path], None], begin: int = 0) -> None:
+    wanted = dict(losses_of(folder, by_ddp).values())
+    for rank, (worker, losses) in losses_of(folder, case).items():
+        np.testing.assert_allclose(losses, wanted[worker][begin:], rtol=0, atol=1e-6, err_msg=f"rank {rank}")
 
 
 def rows_of(cluster: sr.LocalCluster, namespace: str) -> np.ndarray:
@@ -143,14 +239,37 @@ def rows_of(cluster: sr.LocalCluster, namespace: str) -> np.ndarray:
         return np.concatenate([session.table(name).pull(np.arange(ROWS)) for name in ("one", "bag")])
 
 
-def test_towers_in_parts_train_as_with_ddp(cluster: sr.LocalCluster, ddp, tmp_path: Path) -> None:
-    run(4, "by_tensor,by_both", cluster.address, tmp_path)
-    for case in ("tensor", "both"):
-        for rank in range(4):
-            worker, losses = torch.load(tmp_path / f"{case}{rank}.pt")
-            np.testing.assert_allclose(losses, ddp[worker], rtol=0, atol=1e-6, err_msg=f"{case} {rank}")
-        np.testing.assert_allclose(rows_of(cluster, case), rows_of(cluster, "ddp"), rtol=0, atol=1e-5)
+@pytest.mark.parametrize("case", [by_tensor, by_both])
+def test_towers_in_parts_train_as_with_ddp(cluster: sr.LocalCluster, folder: Path, case) -> None:
+    assert_as_ddp(folder, case)
+    rows = rows_of(cluster, case.__name__.removeprefix("by_"))
+    np.testing.assert_allclose(rows, rows_of(cluster, "ddp"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [go_on_by_fsdp, go_on_by_ddp, go_on_in_groups])
+def test_a_dense_side_goes_on_on_other_ranks(folder: Path, case) -> None:
+    assert_as_ddp(folder, case, HALF)
+
+
+def test_parts_are_written_before_the_manifest_and_checked(cluster: sr.LocalCluster, folder: Path) -> None:
+    saved = next((folder / "parts").glob("save-*"))
+    files = sorted((saved / "dense").iterdir())
+    assert len(files) == 4
+    assert max(file.stat().st_mtime_ns for file in files) < (saved / "manifest.json").stat().st_mtime_ns
+    damage(files[1])
+    with sr.connect(cluster.address, "parts") as session:
+        model = distributed(session)
+        before = {name: value.clone() for name, value in model.named_parameters()}
+        with pytest.raises(sr.DataLoss, match=files[1].name):
+            sr.restore(session, str(folder / "parts"), model=model)
+        assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 if __name__ == "__main__":  # one rank of a test
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -124,7 +124,8 @@ class DistributedLayer(nn.Module):
     def _handed(self, group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int]) -> Tensor:
         """Rows of a lookup, float32 of ``shape``, which the leader of the tensor group makes."""
         anchor = self.anchor if self.training else self.anchor.detach()
-        return handed_rows(group, look_up, shape, table=self.binding, anchor=anchor)
+        rows: Tensor = handed_rows(group, look_up, shape, table=self.binding, anchor=anchor)
+        return rows
 
     def _anchor_of_now(self) -> Tensor:
         """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""

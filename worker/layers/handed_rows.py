@@ -24,7 +24,7 @@ from ..session.tensor_group import TensorGroup
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's multiplier of Fibonacci hashing (Knuth, vol. 3, 6.4)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def handed_rows(
     group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int], *, table: str, anchor: Tensor
 ) -> Tensor:
@@ -114,7 +114,7 @@ class SameBatch:
     def __reduce__(self) -> tuple[type[_AnyBatch], tuple[()]]:
         return _AnyBatch, ()
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compares the arguments of the forward over the ranks of the group.
 

@@ -24,8 +24,8 @@ from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import BAG_MODES
 from .forward_pull import ForwardPull
-from .handed_rows import hand_rows
 from .graph_check import largest_gap
+from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
     create_on_first_rank,

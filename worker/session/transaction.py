@@ -174,8 +174,10 @@ def local_part(tensor: Tensor) -> Tensor:
     if not hasattr(tensor, "to_local"):
         return tensor
     if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
-        return tensor.full_tensor()  # type: ignore[no-any-return, operator]
-    return tensor.to_local()  # type: ignore[no-any-return, operator]
+        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return whole
+    part: Tensor = tensor.to_local()
+    return part
 
 
 def _highest_vote(vote: int) -> int:
