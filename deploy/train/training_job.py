@@ -15,6 +15,7 @@ from ...proto.checkpoint.manifest import number_of
 from ...proto.checkpoint.urls import absolute
 from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.config.job import JobConfig
+from ...proto.config.parallel_config import check_ranks
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -139,6 +140,7 @@ def run_job(
 
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
+    check_ranks(job.train.parallel, job.train.workers)
     # The workers are separate processes, so that the end of a worker does not end this process.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     if not is_apart:
@@ -206,6 +208,7 @@ def _run_under_torchrun(
     """Runs one worker under torchrun; worker 0 starts the cluster where none is named, and shares its address."""
     from ...worker.training.process_group import joined_group
 
+    check_ranks(job.train.parallel, place.world)
     if _starts_cluster(job) and place.local_world != place.world:
         raise FailedPrecondition(
             "cluster.address: the address is missing; a job on several machines needs a running cluster that all of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,8 +13,11 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow.worker.models import Tower, mlp
+from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
 from sparserow_process import run_ranks
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -185,6 +189,129 @@ def go_on(session: sr.Session, model: nn.Module, folder: Path, url: str, name: s
     dist.barrier()
 
 
+def towers_of_jobs(rank: int, address: str, folder: Path) -> None:
+    """What ``train.parallel: {tensor: 2}`` does to an MLP: its gradients, averaged and clipped, against one process."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(7)
+    whole = nn.Sequential(mlp([5, 6, 4, 8, 1]), nn.Linear(1, 1))
+    parts = copy.deepcopy(whole)
+    split_towers(parts, mesh["tensor"])
+    average_in_backward(parts, mesh.get_group("data"), 2)
+    assert sum(hasattr(parameter, "to_local") for parameter in parts.parameters()) == 8  # of four layers
+    inputs = torch.randn(2, 3, 7, 5)
+    for micro_batch in range(3):  # of one step
+        (parts(inputs[rank // 2, micro_batch]).square().mean() / 3).backward()
+        (sum(whole(inputs[worker, micro_batch]).square().mean() for worker in range(2)) / 6).backward()
+    norm = float(nn.utils.clip_grad_norm_(whole.parameters(), 0.01))
+    assert norm > 0.02
+    clip_parts(list(parts.parameters()), 0.01)
+    for (name, wanted), mine in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        full = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+        torch.testing.assert_close(
+            full, wanted.grad, rtol=1e-5, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    with pytest.raises(sr.InvalidArgument, match="no MLP with two linear layers"):
+        split_towers(nn.Linear(2, 2), mesh["tensor"])
+    odd = Tower(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    with pytest.raises(sr.InvalidArgument, match=r"0\.1 is a BatchNorm1d, which does not work element by element"):
+        split_towers(nn.Sequential(odd), mesh["tensor"])
+
+
+class Halves(nn.Module):
+    """A layer whose columns the ranks have by hand, without the sum in backward that its input needs."""
+
+    def __init__(self, model: Net, rank: int, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.one, self.group = model.one, group
+        self.weight = nn.Parameter(torch.randn(DIM, 2, generator=torch.Generator().manual_seed(rank)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.one(ids) @ self.weight).sum(dim=1)
+
+
+def refusals(rank: int, address: str, folder: Path) -> None:
+    """What a tensor group refuses, on which ranks, and that training goes on."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    with sr.connect(address, "refusals", mesh=mesh) as session:
+        model = distributed(session)
+        split_top(model, mesh["tensor"])
+        fully_shard(model, mesh=mesh["data"])
+        optimizer = adam(model)
+        *inputs, _ = batch(0, session.rank)
+        is_leader = rank % 2 == 0
+        before = [parameter.to_local().clone() for parameter in model.parameters()]
+        (model(*inputs).sum() * (float("nan") if rank // 2 else 1.0)).backward()  # in the second group alone
+        with pytest.raises(sr.NonFiniteGradient):
+            session.step(optimizer)
+        for was, parameter in zip(before, model.parameters(), strict=True):
+            assert torch.equal(was, parameter.to_local())
+        assert session.current_step == 0
+        with pytest.raises(sr.FailedPrecondition, match="no backward reached a distributed table"):
+            session.step(optimizer)
+        with pytest.raises(sr.FailedPrecondition, match="ranks of a tensor group have different batches"):
+            model(*batch(rank, 0)[:3])
+        wrong = (
+            "is not allowed; allowed: .0, 60"
+            if is_leader
+            else f"lookup failed on rank {rank - 1}, which leads this tensor group"
+        )
+        with pytest.raises(sr.InvalidArgument, match=wrong):
+            model(inputs[0], inputs[1] + ROWS, inputs[2])
+        session.discard()
+        train(session, model, optimizer, steps=range(2))
+
+        with pytest.raises(sr.FailedPrecondition, match="with a gradient are not possible in a tensor group"):
+            model.bag(inputs[2], per_sample_weights=torch.ones(BATCH, 3, requires_grad=True))
+        with pytest.raises(sr.FailedPrecondition, match="session in a tensor group cannot join"):
+            Join([session])
+        if not is_leader:
+            with pytest.raises(sr.FailedPrecondition, match=f"leader of its tensor group, which is rank {rank - 1},"):
+                session.table("one")
+            with pytest.raises(sr.FailedPrecondition, match="has no session with the servers"):
+                session.create_table("t", dim=1, optimizer=sr.SGD(lr=1.0))
+        dist.barrier()
+    with sr.connect(address, "halves", mesh=mesh) as session:
+        halves = Halves(distributed(session), rank, mesh.get_group("tensor"))
+        rows = rows_now(session)
+        halves(inputs[1]).sum().backward()
+        with pytest.raises(sr.FailedPrecondition, match="have different gradients of rows"):
+            session.step(torch.optim.SGD(halves.parameters(), lr=1.0))
+        assert np.array_equal(rows, rows_now(session))
+        dist.barrier()
+    kind = sr.FailedPrecondition
+    with pytest.raises(kind, match="it has 2 tables: bag" if is_leader else f"rank {rank - 1}, which leads"):
+        sr.connect(address, "halves", job="anew", mesh=mesh, namespace_policy="new")
+
+
+def rows_now(session: sr.Session) -> np.ndarray:
+    """The rows, where this rank has them."""
+    if session.core.tensor_group is not None and not session.core.tensor_group.leads:
+        return np.empty(0)
+    return session.table("one").pull(np.arange(ROWS))
+
+
+def meshes(rank: int, address: str, folder: Path) -> None:
+    """Meshes that connect refuses before it joins."""
+    refused = [
+        (("data", "pp"), {}, "'pp' is a dimension of pipeline parallelism"),
+        (("data", "cp"), {}, "mesh_dim_names: 'cp' is not allowed; allowed: for data data, dp, "),
+        (("tensor", "tp"), {}, "at most one tensor dimension"),
+        (None, {}, "mesh_dim_names: None is not allowed"),
+        (("data", "tensor"), {"rank": 0}, "connect.rank: 0 is not allowed; allowed: None beside mesh"),
+    ]
+    for names, arguments, text in refused:
+        with pytest.raises(sr.InvalidArgument, match=text):
+            sr.connect("nowhere:1", mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names), **arguments)
+    half = DeviceMesh("cpu", [0, 1] if rank < 2 else [2, 3], mesh_dim_names=("data",))
+    with pytest.raises(sr.InvalidArgument, match="a mesh that holds each of the 4 ranks once, rank 0 first"):
+        sr.connect("nowhere:1", mesh=half)
+    with pytest.raises(sr.InvalidArgument, match=r"connect\.mesh: 'list' is not allowed"):
+        sr.connect("nowhere:1", mesh=[0, 1])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    with pytest.raises(sr.Unavailable, match="nowhere" if rank % 2 == 0 else f"rank {rank - 1}, which leads"):
+        sr.connect("nowhere.invalid:1", mesh=mesh, deadline_sec=1.0)
+
+
 CASES = {
     by_ddp: 2,
     save_whole: 2,
@@ -194,6 +321,9 @@ CASES = {
     go_on_by_fsdp: 2,
     go_on_by_ddp: 2,
     go_on_in_groups: 4,
+    towers_of_jobs: 4,
+    refusals: 4,
+    meshes: 4,
 }
 
 
@@ -206,7 +336,10 @@ def main(rank: int, address: str, folder: str) -> None:
         meet = f"file://{folder}/meet-{case.__name__}"
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world, timeout=timedelta(seconds=60))
         case(rank, address, Path(folder))
+        dist.barrier()
         dist.destroy_process_group()
+    with open(f"{folder}/done{rank}", "w") as file:
+        file.write("done")
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +396,11 @@ def test_parts_are_written_before_the_manifest_and_checked(cluster: sr.LocalClus
         with pytest.raises(sr.DataLoss, match=files[1].name):
             sr.restore(session, str(folder / "parts"), model=model)
         assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+def test_refusals_end_the_same_call_on_every_rank(folder: Path) -> None:
+    """The checks are in the cases: ``towers_of_jobs``, ``refusals`` and ``meshes``."""
+    assert len(list(folder.glob("done?"))) == 4
 
 
 def damage(file: Path) -> None:

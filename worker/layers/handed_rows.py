@@ -155,3 +155,15 @@ def hand_rows(model: nn.Module, session: Session) -> None:
     """Installs the comparison of batches on a distributed model; without a tensor group nothing."""
     if session.core.tensor_group is not None:
         model.register_forward_pre_hook(SameBatch(session.core.tensor_group).before, with_kwargs=True)
+
+
+def without_group(model: nn.Module) -> nn.Module:
+    """Returns the distributed model itself, after making it one whose lookups no other rank takes part in."""
+    for module in model.modules():
+        if hasattr(module, "tensor_group"):
+            vars(module)["tensor_group"] = None
+    for number, hook in tuple(model._forward_pre_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), SameBatch):
+            del model._forward_pre_hooks[number]
+            model._forward_pre_hooks_with_kwargs.pop(number, None)
+    return model

@@ -18,9 +18,10 @@ import torch
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, not_allowed
 from ..session.session import Session
+from ..session.tensor_group import leads
 from ..session.tracing import Trace
 from .device_copy import DeviceCopy
-from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds
+from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pipeline import Pipeline
 
 Batch = TypeVar("Batch")
@@ -91,7 +92,9 @@ def prefetch(
     if not session.core.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
     plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests)
-    if ids is not None:
+    if not leads(session):
+        plan = NoIds()  # the leader of the tensor group pulls
+    elif ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.core.bound_tables()))
     copy = None if device is None else DeviceCopy(torch.device(device))
     return Prefetch(loader, session, _Settings(depth, exact, plan, copy, hints))

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..data import ClickReader
 from ..metrics.binary import auc, log_loss
+from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 
 
@@ -44,7 +45,7 @@ def evaluate(model: nn.Module, reader: ClickReader, group: WorkerGroup) -> Evalu
     try:
         with torch.no_grad():
             for batch in reader:
-                if len(batch):
+                if len(batch) or isinstance(group, ParallelGroup):  # whose forwards have collective calls
                     logits.append(model(batch.dense, batch.sparse).float().numpy())
                     labels.append(batch.labels.numpy())
     finally:
