@@ -13,6 +13,8 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from sparserow.proto.checkpoint import manifest
+from sparserow.proto.checkpoint.folder import Folder
 from sparserow.worker.models import Tower, mlp
 from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
 from sparserow_process import run_ranks
@@ -56,7 +58,7 @@ def batch(step: int, worker: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def distributed(session: sr.Session) -> Net:
-    return sr.distribute(make_net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+    return sr.distribute(make_net(), session, optimizer=sr.SGD(lr=2.0), min_rows=1)
 
 
 def split_top(model: Net, mesh: DeviceMesh) -> None:
@@ -302,9 +304,9 @@ def meshes(rank: int, address: str, folder: Path) -> None:
     for names, arguments, text in refused:
         with pytest.raises(sr.InvalidArgument, match=text):
             sr.connect("nowhere:1", mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names), **arguments)
-    half = DeviceMesh("cpu", [0, 1] if rank < 2 else [2, 3], mesh_dim_names=("data",))
+    turned = DeviceMesh("cpu", [[1, 0], [3, 2]], mesh_dim_names=("data", "tensor"))
     with pytest.raises(sr.InvalidArgument, match="a mesh that holds each of the 4 ranks once, rank 0 first"):
-        sr.connect("nowhere:1", mesh=half)
+        sr.connect("nowhere:1", mesh=turned)
     with pytest.raises(sr.InvalidArgument, match=r"connect\.mesh: 'list' is not allowed"):
         sr.connect("nowhere:1", mesh=[0, 1])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -352,7 +354,7 @@ def cluster() -> Iterator[sr.LocalCluster]:
 def folder(cluster: sr.LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the cases left."""
     made = tmp_path_factory.mktemp("cases")
-    run_ranks(__file__, 4, cluster.address, made, deadline_sec=240)
+    run_ranks(__file__, 4, cluster.address, made, deadline_sec=150)
     return made
 
 
@@ -385,11 +387,16 @@ def test_a_dense_side_goes_on_on_other_ranks(folder: Path, case) -> None:
 
 
 def test_parts_are_written_before_the_manifest_and_checked(cluster: sr.LocalCluster, folder: Path) -> None:
-    saved = next((folder / "parts").glob("save-*"))
+    saved, place = next((folder / "parts").glob("save-*")), Folder(str(folder / "parts"))
+    chain = [manifest.read_manifest(place, saved.name)]
     files = sorted((saved / "dense").iterdir())
     assert len(files) == 4
     assert max(file.stat().st_mtime_ns for file in files) < (saved / "manifest.json").stat().st_mtime_ns
+    whole = manifest.verify(place, chain)
+    assert whole > sum(file.stat().st_size for file in files)
     damage(files[1])
+    with pytest.raises(sr.DataLoss, match=files[1].name):
+        manifest.verify(place, chain)
     with sr.connect(cluster.address, "parts") as session:
         model = distributed(session)
         before = {name: value.clone() for name, value in model.named_parameters()}

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ...proto.checkpoint.dense_files import FOLDER, facts_of
 from ...proto.checkpoint.entries import FileFacts
 from ...proto.checkpoint.folder import Folder, typed
 from ...proto.checkpoint.manifest import check_file
@@ -46,7 +48,6 @@ from ..layers.table_handle import EXTRA_STATE, renamed
 
 Value = TypeVar("Value")
 
-FOLDER = "dense"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
@@ -128,10 +129,11 @@ def load_parts(
         raise NotFound(f"restore: {folder.url} has no state of the optimizer")
     tensors, _ = _split(model, optimizer)
     _check_shapes(folder, saved["shapes"], {name: list(tensor.shape) for name, tensor in tensors.items()})
-    on_every_rank(lambda: _check_files(parts, saved["files"]))
+    files = facts_of(saved, folder.url)
+    on_every_rank(lambda: _check_files(parts, files))
     with _local(parts) as path, _typed(parts.url):
         if not parts.is_local:
-            _fetch(parts, path, saved["files"])
+            _fetch(parts, path, files)
         dcp_load(tensors, storage_reader=HuggingFaceStorageReader(path), no_dist=_alone())
     of_model = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     set_model_state_dict(model, {**of_model, **renamed(saved["handles"], renames)})
@@ -219,16 +221,16 @@ def _own_files(parts: Folder, path: str) -> list[dict[str, Any]]:
     return facts
 
 
-def _check_files(parts: Folder, files: list[dict[str, Any]]) -> None:
+def _check_files(parts: Folder, files: list[FileFacts]) -> None:
     """Checks this rank's share of the files; the ranks together check all."""
-    for entry in files[_rank() :: _world()]:
-        check_file(parts, FileFacts(**entry))
+    for facts in files[_rank() :: _world()]:
+        check_file(parts, facts)
 
 
-def _fetch(parts: Folder, path: str, files: list[dict[str, Any]]) -> None:
-    for entry in files:
-        with open(f"{path}/{entry['file']}", "wb") as file:
-            file.write(parts.read(entry["file"]))
+def _fetch(parts: Folder, path: str, files: list[FileFacts]) -> None:
+    for facts in files:
+        with open(f"{path}/{facts.file}", "wb") as file:
+            file.write(parts.read(facts.file))
 
 
 @contextmanager
@@ -246,7 +248,8 @@ def _local(parts: Folder) -> Iterator[str]:
 def _typed(url: str) -> Iterator[None]:
     """Turns DCP's errors, which hold those of all ranks, into the error of the lowest rank that failed."""
     try:
-        with typed(url):
+        with typed(url), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])

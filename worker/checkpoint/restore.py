@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -131,8 +132,8 @@ def restore(
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
     dense = _Dense(Folder(url) / manifest.name, model, optimizer, full)
-    if first is not None and "dense" in first:
-        dense.load_parts(first["dense"])
+    if first is not None and TREE in first:
+        dense.load_parts(first[TREE])
         model = optimizer = None
     loaders: tuple[tuple[str, Any, dict[str, Any] | None, Callable[[Any], None]], ...] = (
         ("model", model, first, dense.load_model),

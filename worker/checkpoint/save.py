@@ -12,6 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...proto import control_pb2 as pb
+from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
@@ -287,7 +288,7 @@ def _state(
     }
     is_first = session.rank == 0
     if parts is not None and is_first:
-        tree["dense"] = parts
+        tree[TREE] = parts
     if model is not None and is_first and parts is None:
         tree["model"] = dict(bare(model).state_dict())
     if optimizer is not None and is_first and parts is None:
