@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 from sparserow.proto.checkpoint import manifest
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.worker.layers.handed_rows import without_group
 from sparserow.worker.models import Tower, mlp
 from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
 from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -123,9 +125,19 @@ def by_both(rank: int, address: str, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with sr.connect(address, "both", mesh=mesh) as session:
         model = distributed(session)
+        whole = copy.deepcopy(model)
         split_top(model, mesh["tp"])
         fully_shard(model, mesh=mesh["dp"])
         torch.save((session.rank, train(session, model)), folder / f"by_both{rank}.pt")
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        example = batch(0, 0)[:3]
+        scores = model.eval()(*example)
+        if rank == 0:
+            with pytest.raises(sr.FailedPrecondition, match="publish: ranks have the model in parts"):
+                sr.publish(session, "ctr", model=model, example=example, root=str(folder / "models"))
+            whole.load_state_dict(state)
+            sr.publish(session, "ctr", model=whole, example=example, root=str(folder / "models"))
+            torch.testing.assert_close(without_group(whole).eval()(*example), scores, rtol=1e-5, atol=1e-6)
         dist.barrier()
 
 
@@ -403,6 +415,12 @@ def test_parts_are_written_before_the_manifest_and_checked(cluster: sr.LocalClus
         with pytest.raises(sr.DataLoss, match=files[1].name):
             sr.restore(session, str(folder / "parts"), model=model)
         assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+def test_a_whole_copy_is_published(folder: Path) -> None:
+    """The case ``by_both`` compares its scores."""
+    (program,) = (folder / "models").rglob("*.pt2")
+    assert program.stat().st_size > 0
 
 
 def test_refusals_end_the_same_call_on_every_rank(folder: Path) -> None:
