@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher
 
+FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
 
 
@@ -60,8 +62,26 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
     assert_same(gone_on, wanted)
 
 
-def assert_same(figures: dict[str, Any], wanted: dict[str, Any]) -> None:
+@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("train.amp=bfloat16",),
+        ("train.activation_checkpointing=true", "train.cache.bytes=1MiB"),
+        ("train.staleness=1",),
+    ],
+)
+def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path: Path, sets: tuple[str, ...]) -> None:
+    same = ["model={kind: deepfm, hidden: [64, 32], rows: 5000}", "train.epochs=1", *sets]
+    wanted = train(launcher, log, tmp_path / "one.json", *same)
+    figures = train(launcher, log, tmp_path / "group.json", *same, "train.workers=2", "train.parallel={tensor: 2}")
+    within = 1e-6 if "train.activation_checkpointing=true" in sets else 2e-2
+    assert figures["workers"] == 1
+    assert_same(figures, wanted, within)
+
+
+def assert_same(figures: dict[str, Any], wanted: dict[str, Any], within: float = 1e-6) -> None:
     for mine, other in zip(figures["history"], wanted["history"], strict=True):
         for name in ("train_loss", "test_auc", "test_log_loss"):
-            assert mine[name] == pytest.approx(other[name], abs=1e-6), name
+            assert mine[name] == pytest.approx(other[name], abs=within), name
         assert mine["samples"] == other["samples"]

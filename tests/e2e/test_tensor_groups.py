@@ -276,6 +276,10 @@ def refusals(rank: int, address: str, folder: Path) -> None:
 
         with pytest.raises(sr.FailedPrecondition, match="with a gradient are not possible in a tensor group"):
             model.bag(inputs[2], per_sample_weights=torch.ones(BATCH, 3, requires_grad=True))
+        compiled = torch.compile(model.one, backend="eager")(inputs[1])
+        assert torch.equal(compiled, model.one(inputs[1]))
+        compiled.sum().backward()
+        session.discard()
         with pytest.raises(sr.FailedPrecondition, match="session in a tensor group cannot join"):
             Join([session])
         if not is_leader:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound
-from sparserow.worker.checkpoint.dense_parts import load_parts, load_whole_optimizer, on_every_rank, save_parts
+from sparserow.worker.checkpoint.dense_parts import load_parts, load_whole_optimizer, save_parts
+from sparserow.worker.checkpoint.every_rank import on_every_rank
 from torch import nn
 
 

@@ -8,6 +8,8 @@ Each rank writes its own parts of DTensors, as ``fully_shard`` and ``parallelize
 reads them again, as parts or whole. A file belongs to the checkpoint by its checksum in the state of worker 0, which
 the manifest covers. On an object store the files are written to a temporary folder and then sent.
 
+Importing torch.distributed.checkpoint takes a second, so this file is imported when there are parts.
+
 Invariants:
  1. Every rank calls the functions of this file, in the same order; followers of tensor groups too.
  2. A rank returns from ``save_parts`` when the files of all ranks are written.
@@ -19,12 +21,11 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -43,37 +44,11 @@ from ...proto.checkpoint.dense_files import FOLDER, facts_of
 from ...proto.checkpoint.entries import FileFacts
 from ...proto.checkpoint.folder import Folder, typed
 from ...proto.checkpoint.manifest import check_file
-from ...proto.errors import FailedPrecondition, NotFound, SparserowError, error_of
+from ...proto.errors import FailedPrecondition, NotFound
 from ..layers.table_handle import EXTRA_STATE, renamed
-
-Value = TypeVar("Value")
+from .every_rank import gathered, is_alone, on_every_rank, rank_here, ranks
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-
-
-def is_in_parts(model: nn.Module | None) -> bool:
-    """Returns whether a parameter of the model is a DTensor, so that ranks have it in parts."""
-    return model is not None and any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
-def on_every_rank(call: Callable[[], Value]) -> Value:
-    """Returns the result of ``call``, which every rank makes, unless it fails on one.
-
-    Raises:
-        SparserowError: the error of the lowest rank on which the call failed; every rank raises it.
-    """
-    outcome, failure = None, None
-    try:
-        outcome = call()
-    except SparserowError as error:
-        failure = error
-    told = None if failure is None else (failure.number, str(failure))
-    for rank, other in enumerate(_gathered(told)):
-        if failure is None and other is not None:
-            failure = error_of(other[0], f"rank {rank}: {other[1]}")
-    if failure is not None:
-        raise failure
-    return outcome  # type: ignore[return-value]
 
 
 def save_parts(folder: Folder, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -94,10 +69,10 @@ def save_parts(folder: Folder, model: nn.Module, optimizer: torch.optim.Optimize
     parts = folder / FOLDER
     with _local(parts) as path, _typed(parts.url):
         writer = HuggingFaceStorageWriter(path, save_distributed=True)
-        dcp_save(dict(tensors), storage_writer=writer, no_dist=_alone())
+        dcp_save(dict(tensors), storage_writer=writer, no_dist=is_alone())
         files = on_every_rank(lambda: _own_files(parts, path))
     return {
-        "files": [facts for rank in _gathered(files) for facts in rank],
+        "files": [facts for rank in gathered(files) for facts in rank],
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         **plain,
     }
@@ -134,7 +109,7 @@ def load_parts(
     with _local(parts) as path, _typed(parts.url):
         if not parts.is_local:
             _fetch(parts, path, files)
-        dcp_load(tensors, storage_reader=HuggingFaceStorageReader(path), no_dist=_alone())
+        dcp_load(tensors, storage_reader=HuggingFaceStorageReader(path), no_dist=is_alone())
     of_model = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     set_model_state_dict(model, {**of_model, **renamed(saved["handles"], renames)})
     if optimizer is not None:
@@ -200,7 +175,7 @@ def _check_shapes(folder: Folder, saved: Mapping[str, list[int]], mine: Mapping[
 
 def _own_files(parts: Folder, path: str) -> list[dict[str, Any]]:
     """Returns the facts of the files that this rank wrote; sends them where the checkpoint is not on a local disk."""
-    prefix = f"shard-{_rank() + 1:05d}-"
+    prefix = f"shard-{rank_here() + 1:05d}-"
     facts = []
     for file in sorted(name for name in os.listdir(path) if name.startswith(prefix)):
         with open(f"{path}/{file}", "rb") as opened:
@@ -223,7 +198,7 @@ def _own_files(parts: Folder, path: str) -> list[dict[str, Any]]:
 
 def _check_files(parts: Folder, files: list[FileFacts]) -> None:
     """Checks this rank's share of the files; the ranks together check all."""
-    for facts in files[_rank() :: _world()]:
+    for facts in files[rank_here() :: ranks()]:
         check_file(parts, facts)
 
 
@@ -257,24 +232,3 @@ def _typed(url: str) -> Iterator[None]:
             with typed(f"{url} on rank {rank}"):
                 raise cause from None
         raise FailedPrecondition(f"{url}: rank {rank}: {type(cause).__name__}: {cause}") from error
-
-
-def _alone() -> bool:
-    return not (dist.is_available() and dist.is_initialized())
-
-
-def _rank() -> int:
-    return 0 if _alone() else dist.get_rank()
-
-
-def _world() -> int:
-    return 1 if _alone() else dist.get_world_size()
-
-
-def _gathered(value: Value) -> list[Value]:
-    """Returns every rank's value, in rank order."""
-    if _alone():
-        return [value]
-    values: list[Any] = [None] * _world()
-    dist.all_gather_object(values, value)
-    return values

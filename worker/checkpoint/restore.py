@@ -20,7 +20,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..layers.table_handle import renamed
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
-from .dense_parts import is_in_parts, load_parts, load_whole_model, load_whole_optimizer, on_every_rank
+from .every_rank import is_in_parts, on_every_rank
 from .random_state import set_random_state
 from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
 
@@ -193,6 +193,8 @@ class _Dense:
 
     def load_parts(self, saved: Mapping[str, Any]) -> None:
         """Loads files of parts, which every rank reads together."""
+        from .dense_parts import load_parts  # slow to import
+
         if self.model is not None:
             load_parts(self.folder, saved, bare(self.model), self.optimizer, self.renames)
         elif self.optimizer is not None:
@@ -206,6 +208,8 @@ class _Dense:
         assert self.model is not None
         present = renamed(state, self.renames)
         if is_in_parts(self.model):
+            from .dense_parts import load_whole_model  # slow to import
+
             load_whole_model(bare(self.model), present)
         else:
             bare(self.model).load_state_dict(present)
@@ -214,6 +218,8 @@ class _Dense:
         """Loads a whole state of the optimizer."""
         assert self.optimizer is not None
         if self.model is not None and is_in_parts(self.model):
+            from .dense_parts import load_whole_optimizer  # slow to import
+
             load_whole_optimizer(bare(self.model), self.optimizer, state)
         else:
             self.optimizer.load_state_dict(state)

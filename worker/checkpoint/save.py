@@ -19,7 +19,7 @@ from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
-from .dense_parts import is_in_parts, on_every_rank, save_parts
+from .every_rank import is_in_parts, on_every_rank
 from .random_state import random_state
 from .state_tree import encode_tree
 
@@ -162,6 +162,8 @@ def save(
     parts: dict[str, Any] | None = None
     problem: SparserowError | None = None
     if has_parts:
+        from .dense_parts import save_parts  # slow to import
+
         assert model is not None
         try:
             parts = save_parts(Folder(url) / name, bare(model), optimizer)

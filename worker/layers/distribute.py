@@ -86,7 +86,6 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
     swapped = []
     for swap, schema in zip(swaps, made, strict=True):
         layer = distributed_layer_of(swap.layer, schema, session.core.origins)
-        layer.tensor_group = session.core.tensor_group
         session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
         for path in swap.paths:
             model.set_submodule(path, layer)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
-from .handed_rows import handed_rows
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
@@ -124,7 +123,7 @@ class DistributedLayer(nn.Module):
     def _handed(self, group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int]) -> Tensor:
         """Rows of a lookup, float32 of ``shape``, which the leader of the tensor group makes."""
         anchor = self.anchor if self.training else self.anchor.detach()
-        rows: Tensor = handed_rows(group, look_up, shape, table=self.binding, anchor=anchor)
+        rows: Tensor = group.hand(group, look_up, shape, table=self.binding, anchor=anchor)
         return rows
 
     def _anchor_of_now(self) -> Tensor:

@@ -24,7 +24,6 @@ from ..session.tensor_group import TensorGroup
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's multiplier of Fibonacci hashing (Knuth, vol. 3, 6.4)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def handed_rows(
     group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int], *, table: str, anchor: Tensor
 ) -> Tensor:
@@ -114,14 +113,15 @@ class SameBatch:
     def __reduce__(self) -> tuple[type[_AnyBatch], tuple[()]]:
         return _AnyBatch, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compares the arguments of the forward over the ranks of the group.
+        """Compares the arguments of the forward over the ranks of the group; a compiled forward does not.
 
         Raises:
             FailedPrecondition: they differ; every rank of the group raises it.
         """
         del module
+        if torch.compiler.is_compiling():
+            return
         tensors = [tensor for _, tensor in tensors_of((args, kwargs))]
         device = tensors[0].device if tensors else torch.device("cpu")
         hashes = torch.stack([_hash(tensor) for tensor in tensors]) if tensors else torch.zeros(1, dtype=torch.int64)
@@ -152,9 +152,15 @@ def _hash(tensor: Tensor) -> Tensor:
 
 
 def hand_rows(model: nn.Module, session: Session) -> None:
-    """Installs the comparison of batches on a distributed model; without a tensor group nothing."""
-    if session.core.tensor_group is not None:
-        model.register_forward_pre_hook(SameBatch(session.core.tensor_group).before, with_kwargs=True)
+    """Makes a distributed model one of the session's tensor group; without a group it does nothing."""
+    group = session.core.tensor_group
+    if group is None:
+        return
+    group.hand = torch.compiler.disable(handed_rows)  # a compiled graph has no collective calls of ours
+    for module in model.modules():
+        if hasattr(module, "tensor_group"):
+            vars(module)["tensor_group"] = group
+    model.register_forward_pre_hook(SameBatch(group).before, with_kwargs=True)
 
 
 def without_group(model: nn.Module) -> nn.Module:

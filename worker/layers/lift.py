@@ -118,7 +118,6 @@ def lift_embeddings(
         session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=distributed[0].anchor)
         for number, (lookup, layer) in enumerate(zip(lookups, distributed, strict=True)):
             layer.anchor = distributed[0].anchor
-            layer.tensor_group = session.core.tensor_group
             _replace(lifted, lookup, f"lookup_{schema.name.replace('.', '_')}_{number}", layer)
     # The capture's checks of its inputs are modules without users; they must stay.
     lifted.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())

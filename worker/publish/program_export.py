@@ -79,7 +79,7 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         FailedPrecondition: ranks have the model in parts.
     """
-    from ..checkpoint.dense_parts import is_in_parts
+    from ..checkpoint.every_rank import is_in_parts
     from ..layers.handed_rows import without_group
 
     if is_in_parts(model):

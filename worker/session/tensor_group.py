@@ -44,6 +44,7 @@ class TensorGroup:
     Attributes:
         leads: whether this rank has the session with the servers.
         leader: the leader's rank in the default process group.
+        hand: hands the rows of one lookup over; ``worker/layers/handed_rows.py`` sets it.
         on_backward: called for each backward through a lookup's rows; by default it does nothing.
     """
 
@@ -51,6 +52,7 @@ class TensorGroup:
         self._group = group
         self.leads = rank == 0
         self.leader = dist.get_global_rank(group, 0)
+        self.hand: Callable[..., Tensor] = _no_rows
         self.on_backward: Callable[[], None] = lambda: None
         self._lookups = 0
         self._digests: list[Tensor] = []
@@ -138,6 +140,10 @@ class TensorGroup:
     def forget(self) -> None:
         """Forgets the noted gradients."""
         self._digests, self._lookups = [], 0
+
+
+def _no_rows(*_: Any, **__: Any) -> Tensor:
+    raise FailedPrecondition("a lookup in a tensor group needs a model that distribute or lift_embeddings returned")
 
 
 def _no_group() -> None:

@@ -7,15 +7,17 @@ same data. So everything that is counted or gathered over workers is so among me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...proto.config.parallel_config import ParallelConfig, check_ranks
 from .process_group import Value, WorkerGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 DATA, TENSOR = "data", "tensor"
 
@@ -85,6 +87,8 @@ def in_groups(parallel: ParallelConfig | None, group: WorkerGroup) -> WorkerGrou
     """
     if parallel is None:
         return group
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import
+
     check_ranks(parallel, group.world)
     workers = group.world // parallel.tensor
     mesh = init_device_mesh("cpu", (workers, parallel.tensor), mesh_dim_names=(DATA, TENSOR))

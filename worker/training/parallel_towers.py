@@ -15,9 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from ...proto.config.parallel_config import ParallelConfig
@@ -45,6 +42,8 @@ class WholeModel:
         Returns:
             The whole model on the first process, and ``model`` itself on the others.
         """
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # slow to import
+
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if self._copy is None:
             return model
@@ -69,6 +68,8 @@ def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGrou
     if parallel.tensor > 1:
         split_towers(model, group.mesh[TENSOR])
     if parallel.fsdp:
+        from torch.distributed.fsdp import fully_shard  # slow to import
+
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no step changes logits in place
         fully_shard(model, mesh=group.mesh[DATA])
     elif group.world > 1:
@@ -83,6 +84,8 @@ def split_towers(model: nn.Module, mesh: Any) -> None:
         InvalidArgument: the model has no MLP with two linear layers, or has a layer between them that does not work
             element by element.
     """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # slow to import
+
     plan: dict[str, Any] = {}
     for path, tower in model.named_modules():
         if isinstance(tower, Tower):
