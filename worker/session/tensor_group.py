@@ -56,6 +56,7 @@ class TensorGroup:
         self.on_backward: Callable[[], None] = lambda: None
         self._lookups = 0
         self._digests: list[Tensor] = []
+        self._signs = torch.empty(0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorGroup:
         return self
@@ -105,10 +106,15 @@ class TensorGroup:
         """Notes the gradient of a lookup's rows, of any shape, for :meth:`disagreement`."""
         self.on_backward()
         flat = grad.detach().reshape(-1).float()
-        signs = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64).add_(lookup).mul_(_GOLDEN)
-        signs = signs.frac_().sub_(0.5).sign_().float()
-        projected = torch.dot(flat, signs) * (1 + math.modf(lookup * _GOLDEN)[0])
-        self._digests.append(torch.stack([torch.ones_like(projected), projected, flat.square().sum()]))
+        projected = torch.dot(flat, self._signs_on(flat.device, flat.numel())) * (1 + math.modf(lookup * _GOLDEN)[0])
+        self._digests.append(torch.stack([torch.ones_like(projected), projected, torch.dot(flat, flat)]))
+
+    def _signs_on(self, device: torch.device, count: int) -> Tensor:
+        """Returns (count) float32 of -1 and 1 in an order that looks random; the longest are kept."""
+        if self._signs.numel() < count or self._signs.device != device:
+            places = torch.arange(count, device=device, dtype=torch.float64)
+            self._signs = places.mul_(_GOLDEN).frac_().sub_(0.5).sign_().float()
+        return self._signs[:count]
 
     def disagreement(self) -> FailedPrecondition | None:
         """Compares the noted gradients of the ranks and forgets them.
@@ -132,9 +138,10 @@ class TensorGroup:
         if max(projections) - min(projections) <= _TOLERANCE * norm:
             return None
         return FailedPrecondition(
-            "session.step: the ranks of a tensor group have different gradients of rows; rows must enter the parallel "
-            "layers as replicated inputs, whose backward sums the gradients over the group (parallelize_module does "
-            "it; a layer that splits its input by hand needs torch's DTensor.from_local with Replicate())"
+            "session.step: the ranks of a tensor group have different gradients of rows; either their replicated "
+            "weights differ (build the model with one seed), or rows do not enter a parallel layer as replicated "
+            "inputs, whose backward sums the gradients over the group (parallelize_module does it; a layer that splits "
+            "its input by hand needs torch's DTensor.from_local with Replicate())"
         )
 
     def forget(self) -> None:
