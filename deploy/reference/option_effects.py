@@ -58,6 +58,19 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "train.elastic", "train.dense ps", ("train.elastic={}",)),
     OptionEffect("job", "train.elastic.save_every", "train.elastic.url", (*_ELASTIC, "train.elastic.save_every=5s")),
     OptionEffect("job", "train.metrics_host", "train.metrics_port", ("train.metrics_host=0.0.0.0",)),
+    OptionEffect(
+        "job",
+        "train.parallel",
+        "train.dense ddp, and 2 processes",
+        ("train.parallel={fsdp: true}", "train.dense=ps"),
+    ),
+    OptionEffect("job", "train.parallel", "model.backend ps", (*_LOCAL, "train.parallel={fsdp: true}")),
+    OptionEffect(
+        "job",
+        "train.parallel.fsdp",
+        "2 groups of train.parallel.tensor processes",
+        ("train.workers=2", "train.parallel={fsdp: true, tensor: 2}"),
+    ),
     OptionEffect("job", "train.prefetch", "model.backend ps", (*_LOCAL, "train.prefetch=2")),
     OptionEffect("job", "train.prefetch_exact", "train.prefetch", ("train.prefetch_exact=true",)),
     OptionEffect(

@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, not_allowed
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ...worker.training.process_group import WorkerGroup
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
@@ -62,14 +64,16 @@ def run_worker(
 
     from ...ps_server.process.metrics import serve_metrics
     from ...worker.session.tracing import NoTrace, RecordedTrace, write_trace
+    from ...worker.training.parallel_group import ParallelGroup, in_groups
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
     from .training_metrics import TrainingMetrics
 
     identity = identity or RunIdentity.new(resume=resume)
+    process, group = group.rank, in_groups(job.train.parallel, group)
     _check_folders(job, group, identity)
     torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
-    watcher: Observer = observer if group.rank == 0 else Silence()
+    watcher: Observer = observer if group.is_first else Silence()
     metrics = TrainingMetrics(group.rank, watcher)
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
@@ -79,17 +83,19 @@ def run_worker(
             trainer.resume(None if resume == "auto" else resume)
         result = trainer.run()
         end()
-        result = _with_places(job, trainer, backend, result) if group.rank == 0 else result
+        is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
+        model = trainer.whole_model() if is_kept else None
+        result = _with_places(job, trainer, model, backend, result) if group.is_first else result
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]
-            if group.rank == 0:
+            if group.is_first:
                 write_trace(trace_file, events)
             elif not group.meets:
                 write_trace(trace_file.with_name(f"{trace_file.name}.{group.rank}"), events)
         return result
 
     first_port, host = job.train.metrics_port, job.train.metrics_host
-    port = None if first_port is None else first_port + group.rank
+    port = None if first_port is None else first_port + process
     if job.model.backend == "local":
         from ...worker.training.local_backend import LocalBackend
 
@@ -111,6 +117,9 @@ def run_worker(
     if cache is not None and cache.storage == "device":
         cache = replace(cache, storage="auto")
     check_cache(cache, train.staleness, "train.cache")
+    place: dict[str, Any] = {"rank": group.rank, "world_size": group.world}
+    if isinstance(group, ParallelGroup):
+        place = {"mesh": group.mesh}
     with (
         serve_metrics(metrics, host=host, port=port),
         telemetry_from_environment("trainer") or contextlib.nullcontext() as telemetry,
@@ -119,8 +128,7 @@ def run_worker(
             namespace=job.name,
             staleness=train.staleness,
             on_nonfinite=train.on_nonfinite,
-            rank=group.rank,
-            world_size=group.world,
+            **place,
             deadline_sec=_DEADLINE_SEC if group.meets else _APART_DEADLINE_SEC,
             gather_sec=_GATHER_SEC,
             cache=cache,
@@ -137,16 +145,21 @@ def run_worker(
         return train_with(PsBackend(job, session, coordinator))
 
 
-def _with_places(job: JobConfig, trainer: Trainer, backend: TrainingBackend, result: TrainResult) -> TrainResult:
-    """Keeps or publishes the model as the job says; returns the result with the places that have the model."""
+def _with_places(
+    job: JobConfig, trainer: Trainer, model: nn.Module | None, backend: TrainingBackend, result: TrainResult
+) -> TrainResult:
+    """Keeps or publishes the model as the job says; returns the result with the places that have the model.
+
+    The model is None when the job keeps none.
+    """
     if backend.session is None:
         return result
     from .kept_model import KeptModel, TrainedModel, keep_model
 
     kept = KeptModel()
-    if job.publish is not None or job.keep is not None:
+    if model is not None:
         card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
-        kept = keep_model(job, TrainedModel(backend.session, trainer.model_on_host(), trainer.example(), card))
+        kept = keep_model(job, TrainedModel(backend.session, model, trainer.example(), card))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")
@@ -161,7 +174,7 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
     No other rank can pass the gathering of the job without rank 0.
     """
     refusal = None
-    if group.rank == 0:
+    if group.is_first:
         try:
             identity.check_folders(job)
             _make_folder_of_models(job)

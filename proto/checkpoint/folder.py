@@ -101,6 +101,11 @@ class Folder:
         self._path = path.rstrip("/")
         self.is_local = isinstance(self._file_system, LocalFileSystem)
 
+    @property
+    def path(self) -> str:
+        """The path of the folder in its file system."""
+        return self._path
+
     def __truediv__(self, name: str) -> Folder:
         path = self._inside(name)
         made = copy(self)  # shares the file system, because making one may take time

@@ -26,6 +26,7 @@ from ..errors import (
     not_allowed,
 )
 from ..schema_message import message_of_schema, schema_of_message
+from .dense_files import FOLDER, dense_files
 from .entries import (
     CheckpointName as CheckpointName,
     FileFacts as FileFacts,
@@ -348,10 +349,15 @@ def verify(folder: Folder, chain: list[Manifest]) -> int:
     Raises:
         DataLoss: a file is missing or differs; the text names it.
     """
+    size = sum(manifest.size for manifest in chain)
     for manifest in chain:
+        place = folder / manifest.name
         for facts in manifest.files():
-            check_file(folder / manifest.name, facts)
-    return sum(manifest.size for manifest in chain)
+            data = check_file(place, facts)
+            if isinstance(facts, WorkerEntry) and facts.rank == 0:
+                for part in dense_files(data, f"{place.url}/{facts.file}"):
+                    size += len(check_file(place / FOLDER, part))
+    return size
 
 
 def check_written(written: Folder, manifest: Manifest) -> None:

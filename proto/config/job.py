@@ -18,6 +18,7 @@ from .elastic_config import ElasticConfig, check_elastic
 from .job_effects import check_effects
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
+from .parallel_config import ParallelConfig, check_parallel
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
@@ -245,6 +246,11 @@ class TrainConfig(StrictModel):
         description="Check of all nodes before the job begins, under torchrun or on Ray; null: none.",
         json_schema_extra={"allowed": "a section with slower_than and timeout, {} for its defaults"},
     )
+    parallel: ParallelConfig | None = Field(
+        None,
+        description="For a dense tower that processes have in parts; null: each process has it whole (DDP).",
+        json_schema_extra={"allowed": "a section with fsdp or tensor"},
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -427,6 +433,11 @@ class JobConfig(StrictModel):
             if is_set:
                 raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
         train.dense_optimizer.row_optimizer()
+        return self
+
+    @model_validator(mode="after")
+    def _towers_in_parts(self) -> JobConfig:
+        check_parallel(self)
         return self
 
     @model_validator(mode="after")

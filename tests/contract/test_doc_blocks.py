@@ -18,6 +18,7 @@ NOT_RUN = {
     "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
     "docs/checkpoints.md: sparserow train": "alternatives in a line, and HOST:PORT",
     "docs/checkpoints.md: /ckpt/save": "a list of files",
+    "docs/parallel-towers.md: /ckpt/save": "a list of files",
     "docs/foreign-models.md: pip install": "installs packages; tests/e2e/test_foreign_models.py runs the scripts",
     "docs/gpu.md: make test-gpu": "installs torch for CUDA; tests/contract/test_gpu_target.py runs the second",
     "docs/gpu.md: docker build": "needs Docker",

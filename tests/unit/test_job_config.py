@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sparserow.deploy.train.training_job import allowed_restarts
+from sparserow.deploy.train.training_job import TorchrunPlace, allowed_restarts, run_job
 from sparserow.proto.config.config import load_config, validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
@@ -125,6 +125,55 @@ def test_local_backend_clips_no_rows():
 def test_prefetch_is_within_the_staleness(assignments, message):
     with pytest.raises(InvalidArgument, match=message):
         load_config(JobConfig, None, [*BASE, *assignments])
+
+
+TENSOR = "train.parallel={tensor: 2}"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("train.parallel={}",), r"train\.parallel: has no effect with fsdp false and tensor 1; allowed: fsdp true"),
+        (("train.parallel={pipeline: 2}",), r"train\.parallel: pipeline: pipeline parallelism is not possible, as its"),
+        (("train.parallel={tensor: 0}",), r"train\.parallel\.tensor: 0 is not allowed"),
+        ((TENSOR, "model.backend=local"), r"train\.parallel: is not possible with model\.backend local"),
+        ((TENSOR, "train.dense=ps"), r"train\.parallel: is not possible with train\.dense ps"),
+        (
+            (TENSOR, "train.elastic={}", "train.dense=ps", "train.staleness=1"),
+            r"train\.parallel: is not possible with train\.dense ps",
+        ),
+        ((TENSOR, "train.elastic={}"), r"train\.parallel: is not possible with train\.elastic"),
+        ((TENSOR, "train.zero=true"), r"train\.parallel: is not possible with train\.zero, as fsdp shards"),
+        ((TENSOR, "train.amp=float16"), r"train\.parallel: .* train\.amp float16; allowed: none, bfloat16"),
+        ((TENSOR, "train.workers=1"), r"train\.parallel: needs at least 2 processes; this job has 1"),
+        ((TENSOR, "train.workers=5"), r"train\.parallel\.tensor: 2 is not allowed; allowed: divisors of 5 .*: 1, 5"),
+        (
+            ("train.parallel={tensor: 2, fsdp: true}", "train.workers=2"),
+            r"train\.parallel\.fsdp: has no effect with one group of 2 processes",
+        ),
+        ((TENSOR, "model.top=[64, 3, 9]"), r"model\.top: 9 is not allowed; allowed: multiples of train\.parallel"),
+        ((TENSOR, "model.top=[]", "model.bottom=[]"), r"train\.parallel\.tensor: has no effect, .* no hidden layer"),
+    ],
+)
+def test_towers_in_parts_that_are_refused(assignments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        load_config(JobConfig, None, [*BASE, *assignments])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "workers"), [("{fsdp: true}", 3), ("{tensor: 2}", 2), ("{fsdp: true, tensor: 2}", 4)]
+)
+def test_towers_in_parts_that_are_allowed(parallel, workers):
+    sets = [f"train.parallel={parallel}", "model.top=[64, 3]", f"train.workers={workers}", "train.amp=bfloat16"]
+    assert load_config(JobConfig, None, [*BASE, *sets]).train.parallel is not None
+
+
+def test_a_single_process_is_refused_before_anything_is_started():
+    with pytest.raises(InvalidArgument, match=r"train\.parallel: needs at least 2 processes"):
+        run_job(load_config(JobConfig, None, [*BASE, TENSOR]))
+    place = TorchrunPlace(rank=0, world=3, local_world=3)
+    with pytest.raises(InvalidArgument, match=r"train\.parallel\.tensor: 2 is not allowed; allowed: divisors of 3"):
+        run_job(load_config(JobConfig, None, [*BASE, TENSOR]), place)
 
 
 @pytest.mark.parametrize(

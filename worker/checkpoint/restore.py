@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,14 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
-from ...proto.errors import FailedPrecondition, NotFound
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ..layers.table_handle import renamed
 from ..session.session import Session
+from ..session.tensor_group import leads, on_leader
+from .every_rank import is_in_parts, on_every_rank
 from .random_state import set_random_state
 from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
 
@@ -92,7 +95,9 @@ def restore(
             differs; or the session is within a step.
         DataLoss: a file is missing or damaged; the text names it.
     """
-    control, identity = cluster_of(session, "restore")
+    group = session.core.tensor_group
+    if leads(session):
+        cluster_of(session, "restore")
     session.flush()
     session.core.native.check_usable()
     if session.core.native.staged_calls:
@@ -111,19 +116,33 @@ def restore(
         reset_optimizer=reset_optimizer,
         next_step=session.current_step,
     )
-    reply = control.restore(request, identity, deadline_sec=deadline_sec)
+
+    def ask() -> _Reply:
+        control, identity = cluster_of(session, "restore")
+        reply = control.restore(request, identity, deadline_sec=deadline_sec)
+        return _Reply(reply.name, reply.step, reply.rows, reply.next_step)
+
+    def ask_in_group() -> _Reply:
+        return on_leader(group, ask)
+
+    reply = on_every_rank(ask_in_group) if is_in_parts(model) else ask_in_group()
     manifest = files.read_manifest(Folder(url), reply.name)
     states = _States(Folder(url) / manifest.name, manifest)
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
-    for what, target, tree, loads in (
-        ("model", model, first, lambda state: bare(model).load_state_dict(renamed(state, full))),  # type: ignore[arg-type]
-        ("optimizer", optimizer, first, lambda state: optimizer.load_state_dict(state)),  # type: ignore[union-attr]
+    dense = _Dense(Folder(url) / manifest.name, model, optimizer, full)
+    if first is not None and TREE in first:
+        dense.load_parts(first[TREE])
+        model = optimizer = None
+    loaders: tuple[tuple[str, Any, dict[str, Any] | None, Callable[[Any], None]], ...] = (
+        ("model", model, first, dense.load_model),
+        ("optimizer", optimizer, first, dense.load_optimizer),
         ("scaler", scaler, mine or first, lambda state: scaler.load_state_dict(state)),  # type: ignore[union-attr]
         ("schedulers", scheduler, mine or first, lambda state: _load_several(scheduler, state, where)),
         ("reader", reader, mine, lambda state: reader.load_state_dict(state)),  # type: ignore[union-attr]
-    ):
+    )
+    for what, target, tree, loads in loaders:
         if target is None:
             continue
         if tree is None or what not in tree:
@@ -144,6 +163,66 @@ def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) ->
         raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, but {len(schedulers)} are given")
     for each, state in zip(schedulers, states, strict=True):
         each.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """The coordinator's reply, in a form that a leader can send to its tensor group."""
+
+    name: str
+    step: int
+    rows: int
+    next_step: int
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """Loads the dense side, whether ranks have it in parts or whole.
+
+    Attributes:
+        folder: the folder of the checkpoint.
+        model: the model to load; None: no model is loaded.
+        optimizer: the dense optimizer to load; None: none is loaded.
+        renames: {full name of a table in the checkpoint: present full name}.
+    """
+
+    folder: Folder
+    model: nn.Module | None
+    optimizer: torch.optim.Optimizer | None
+    renames: Mapping[str, str]
+
+    def load_parts(self, saved: Mapping[str, Any]) -> None:
+        """Loads files of parts, which every rank reads together."""
+        from .dense_parts import load_parts  # slow to import
+
+        if self.model is not None:
+            load_parts(self.folder, saved, bare(self.model), self.optimizer, self.renames)
+        elif self.optimizer is not None:
+            raise InvalidArgument(
+                f"restore.optimizer: {self.folder.url} has the dense side in parts, whose names are those of the "
+                "model; give model too"
+            )
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        """Loads a whole state of the model."""
+        assert self.model is not None
+        present = renamed(state, self.renames)
+        if is_in_parts(self.model):
+            from .dense_parts import load_whole_model  # slow to import
+
+            load_whole_model(bare(self.model), present)
+        else:
+            bare(self.model).load_state_dict(present)
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Loads a whole state of the optimizer."""
+        assert self.optimizer is not None
+        if self.model is not None and is_in_parts(self.model):
+            from .dense_parts import load_whole_optimizer  # slow to import
+
+            load_whole_optimizer(bare(self.model), self.optimizer, state)
+        else:
+            self.optimizer.load_state_dict(state)
 
 
 class _States:

@@ -12,11 +12,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...proto import control_pb2 as pb
+from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of, not_allowed
 from ..session.session import Session
+from ..session.tensor_group import leads, on_leader
+from .every_rank import is_in_parts, on_every_rank
 from .random_state import random_state
 from .state_tree import encode_tree
 
@@ -36,13 +39,15 @@ OneOrMore = Stateful | Sequence[Stateful]
 class SavedCheckpoint:
     """A checkpoint whose cut is made and whose files may still be being written. :func:`save` makes it.
 
+    On a follower of a tensor group the answers say nothing about the files, as its leader knows about them.
+
     Attributes:
         url: the URL of the folder of checkpoints.
         name: the name of this checkpoint, which is its folder in ``url``.
         step: the last step in the checkpoint; -1 when it has no step.
     """
 
-    def __init__(self, control: ControlClient, url: str, name: str, step: int) -> None:
+    def __init__(self, control: ControlClient | None, url: str, name: str, step: int) -> None:
         self._control = control
         self.url, self.name, self.step = url, name, step
 
@@ -70,6 +75,8 @@ class SavedCheckpoint:
                 raise DeadlineExceeded(f"save: {self.url}/{self.name} was not written within {deadline_sec:g} s")
 
     def _look(self, wait_sec: float) -> bool:
+        if self._control is None:
+            return True
         reply = self._control.get_save(self.url, self.name, wait_sec=wait_sec)
         if reply.phase == pb.FAILED:
             raise error_of(reply.problem_code, f"save: {reply.problem}")
@@ -104,7 +111,8 @@ def save(
         session: the session of this worker.
         url: a folder, by path or URL (fsspec), that this worker, the coordinator and all shards can write. It holds the
             checkpoints of one cluster at a time, each in a folder ``save-N``.
-        model: the model whose dense tensors are saved, with or without DDP; those of rank 0 are used. None: no model.
+        model: the model whose dense tensors are saved, with or without DDP; those of rank 0 are used. Of a model that
+            ranks have in parts (FSDP2, tensor parallelism), each rank saves its parts. None: no model.
         optimizer: the dense optimizer; ZeRO's is allowed. None: no optimizer.
         scaler: the scaler of the loss; None: no scaler.
         scheduler: one scheduler or several; None: no scheduler.
@@ -133,7 +141,7 @@ def save(
         ResourceExhausted: a disk is full. The job can go on; older checkpoints are unchanged.
         Unavailable: a worker joined or left meanwhile; save again.
     """
-    control, identity = cluster_of(session, "save")
+    _control_of(session)
     if keep is not None and (not isinstance(keep, int) or keep < 1):
         raise not_allowed("save.keep", keep, ">= 1, or None")
     if not isinstance(full_every, int) or full_every < 1:
@@ -149,8 +157,19 @@ def save(
     if optimizer is not None and hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)  # with ZeRO, all ranks take part
     url = absolute(url)
-    tree = _state(session, model, optimizer, scaler, scheduler, reader, extra)
-    name = control.begin_save(url, identity, deadline_sec=deadline_sec)
+    has_parts = is_in_parts(model)
+    name = _begun(session, url, deadline_sec, has_parts=has_parts)
+    parts: dict[str, Any] | None = None
+    problem: SparserowError | None = None
+    if has_parts:
+        from .dense_parts import save_parts  # slow to import
+
+        assert model is not None
+        try:
+            parts = save_parts(Folder(url) / name, bare(model), optimizer)
+        except SparserowError as error:
+            problem = error
+    tree = _state(session, model, optimizer, scaler, scheduler, reader, extra, parts=parts)
     request = pb.EnterSaveRequest(
         url=url,
         name=name,
@@ -159,10 +178,60 @@ def save(
         side_budget_bytes=side_budget or 0,
         config_json="" if config is None else json.dumps(config),
     )
+    step = on_leader(
+        session.core.tensor_group, lambda: _entered(session, request, tree, problem, deadline_sec=deadline_sec)
+    )
+    saved = SavedCheckpoint(_control_of(session), url, name, step)
+    if wait:
+        on_leader(session.core.tensor_group, lambda: saved.wait(deadline_sec))
+    return saved
+
+
+def _control_of(session: Session) -> ControlClient | None:
+    """Returns the client of the coordinator; None on a follower of a tensor group."""
+    return cluster_of(session, "save")[0] if leads(session) else None
+
+
+def _begun(session: Session, url: str, deadline_sec: float, *, has_parts: bool) -> str:
+    """Begins the save on the workers; returns the name of the checkpoint on every rank."""
+
+    def begin() -> str:
+        control, identity = cluster_of(session, "save")
+        return control.begin_save(url, identity, deadline_sec=deadline_sec)
+
+    def begin_in_group() -> str:
+        return on_leader(session.core.tensor_group, begin)
+
+    return on_every_rank(begin_in_group) if has_parts else begin_in_group()
+
+
+def _entered(
+    session: Session,
+    request: pb.EnterSaveRequest,
+    tree: dict[str, Any],
+    problem: SparserowError | None,
+    *,
+    deadline_sec: float,
+) -> int:
+    """Writes this worker's state and enters the save, or tells the coordinator why it cannot.
+
+    Args:
+        session: the session of this worker.
+        request: the request of the worker; its state is filled in.
+        tree: the state of the worker.
+        problem: an error that happened before; None: there was none.
+        deadline_sec: the deadline of the wait for the other workers, in seconds.
+
+    Returns:
+        The last step in the cut.
+    """
+    control, identity = cluster_of(session, "save")
     try:
+        if problem is not None:
+            raise problem
         file = f"worker.{session.rank}.safetensors"
         encoded = encode_tree(tree, {"sparserow.rank": str(session.rank)})
-        (Folder(url) / name).write(file, encoded.pieces)
+        (Folder(request.url) / request.name).write(file, encoded.pieces)
         request.state.file, request.state.bytes, request.state.xxh3 = file, encoded.size, encoded.xxh3
     except SparserowError as error:
         request.problem = str(error)
@@ -171,11 +240,7 @@ def save(
         except SparserowError:
             raise error from None
         raise
-    step = control.enter_save(request, identity, deadline_sec=deadline_sec)
-    saved = SavedCheckpoint(control, url, name, step)
-    if wait:
-        saved.wait(deadline_sec)
-    return saved
+    return control.enter_save(request, identity, deadline_sec=deadline_sec)
 
 
 def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Mapping[str, Any] | None = None) -> None:
@@ -215,6 +280,8 @@ def _state(
     scheduler: OneOrMore | None,
     reader: Stateful | None,
     extra: Mapping[str, Any] | None,
+    *,
+    parts: dict[str, Any] | None,
 ) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "step": session.current_step,
@@ -222,9 +289,11 @@ def _state(
         "rates": session.core.learning_rates(),
     }
     is_first = session.rank == 0
-    if model is not None and is_first:
+    if parts is not None and is_first:
+        tree[TREE] = parts
+    if model is not None and is_first and parts is None:
         tree["model"] = dict(bare(model).state_dict())
-    if optimizer is not None and is_first:
+    if optimizer is not None and is_first and parts is None:
         tree["optimizer"] = optimizer.state_dict()
     if scaler is not None:
         tree["scaler"] = scaler.state_dict()

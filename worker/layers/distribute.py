@@ -14,6 +14,7 @@ from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag
 from .forward_pull import ForwardPull
+from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
     Swap,
@@ -73,6 +74,7 @@ def distribute(
             another schema. The model is then unchanged.
     """
     swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights))
+    hand_rows(model, session)
     ForwardPull(session).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model

@@ -9,7 +9,7 @@ A lookup in train mode under ``torch.no_grad`` also reads at the step's clock; i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
+from ..session.tensor_group import TensorGroup
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
@@ -40,6 +41,7 @@ class DistributedLayer(nn.Module):
             ``session.core.origins``, which grows when a checkpoint is restored.
         anchor: a float32 tensor of shape (1,) that requires grad and so makes autograd record lookups. It is a plain
             attribute, so ``parameters()``, ``state_dict()`` and DDP do not see it.
+        tensor_group: the ranks that get the rows from the one that looks them up; None: each rank looks up its own.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DistributedLayer(nn.Module):
         self.dtype = dtype
         self.origins = origins
         self.anchor = torch.zeros(1, requires_grad=True)
+        self.tensor_group: TensorGroup | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -117,6 +120,12 @@ class DistributedLayer(nn.Module):
         )[0]
         return rows
 
+    def _handed(self, group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int]) -> Tensor:
+        """Rows of a lookup, float32 of ``shape``, which the leader of the tensor group makes."""
+        anchor = self.anchor if self.training else self.anchor.detach()
+        rows: Tensor = group.hand(group, look_up, shape, table=self.binding, anchor=anchor)
+        return rows
+
     def _anchor_of_now(self) -> Tensor:
         """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
@@ -165,6 +174,11 @@ class DistributedEmbedding(DistributedLayer):
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _rows(self, ids: Tensor) -> Tensor:
+        if self.tensor_group is not None:
+            return self._handed(self.tensor_group, lambda: self._own_rows(ids), (*ids.shape, self.embedding_dim))
+        return self._own_rows(ids)
+
+    def _own_rows(self, ids: Tensor) -> Tensor:
         if self.anchor.device.type != "cpu":
             return self._gather_on_device(ids, options=(-1, 0))
         padding = -1 if self.padding_idx is None else self.padding_idx
@@ -240,6 +254,19 @@ class DistributedEmbeddingBag(DistributedLayer):
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        if self.tensor_group is None:
+            return self._own_pool(ids, offsets, weights)
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            raise FailedPrecondition(
+                f"table {self.binding!r}: per_sample_weights with a gradient are not possible in a tensor group, where "
+                "one rank alone has the rows; allowed: weights without a gradient, or bags of rows made by the model"
+            )
+        bags = len(ids) if offsets is None else len(offsets) - int(self.include_last_offset)
+        return self._handed(
+            self.tensor_group, lambda: self._own_pool(ids, offsets, weights), (bags, self.embedding_dim)
+        )
+
+    def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.anchor.device.type != "cpu":
             options = (self._mode_number, int(self.include_last_offset))
             return self._gather_on_device(ids, offsets, weights, options=options)

@@ -11,6 +11,7 @@ forward is then traced again, a bounded number of times.
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class ForwardPull:
     def __init__(self, session: Session) -> None:
         self._native = session.core.native
         self._on_device = session.core.on_device
+        self._group = session.core.tensor_group
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -68,7 +70,8 @@ class ForwardPull:
         batch = (args, kwargs)
         sources = self._sources
         if sources is not None and sources.plan.size > 0:
-            self._pull_by(sources, batch, train=module.training)
+            with nullcontext() if self._group is None else suppress(Exception):  # a lookup fails then, and tells them
+                self._pull_by(sources, batch, train=module.training)
         if sources is None or self._requests.is_any:
             self._begin_trace(batch)
 

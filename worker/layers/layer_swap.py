@@ -17,6 +17,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.schema import Normal, Table, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
+from ..session.tensor_group import on_leader
 from .deferred import deferred_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
 
@@ -157,14 +158,15 @@ def distributed_layer_of(
 
 
 def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:
-    """Creates the tables on every rank and returns their schemas, with ids.
+    """Creates the tables on every rank and returns their schemas, with ids. Followers of a tensor group get them.
 
     Rank 0 goes first and writes the first rows, so that no other rank reads a table before its rows are there.
     """
-    is_group = session.world_size > 1 and dist.is_available() and dist.is_initialized()
+    group = session.core.tensor_group
+    is_group = session.core.is_distributed and dist.is_available() and dist.is_initialized()
     failure: SparserowError | None = None
     made: list[TableSchema] = []
-    if session.rank == 0 or not is_group:
+    if (session.rank == 0 or not is_group) and (group is None or group.leads):
         try:
             made = _create(session, swaps, has_rows=session.rank == 0)
         except SparserowError as error:
@@ -176,7 +178,7 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
             failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
     if failure is not None:
         raise failure
-    return made or [session.core.catalog.create_table(swap.schema) for swap in swaps]
+    return on_leader(group, lambda: made or [session.core.catalog.create_table(swap.schema) for swap in swaps])
 
 
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:

@@ -25,6 +25,7 @@ from ..session.session import Session
 from .embedding import BAG_MODES
 from .forward_pull import ForwardPull
 from .graph_check import largest_gap
+from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
     create_on_first_rank,
@@ -125,6 +126,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
+    hand_rows(lifted, session)
     ForwardPull(session).install(lifted)
     if check is not None:
         _check(source, lifted, tuple(check))

@@ -19,9 +19,10 @@ import torch
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, not_allowed
 from ..session.session import Session
+from ..session.tensor_group import leads
 from ..session.tracing import Trace
 from .device_batches import DeviceBatches, SentBatch
-from .id_plan import Guess, IdPlan, IdsOf, LearntIds, NamedIds
+from .id_plan import Guess, IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pipeline import Pipeline
 
 Batch = TypeVar("Batch")
@@ -96,7 +97,9 @@ def prefetch(
     if not session.core.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
     plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests)
-    if ids is not None:
+    if not leads(session):
+        plan = NoIds()  # the leader of the tensor group pulls
+    elif ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.core.bound_tables()))
     there = None if device is None else torch.device(device)
     if on_host is not None and (there is None or there.type == "cpu"):

@@ -84,6 +84,21 @@ class NamedIds:
         """Does nothing: there is nothing to learn."""
 
 
+class NoIds:
+    """A plan that pulls nothing ahead, for a rank that gets its rows from the leader of its tensor group."""
+
+    def guess(self, number: int, batch: Any) -> tuple[Guess | None, Any]:
+        """Implements :meth:`IdPlan.guess`."""
+        del number, batch
+        return None, None
+
+    def begin(self, batch: Any) -> None:
+        """Does nothing: there is nothing to learn."""
+
+    def end(self) -> None:
+        """Does nothing: there is nothing to learn."""
+
+
 def _tensors(name: str, ids: Any) -> list[Tensor]:
     parts = ids if isinstance(ids, tuple | list) and not all(isinstance(i, int) for i in ids) else [ids]
     tensors = [part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part)) for part in parts]

@@ -7,10 +7,11 @@ data. So each tensor of a program gets a storage of its own.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...proto.checkpoint.folder import Folder
@@ -72,6 +73,24 @@ class Program:
     largest: tuple[ProgramTensor, ...]
 
 
+def _exportable(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model, or a copy whose lookups need no tensor group.
+
+    Raises:
+        FailedPrecondition: ranks have the model in parts.
+    """
+    from ..checkpoint.every_rank import is_in_parts
+    from ..layers.handed_rows import without_group
+
+    if is_in_parts(model):
+        raise FailedPrecondition(
+            "publish: ranks have the model in parts, which torch cannot export; gather it into a plain copy of the "
+            "model on one rank (docs/parallel-towers.md)"
+        )
+    is_grouped = any(getattr(module, "tensor_group", None) is not None for module in model.modules())
+    return without_group(copy.deepcopy(model)) if is_grouped else model
+
+
 def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     """Exports a model; its lookups that do not depend on each other are merged into one round trip.
 
@@ -82,7 +101,9 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     Raises:
         InvalidArgument: the model cannot be exported, for the reason in the text, or a tensor of the model shares
             memory with the example.
+        FailedPrecondition: ranks have the model in parts.
     """
+    source = replace(source, model=_exportable(source.model))
     import torch
     from torch.utils import _pytree as pytree
 

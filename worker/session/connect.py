@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch.distributed as dist
 
@@ -16,12 +17,18 @@ from ...proto.security.security import Security, loaded_security
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
+from .follower_core import FollowerCore
+from .mesh_place import place_in_mesh
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
 from .session_core import SessionCore
 from .session_parts import Placement
+from .tensor_group import TensorGroup
 from .transaction import NonFinitePolicy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _PATIENCE_SEC = 20.0  # how long a coordinator that has answered before may be away
 NamespacePolicy: TypeAlias = Literal["new", "continue"]
@@ -39,6 +46,7 @@ def connect(
     gather_sec: float = 300.0,
     rank: int | None = None,
     world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
     on_nonfinite: NonFinitePolicy = "raise",
     cache: RowCache | None = None,
     namespace_policy: NamespacePolicy | None = None,
@@ -61,6 +69,11 @@ def connect(
         gather_sec: how long to wait for the ranks that have not joined yet, in seconds.
         rank: this worker's rank. None takes that of ``torch.distributed`` when it is initialised, else 0.
         world_size: number of workers. None takes that of ``torch.distributed`` when it is initialised, else 1.
+        mesh: a mesh over all ranks, in place of ``rank`` and ``world_size``. Its dimensions are named: data, dp, fsdp,
+            replicate, shard, dp_replicate or dp_shard for data, tensor or tp for tensor parallelism. Ranks that differ
+            in the tensor dimension alone are one worker: they read the same batch, and the first of them pulls, hands
+            the rows to the others and commits. ``rank`` and ``world_size`` of the session count such groups. None:
+            each rank is a worker.
         on_nonfinite: what ``session.step`` does with NaN or Inf when no scaler is given: "raise" or "skip".
         cache: the settings of a row cache in this process, which keeps rows for later steps; None: no cache.
         namespace_policy: what happens to tables that the namespace has before the job begins. "new" refuses them;
@@ -81,24 +94,80 @@ def connect(
         DeadlineExceeded: some ranks have not joined within ``gather_sec``; the text has the number that have.
         FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale; or the namespace
             has tables that ``namespace_policy="new"`` refuses.
-        InvalidArgument: an argument is out of its range.
+        InvalidArgument: an argument is out of its range, or the mesh has a dimension of another name.
     """
     _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
     if namespace_policy not in (None, "new", "continue"):
         raise not_allowed("connect.namespace_policy", namespace_policy, "new, continue, None")
     no_grad = no_grad_arguments(no_grad_bytes, no_grad_sec, staleness)
+    place = None if mesh is None else place_in_mesh(mesh)
+    if place is not None:
+        for name, given in (("rank", rank), ("world_size", world_size)):
+            if given is not None:
+                raise not_allowed(f"connect.{name}", given, "None beside mesh, which has it")
+        rank, world_size = place.worker, place.workers
     placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
+    join = partial(
+        _joined,
+        placement,
+        address,
+        job=namespace if job is None else job,
+        wire_dtype=wire_dtype,
+        deadline_sec=deadline_sec,
+        gather_sec=gather_sec,
+        namespace_policy=namespace_policy,
+        no_grad=no_grad,
+        security=security,
+    )
+    if place is None or place.group is None:
+        return Session(join())
+    return Session(_core_in_group(TensorGroup(place.group, place.tensor_rank), placement, join))
+
+
+def _core_in_group(group: TensorGroup, placement: Placement, join: Callable[[], SessionCore]) -> SessionCore:
+    """Joins on the leader, and returns on every rank of the group a core that is in the group."""
+    made: list[SessionCore] = []
+
+    def join_here() -> tuple[int, list[str]]:
+        made.append(join())
+        return made[0].native.step, made[0].origins
+
+    try:
+        first_step, origins = group.from_leader(join_here)
+    except BaseException:
+        for core in made:
+            core.end()
+        raise
+    if not made:
+        return FollowerCore(group, placement, first_step=first_step, origins=origins)
+    made[0].tensor_group = group
+    return made[0]
+
+
+def _joined(
+    placement: Placement,
+    address: str,
+    *,
+    job: str,
+    wire_dtype: Dtype,
+    deadline_sec: float,
+    gather_sec: float,
+    namespace_policy: NamespacePolicy | None,
+    no_grad: dict[str, Any],
+    security: Security | str | Path | None,
+) -> SessionCore:
+    """Joins the job as one worker; :func:`connect` has the arguments and the errors."""
     shown = None if security is None else loaded_security(security)
     control = ControlClient(address, deadline_sec=deadline_sec, security=shown)
     try:
         identity = control.register_worker(
-            namespace=namespace,
-            job=namespace if job is None else job,
+            namespace=placement.namespace,
+            job=job,
             rank=placement.rank,
             world_size=placement.world_size,
-            staleness=staleness,
-            grad_scale=grad_scale,
+            staleness=placement.staleness,
+            grad_scale=placement.grad_scale,
             deadline_sec=gather_sec,
             needs_new_namespace=namespace_policy == "new",
         )
@@ -118,7 +187,7 @@ def connect(
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
-        core = SessionCore(
+        return SessionCore(
             native,
             control,
             placement,
@@ -130,7 +199,6 @@ def connect(
             found_tables=identity.found if namespace_policy is None else None,
             cluster_id=cluster_id,
         )
-        return Session(core)
     except BaseException as error:
         if isinstance(error, Exception):
             report_fault(control, identity, error)

@@ -240,7 +240,13 @@ class Session(Closing, Joinable):
 
         Raises:
             InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
+            FailedPrecondition: the session is in a tensor group, whose towers call their ranks in every forward.
         """
+        if self.core.tensor_group is not None:
+            raise FailedPrecondition(
+                "Join: a session in a tensor group cannot join, as the forward of a tower in parts calls all of its "
+                "ranks; give every group the same number of batches"
+            )
         return SessionJoinHook(self.core.end_empty_step, checked_micro_batches(kwargs))
 
     @property

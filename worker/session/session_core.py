@@ -24,6 +24,7 @@ from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
 from .session_tables import SessionTables
 from .step_watch import StepWatch
+from .tensor_group import TensorGroup
 from .tracing import NoTrace, Trace
 from .transaction import end_step
 
@@ -54,6 +55,7 @@ class SessionCore(SessionTables):
         found_tables: the argument of that name.
         trace_requests: modules that want the forwards of the session's models traced, such as a prefetch that learns
             which ids its batches hold.
+        tensor_group: the ranks that share this worker; None: this rank is a worker by itself.
     """
 
     def __init__(
@@ -85,7 +87,13 @@ class SessionCore(SessionTables):
         self._dense_rows: DenseSide | None = None
         self._watch = StepWatch(native)
         self.trace_requests = TraceRequests()
+        self.tensor_group: TensorGroup | None = None
         close_at_exit(self, is_connected=on_close is not None)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other ranks vote over a step."""
+        return self.placement.world_size > 1 or self.tensor_group is not None
 
     @property
     def trace(self) -> Trace:
@@ -142,12 +150,13 @@ class SessionCore(SessionTables):
                     dense=dense,
                     scale=scale,
                     allow_empty=allow_empty,
-                    is_distributed=self.placement.world_size > 1,
+                    is_distributed=self.is_distributed,
                     on_nonfinite=self.placement.on_nonfinite,
                     clip_row_norm=clip_row_norm,
                     pushes=self._pushes,
                     trace=self.trace,
                     on_device=self.on_device,
+                    refusal=None if self.tensor_group is None else self.tensor_group.disagreement(),
                 )
         finally:
             self.on_device.forget()
@@ -173,7 +182,7 @@ class SessionCore(SessionTables):
             dense=None,
             scale=None,
             allow_empty=True,
-            is_distributed=self.placement.world_size > 1,
+            is_distributed=self.is_distributed,
             on_nonfinite="skip",
             pushes=self._pushes,
             trace=self.trace,
@@ -189,6 +198,8 @@ class SessionCore(SessionTables):
         """Ends the step without a commit; see :meth:`Session.discard`."""
         self.native.check_usable()
         self.on_device.forget()
+        if self.tensor_group is not None:
+            self.tensor_group.forget()
         self.native.abort()
         self._end_dense_step()
 

@@ -42,6 +42,7 @@ def end_step(
     pushes: BackgroundPush | None = None,
     trace: Trace,
     on_device: StepOnDevice | None = None,
+    refusal: SparserowError | None = None,
 ) -> bool:
     """Does the work of :meth:`Session.step`, which has the other arguments, the result and the errors.
 
@@ -56,6 +57,7 @@ def end_step(
         clip_row_norm: see :meth:`Session.step`.
         pushes: the thread that sends the last phase of the commit; None: this call sends it.
         trace: the trace that receives the spans.
+        refusal: the error with which this rank refuses the step; None: it refuses nothing.
 
     Invariants:
      1. Every rank that reaches the vote takes part in it.
@@ -75,8 +77,10 @@ def end_step(
             1.0 if scale is None else scale.inverse,
             clip_row_norm=math.inf if clip_row_norm is None else clip_row_norm,
         )
-        vote, refusal = _COMMIT, None
-        if bad_rows or dense_is_bad:
+        vote = _COMMIT
+        if refusal is not None:
+            vote = _REFUSED
+        elif bad_rows or dense_is_bad:
             vote = _NOT_FINITE
         elif is_voting or native.shard_count > 1 or pushes is not None:
             try:
@@ -149,15 +153,31 @@ def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def nonfinite_flag(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """Returns () bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient."""
+    """Returns () bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient.
+
+    A tensor in parts is judged by this rank's part, as the vote of all ranks decides.
+    """
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    values = [grad.coalesce().values() if grad.is_sparse else local_part(grad) for grad in grads]
     values = [value for value in values if value.numel() > 0]
     if not values:
         return None
     norm: Tensor = torch.nn.utils.get_total_norm(values, norm_type=float("inf"))
-    full = getattr(norm, "full_tensor", None)  # under FSDP2 the norm is a DTensor
-    return ~torch.isfinite(norm if full is None else full())
+    return ~torch.isfinite(norm)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a DTensor, as under FSDP2, or the tensor itself when it is none.
+
+    Parts that are summands of a tensor are summed first; every rank of the mesh takes part in that.
+    """
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return whole
+    part: Tensor = tensor.to_local()
+    return part
 
 
 def _highest_vote(vote: int) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..data import Batch, ClickReader
 from ..metrics.binary import auc, log_loss
+from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 
 
@@ -48,7 +49,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in reader:
-                if len(batch):
+                if len(batch) or isinstance(group, ParallelGroup):  # whose forwards have collective calls
                     there = placed(batch)
                     logits.append(model(there.dense, there.sparse).float().cpu().numpy())
                     labels.append(batch.labels.numpy())

@@ -43,6 +43,11 @@ class WorkerGroup:
         return self.world == 1 or not self.meets
 
     @property
+    def is_first(self) -> bool:
+        """Whether this process writes and tells what the job writes and tells once."""
+        return self.rank == 0
+
+    @property
     def makes_shared(self) -> bool:
         """Whether the value that this worker passes to :meth:`share` matters."""
         return self.rank == 0 or not self.meets

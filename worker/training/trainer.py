@@ -28,6 +28,7 @@ from . import leased_epochs
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .evaluation import evaluate
+from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
 from .told_epochs import ToldEpochs
@@ -104,7 +105,9 @@ class Trainer:
         self._device = group.device
         self._bare.to(self._device)
         self._place = self._batches_there()
-        self._model: nn.Module = self._bare if group.is_alone else DistributedDataParallel(self._bare)
+        is_kept = job.publish is not None or job.keep is not None
+        self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
+        self._model: nn.Module = wrapped(self._bare, job.train.parallel, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
         self._batches = self._leased or backend.batches(self._train_reader)
@@ -278,7 +281,7 @@ class Trainer:
 
     def _keep_told(self, results: list[EpochResult]) -> None:
         """Writes the results to the folder of checkpoints, so that a restarted worker 0 has them."""
-        if self._told_epochs is not None and self._group.rank == 0:
+        if self._told_epochs is not None and self._group.is_first:
             self._told.update({result.epoch: result for result in results})
             self._told_epochs.write(self._told.values())
 
@@ -293,14 +296,17 @@ class Trainer:
         self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
 
-    def model_on_host(self) -> nn.Module:
-        """Moves the model to the host and returns it, for what is kept of it; training is over then."""
-        return self._bare.to("cpu")
-
     @property
     def model(self) -> nn.Module:
-        """The model itself, without DDP."""
+        """The model itself, without DDP, on the device of this worker."""
         return self._bare
+
+    def whole_model(self) -> nn.Module:
+        """Moves the model to the host and returns it without DDP, on the first process; training is over then.
+
+        With ``train.parallel`` its parts are gathered, and every process calls this method.
+        """
+        return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
 
     def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns example arguments of the model, from the first test samples.

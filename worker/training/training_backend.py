@@ -16,6 +16,7 @@ from ...proto.errors import InvalidArgument
 from ..data import Batch
 from ..session.session import Session
 from ..session.tracing import Trace
+from .parallel_towers import clip_parts
 
 _DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -64,7 +65,11 @@ def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | N
     """
     if scaler is not None:
         scaler.unscale_(dense)
-    nn.utils.clip_grad_norm_([p for group in dense.param_groups for p in group["params"]], norm)
+    parameters = [p for group in dense.param_groups for p in group["params"]]
+    if any(hasattr(parameter, "to_local") for parameter in parameters):
+        clip_parts(parameters, norm)
+    else:
+        nn.utils.clip_grad_norm_(parameters, norm)
 
 
 class TrainingBackend(Protocol):

@@ -19,6 +19,7 @@ from ...proto.errors import FailedPrecondition, Fenced, SparserowError
 from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
 from ..checkpoint.save import Stateful, absolute
 from ..session.session import Session
+from ..session.tensor_group import leads
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
 
@@ -98,7 +99,7 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
 
 def _tell(session: Session, words: str) -> None:
     """Prints to stderr, once in a job, where the run begins."""
-    if session.rank == 0:
+    if session.rank == 0 and leads(session):
         print(f"sparserow: {words}", file=sys.stderr, flush=True)
 
 

@@ -95,7 +95,9 @@ class TrainingStep:
             NonFiniteGradient: a gradient of this rank or another is not finite. Nothing was applied.
             SparserowError: a server or a peer has failed.
         """
-        parts = list(_parts(batch, self._train.batch_size))
+        # With towers in parts a forward has collective calls, so each rank makes equally many.
+        least = 1 if self._train.parallel is None else self._train.accumulate
+        parts = list(_parts(batch, self._train.batch_size, least=least))
         logits, losses = [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
@@ -180,8 +182,8 @@ class TrainingStep:
             yield
 
 
-def _parts(batch: Batch, size: int) -> Iterator[Batch]:
-    """Yields the parts of a batch, of ``size`` samples each; an empty batch has one empty part."""
-    for begin in range(0, max(len(batch), 1), size):
+def _parts(batch: Batch, size: int, *, least: int = 1) -> Iterator[Batch]:
+    """Yields the parts of a batch, of ``size`` samples each, and empty parts until there are ``least``."""
+    for begin in range(0, max(len(batch), least * size), size):
         part = slice(begin, begin + size)
         yield Batch(batch.dense[part], batch.sparse[part], batch.labels[part])

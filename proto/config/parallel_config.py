@@ -1,0 +1,109 @@
+"""The section ``train.parallel`` of a job file, and what it asks of the other sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from ..errors import InvalidArgument, not_allowed
+from .config import StrictModel
+
+if TYPE_CHECKING:
+    from .job import JobConfig
+
+
+class ParallelConfig(StrictModel):
+    """How processes share one dense tower. Processes that share a batch are one worker, and are called a group."""
+
+    fsdp: bool = Field(
+        False,
+        description="Whether the dense tower, its gradients and its optimizer's state are sharded over the groups "
+        "(FSDP2).",
+    )
+    tensor: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Processes of a group, which split the hidden layers of the MLPs (tensor parallelism). It divides "
+        "the number of processes.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_pipeline(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "pipeline" in value:
+            raise InvalidArgument(
+                "pipeline: pipeline parallelism is not possible, as its stages read different layers of one batch at "
+                "different times, while a step pulls and commits the rows of all layers at once; allowed: fsdp, tensor"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> ParallelConfig:
+        if not self.fsdp and self.tensor == 1:
+            raise InvalidArgument(
+                "has no effect with fsdp false and tensor 1; allowed: fsdp true, tensor >= 2, or null"
+            )
+        return self
+
+
+def check_parallel(job: JobConfig) -> None:
+    """Raises InvalidArgument unless the other settings of the job allow its ``train.parallel``."""
+    train, parallel = job.train, job.train.parallel
+    if parallel is None:
+        return
+    for option, reason in (
+        ("model.backend local", job.model.backend == "local"),
+        ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
+        ("train.elastic, where processes come and go", train.elastic is not None),
+        ("train.zero, as fsdp shards the optimizer's state", train.zero),
+        ("train.amp float16; allowed: none, bfloat16", train.amp == "float16"),
+        ("train.device cuda, which was not tried; allowed: auto (the host), cpu", train.device == "cuda"),
+    ):
+        if reason:
+            raise InvalidArgument(f"train.parallel: is not possible with {option}")
+    if "workers" in train.model_fields_set:
+        check_ranks(parallel, train.workers)
+    _check_widths(job, parallel.tensor)
+
+
+def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:
+    """Raises InvalidArgument when a number of processes cannot form the groups of ``train.parallel``.
+
+    Args:
+        parallel: the section; None: every process is a worker.
+        ranks: the number of processes of the job.
+    """
+    if parallel is None:
+        return
+    if ranks == 1:
+        raise InvalidArgument("train.parallel: needs at least 2 processes; this job has 1 (train.workers)")
+    if ranks % parallel.tensor:
+        divisors = (str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+        raise not_allowed(
+            "train.parallel.tensor", parallel.tensor, f"divisors of {ranks} processes: {', '.join(divisors)}"
+        )
+    if parallel.fsdp and ranks == parallel.tensor:
+        raise InvalidArgument(
+            f"train.parallel.fsdp: has no effect with one group of {ranks} processes, as it shards over the groups; "
+            "allowed: false"
+        )
+
+
+def _check_widths(job: JobConfig, tensor: int) -> None:
+    if tensor == 1:
+        return
+    model = job.model
+    towers = {"bottom": model.bottom, "top": model.top} if model.kind == "dlrm" else {"hidden": model.hidden}
+    if not any(towers.values()):
+        raise InvalidArgument(
+            f"train.parallel.tensor: has no effect, as model.{' and model.'.join(towers)} have no hidden layer to split"
+        )
+    for name, widths in towers.items():
+        for width in widths[::2]:  # the layer behind such a width gathers the parts again
+            if width % tensor:
+                raise not_allowed(
+                    f"model.{name}", width, f"multiples of train.parallel.tensor, {tensor}, as every second width"
+                )

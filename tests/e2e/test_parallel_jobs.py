@@ -1,0 +1,87 @@
+"""``train.parallel`` of a job file: towers in parts against DDP, a checkpoint on other processes, the kept model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sparserow.worker.data import write_click_log
+from sparserow_process import Launcher
+
+FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
+JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_click_log(tmp_path_factory.mktemp("log"), rows=3_000, test_rows=701, seed=3)
+
+
+def train(
+    launcher: Launcher, log: Any, result: Path, *sets: str, resume: str = "never", keeps: bool = False
+) -> dict[str, Any]:
+    """Runs the job and returns its result; the last step of an epoch has short and empty batches."""
+    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.min_rows=100"]
+    settings += ["train.batch_size=96", "train.accumulate=2", "train.epochs=2", "train.threads=1", *sets]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    run = launcher.start("train", str(JOB), *assigned, "--json", str(result), "--resume", resume, keeps=keeps)
+    assert run.popen.wait(120) == 0, run.err
+    figures: dict[str, Any] = json.loads(result.read_text())
+    return figures
+
+
+def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, tmp_path: Path) -> None:
+    """Four processes in two groups, of whose checkpoint after the first epoch two other processes go on."""
+    same = ["train.clip_norm=0.5", "train.prefetch=2"]
+    wanted = train(launcher, log, tmp_path / "ddp.json", *same, "train.workers=2")
+    saved = f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 7, keep: 9}}"
+    parts = train(
+        launcher,
+        log,
+        tmp_path / "parts.json",
+        *(*same, "train.workers=4", "train.parallel={fsdp: true, tensor: 2}", saved),
+        f"keep={tmp_path / 'kept'}",
+        keeps=True,
+    )
+    assert_same(parts, wanted)
+    assert parts["workers"] == 2
+    (program,) = (tmp_path / "kept").rglob("*.pt2")
+    assert program.stat().st_size > 0
+    names = sorted(path.name for path in (tmp_path / "saved").glob("save-*"))
+    assert all((tmp_path / "saved" / name / "dense").is_dir() for name in names)
+    gone_on = train(
+        launcher,
+        log,
+        tmp_path / "gone_on.json",
+        *(*same, "train.workers=2", "train.parallel={fsdp: true}", saved),
+        resume=names[0],
+    )
+    assert_same(gone_on, wanted)
+
+
+@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("train.amp=bfloat16",),
+        ("train.activation_checkpointing=true", "train.cache.bytes=1MiB"),
+        ("train.staleness=1",),
+    ],
+)
+def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path: Path, sets: tuple[str, ...]) -> None:
+    same = ["model={kind: deepfm, hidden: [64, 32], rows: 5000}", "train.epochs=1", *sets]
+    wanted = train(launcher, log, tmp_path / "one.json", *same)
+    figures = train(launcher, log, tmp_path / "group.json", *same, "train.workers=2", "train.parallel={tensor: 2}")
+    within = 1e-6 if "train.activation_checkpointing=true" in sets else 2e-2
+    assert figures["workers"] == 1
+    assert_same(figures, wanted, within)
+
+
+def assert_same(figures: dict[str, Any], wanted: dict[str, Any], within: float = 1e-6) -> None:
+    for mine, other in zip(figures["history"], wanted["history"], strict=True):
+        for name in ("train_loss", "test_auc", "test_log_loss"):
+            assert mine[name] == pytest.approx(other[name], abs=within), name
+        assert mine["samples"] == other["samples"]

@@ -1,0 +1,97 @@
+"""Files of a dense side in parts, by one process: an object store, and what a restore refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound
+from sparserow.worker.checkpoint.dense_parts import load_parts, load_whole_optimizer, save_parts
+from sparserow.worker.checkpoint.every_rank import on_every_rank
+from torch import nn
+
+
+def made(seed: int, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * seed)
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture(params=["memory", "local"])
+def folder(request: pytest.FixtureRequest, tmp_path: Any) -> Folder:
+    url = f"memory://dense-{id(request)}" if request.param == "memory" else str(tmp_path)
+    return Folder(url) / "save-000001"
+
+
+def test_parts_come_back(folder: Folder) -> None:
+    (model, optimizer), (other, its_optimizer) = made(1), made(2)
+    saved = save_parts(folder, model, optimizer)
+    load_parts(folder, saved, other, its_optimizer, {})
+    assert other.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    mine, its = optimizer.state_dict(), its_optimizer.state_dict()
+    assert its["param_groups"][0]["lr"] == mine["param_groups"][0]["lr"] == 0.01
+    for number, values in mine["state"].items():
+        assert all(torch.equal(value, its["state"][number][name]) for name, value in values.items())
+
+
+def test_damaged_files_change_nothing(folder: Folder) -> None:
+    (model, optimizer), (other, its_optimizer) = made(1), made(2)
+    saved = save_parts(folder, model, optimizer)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    (entry,) = saved["files"]
+    data = bytearray((folder / "dense").read(entry["file"]))
+    data[-1] ^= 1
+    (folder / "dense").write(entry["file"], [bytes(data)])
+    for damage in (lambda: None, lambda: (folder / "dense").delete(entry["file"]), lambda: saved.pop("files")):
+        damage()
+        with pytest.raises(DataLoss, match=re.escape(folder.url)):
+            load_parts(folder, saved, other, its_optimizer, {})
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (
+            lambda: made(2, width=5),
+            r"model/0\.weight of this model has the shape \[5, 4\], and .* the shape \[3, 4\]",
+        ),
+        (lambda: (nn.Linear(4, 3), None), r"model/weight of this model has the shape .* has no such tensor"),
+        (lambda: (nn.Sequential(made(2)[0][0]), None), r"has model/1\.weight, which this model lacks"),
+    ],
+)
+def test_another_model_is_refused(folder: Folder, other: Callable[[], Any], text: str) -> None:
+    model, optimizer = made(1)
+    with pytest.raises(FailedPrecondition, match=text):
+        load_parts(folder, save_parts(folder, model, optimizer), *other(), {})
+
+
+def test_an_optimizer_that_was_not_saved_is_not_found(folder: Folder) -> None:
+    model, optimizer = made(1)
+    with pytest.raises(NotFound, match="has no state of the optimizer"):
+        load_parts(folder, save_parts(folder, model, None), model, optimizer, {})
+
+
+def test_a_whole_state_counts_parameters_in_the_order_of_the_optimizer() -> None:
+    (model, optimizer), (other, its_optimizer) = made(1), made(2)
+    load_whole_optimizer(other, its_optimizer, optimizer.state_dict())
+    for mine, its in zip(optimizer.state.values(), its_optimizer.state.values(), strict=True):
+        assert torch.equal(mine["exp_avg"], its["exp_avg"])
+    del model
+
+
+def test_a_call_that_fails_raises_its_own_error() -> None:
+    def fail() -> None:
+        raise NotFound("no such thing")
+
+    with pytest.raises(NotFound, match=r"^no such thing$"):
+        on_every_rank(fail)
+    assert on_every_rank(lambda: 3) == 3

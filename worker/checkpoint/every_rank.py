@@ -1,0 +1,62 @@
+"""Calls that every rank makes together, so that an error of one is an error of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from ...proto.errors import SparserowError, error_of
+
+Value = TypeVar("Value")
+
+
+def is_in_parts(model: nn.Module | None) -> bool:
+    """Returns whether a parameter of the model is a DTensor, so that ranks have it in parts."""
+    return model is not None and any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def on_every_rank(call: Callable[[], Value]) -> Value:
+    """Returns the result of ``call``, which every rank makes, unless it fails on one.
+
+    Raises:
+        SparserowError: the error of the lowest rank on which the call failed; every rank raises it.
+    """
+    outcome, failure = None, None
+    try:
+        outcome = call()
+    except SparserowError as error:
+        failure = error
+    told = None if failure is None else (failure.number, str(failure))
+    for rank, other in enumerate(gathered(told)):
+        if failure is None and other is not None:
+            failure = error_of(other[0], f"rank {rank}: {other[1]}")
+    if failure is not None:
+        raise failure
+    return outcome  # type: ignore[return-value]
+
+
+def is_alone() -> bool:
+    """Returns whether this process has no process group."""
+    return not (dist.is_available() and dist.is_initialized())
+
+
+def rank_here() -> int:
+    """Returns the rank of this process, 0 without a process group."""
+    return 0 if is_alone() else dist.get_rank()
+
+
+def ranks() -> int:
+    """Returns the number of ranks, 1 without a process group."""
+    return 1 if is_alone() else dist.get_world_size()
+
+
+def gathered(value: Value) -> list[Value]:
+    """Returns every rank's value, in rank order."""
+    if is_alone():
+        return [value]
+    values: list[Any] = [None] * ranks()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,96 @@
+"""The workers of a job whose processes share towers: groups of processes in place of single processes.
+
+With ``train.parallel.tensor`` t, process p is the member p mod t of the worker p div t. Members of one worker read the
+same data. So everything that is counted or gathered over workers is so among members of the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from ...proto.config.parallel_config import ParallelConfig, check_ranks
+from .process_group import Value, WorkerGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+DATA, TENSOR = "data", "tensor"
+
+
+@dataclass(frozen=True)
+class ParallelGroup(WorkerGroup):
+    """This process as a member of a worker; ``rank`` and ``world`` count workers.
+
+    Attributes:
+        mesh: all processes, with the dimensions ``data`` and ``tensor``.
+        member: the number of this process among those of its worker.
+    """
+
+    mesh: DeviceMesh | None = None
+    member: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """False: a worker has other members, or there are other workers."""
+        return False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first member of worker 0, which writes what the job writes once."""
+        return self.rank == 0 and self.member == 0
+
+    @property
+    def makes_shared(self) -> bool:
+        """Whether the value that this process passes to :meth:`share` matters."""
+        return self.is_first
+
+    @property
+    def peers(self) -> Any:
+        """The process group of the members of the same number in all workers."""
+        assert self.mesh is not None
+        return self.mesh.get_group(DATA)
+
+    def share(self, value: Value) -> Value:
+        """Returns the value of the first process on every process."""
+        box: list[Any] = [value if self.is_first else None]
+        dist.broadcast_object_list(box, src=0)
+        shared: Value = box[0]
+        return shared
+
+    def gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Returns all workers' arrays, joined along axis 0 in rank order, on worker 0; None on other workers."""
+        parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(values, parts, dst=dist.get_global_rank(self.peers, 0), group=self.peers)
+        return None if parts is None else np.concatenate(parts)
+
+    def collect(self, value: Value) -> list[Value]:
+        """Returns every worker's value, in rank order, on every process."""
+        parts: list[Any] = [None] * self.world
+        dist.all_gather_object(parts, value, group=self.peers)
+        return parts
+
+
+def in_groups(parallel: ParallelConfig | None, group: WorkerGroup) -> WorkerGroup:
+    """Returns the workers that processes form; ``group`` itself without ``train.parallel``.
+
+    Args:
+        parallel: the section of the job.
+        group: the processes of the job. Every process calls this function.
+
+    Raises:
+        InvalidArgument: the processes cannot form the groups.
+    """
+    if parallel is None:
+        return group
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import
+
+    check_ranks(parallel, group.world)
+    workers = group.world // parallel.tensor
+    mesh = init_device_mesh("cpu", (workers, parallel.tensor), mesh_dim_names=(DATA, TENSOR))
+    worker, member = divmod(group.rank, parallel.tensor)
+    return ParallelGroup(worker, workers, mesh=mesh, member=member)

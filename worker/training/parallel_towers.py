@@ -1,0 +1,163 @@
+"""Wraps the model of a job for training on several processes: DDP, or towers that processes have in parts.
+
+tensor:  Linear ─ ReLU ─ Linear  of an MLP, pair by pair: columns of the first, rows of the second (Shoeybi et al.,
+         "Megatron-LM" (2019), section 3). Other parameters are the same on all members of a worker.
+fsdp:    the parameters that are left on a process, sharded over the workers.
+neither: gradients are averaged over the workers as soon as backward has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...proto.config.parallel_config import ParallelConfig
+from ...proto.errors import InvalidArgument
+from ..layers.handed_rows import without_group
+from ..models import Tower
+from .parallel_group import DATA, TENSOR, ParallelGroup
+from .process_group import WorkerGroup
+
+
+class WholeModel:
+    """A copy of a model in one process, into which the parts of all processes can be gathered.
+
+    Args:
+        model: the model before it is wrapped.
+        group: this process and its peers. The first process alone has the copy.
+    """
+
+    def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
+        self._copy = without_group(copy.deepcopy(model)) if group.is_first else None
+
+    def gathered(self, model: nn.Module) -> nn.Module:
+        """Gathers the parts of the wrapped model; every process calls it.
+
+        Returns:
+            The whole model on the first process, and ``model`` itself on the others.
+        """
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict  # slow to import
+
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if self._copy is None:
+            return model
+        self._copy.load_state_dict(state)
+        return self._copy.train(model.training)
+
+
+def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGroup) -> nn.Module:
+    """Wraps the model of a job; its parameters are those to train from then on.
+
+    Args:
+        model: the model, the same on every process. With ``parallel`` it is changed in place.
+        parallel: the section ``train.parallel``; None: DDP.
+        group: this process and its peers.
+
+    Raises:
+        InvalidArgument: ``parallel.tensor`` finds no pair of layers that it can split.
+    """
+    if not isinstance(group, ParallelGroup) or parallel is None:
+        return model if group.is_alone else DistributedDataParallel(model)
+    assert group.mesh is not None
+    if parallel.tensor > 1:
+        split_towers(model, group.mesh[TENSOR])
+    if parallel.fsdp:
+        from torch.distributed.fsdp import fully_shard  # slow to import
+
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no step changes logits in place
+        fully_shard(model, mesh=group.mesh[DATA])
+    elif group.world > 1:
+        average_in_backward(model, group.peers, group.world)
+    return model
+
+
+def split_towers(model: nn.Module, mesh: Any) -> None:
+    """Splits the pairs of linear layers of each MLP over a mesh of one dimension.
+
+    Raises:
+        InvalidArgument: the model has no MLP with two linear layers, or has a layer between them that does not work
+            element by element.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # slow to import
+
+    plan: dict[str, Any] = {}
+    for path, tower in model.named_modules():
+        if isinstance(tower, Tower):
+            layers = [name for name, layer in tower.named_children() if isinstance(layer, nn.Linear)]
+            for first, second in zip(layers[::2], layers[1::2], strict=False):
+                _check_between(path, tower, first, second)
+                plan |= {f"{path}.{first}": ColwiseParallel(), f"{path}.{second}": RowwiseParallel()}
+    if not plan:
+        raise InvalidArgument("train.parallel.tensor: the model has no MLP with two linear layers to split")
+    parallelize_module(model, mesh, plan)
+
+
+def _check_between(path: str, tower: nn.Module, first: str, second: str) -> None:
+    names = [name for name, _ in tower.named_children()]
+    for name in names[names.index(first) + 1 : names.index(second)]:
+        layer = tower.get_submodule(name)
+        if not isinstance(layer, nn.ReLU | nn.Dropout):
+            raise InvalidArgument(
+                f"train.parallel.tensor: {path}.{name} is a {type(layer).__name__}, which does not work element by "
+                "element, so that layers around it cannot be split; allowed: ReLU, Dropout"
+            )
+
+
+def average_in_backward(model: nn.Module, peers: Any, world: int) -> None:
+    """Has backward average each gradient, or this process's part of it, over the workers.
+
+    With several backward passes a step, the gradient so far is averaged again, which changes nothing.
+
+    Args:
+        model: the model.
+        peers: the process group of the processes that have the same parts.
+        world: the number of workers.
+    """
+
+    def average(parameter: Tensor) -> None:
+        grad = parameter.grad
+        assert grad is not None
+        local = grad.to_local() if hasattr(grad, "to_local") else grad
+        with torch.no_grad():
+            dist.all_reduce(local.div_(world), group=peers)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(average)
+
+
+def clip_parts(parameters: list[nn.Parameter], norm: float) -> None:
+    """Clips the total L2 norm of gradients that processes have in parts; every process calls it.
+
+    A part that several processes have is counted once, by a share of its square on each. The factor is that of torch's
+    ``clip_grad_norm_``.
+
+    Args:
+        parameters: the parameters of the dense tower.
+        norm: the largest norm.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    locals_ = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    total = sum(
+        (local.double().square().sum() * _parts_of(grad) for grad, local in zip(grads, locals_, strict=True)),
+        torch.zeros((), dtype=torch.float64),
+    )
+    dist.all_reduce(total)
+    factor = torch.clamp(norm / ((total / dist.get_world_size()).sqrt() + 1e-6), max=1.0)
+    for local in locals_:
+        local.mul_(factor.to(local.dtype))
+
+
+def _parts_of(grad: Tensor) -> int:
+    """Returns in how many different parts the processes have a gradient."""
+    parts = 1
+    placements = getattr(grad, "placements", ())
+    for dimension, placement in enumerate(placements):
+        if placement.is_shard():
+            parts *= grad.device_mesh.size(dimension)  # type: ignore[attr-defined]
+    return parts
