@@ -72,7 +72,7 @@ def test_offline_the_device_floor_runs_without_the_package(tmp_path: Path) -> No
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.search(r"^test-gpu: Python 3\.\S+ at \S+, torch \S+ .*, triton \S+; kernels run under", run.stdout)
-    assert re.search(r"^test-gpu: runs: device floor: tests/gpu/test_row_cache\.py", run.stdout, re.MULTILINE)
+    assert re.search(r"^test-gpu: runs: device floor: tests/gpu/test_lookup_kernels\.py", run.stdout, re.MULTILINE)
     assert re.search(r"^\d+ passed", run.stdout, re.MULTILINE)
     skipped = re.findall(r"^test-gpu: skipped: (.*)$", run.stdout, re.MULTILINE)
     assert len(skipped) == 2
