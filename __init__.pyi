@@ -49,6 +49,7 @@ from .worker.checkpoint import (
     restore as restore,
     save as save,
 )
+from .worker.layers.compile_model import compile_model as compile_model
 from .worker.layers.deferred import deferred as deferred
 from .worker.layers.dense_rows import DenseRows as DenseRows, dense_on_servers as dense_on_servers
 from .worker.layers.distribute import distribute as distribute

@@ -1,7 +1,7 @@
 """Data-plane client and session of a worker. Calls that wait or touch rows release the GIL."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,28 +252,6 @@ class MergePlan:
     @property
     def roots(self) -> list[int]: ...
 
-class CacheStorage(Protocol):
-    """Rows of one width (cpp_ext/session/row_storage.h). Arrays are views that end with the call."""
-
-    def probe(
-        self,
-        table_id: int,
-        keys: NDArray[np.uint64],
-        oldest: int,
-        found: NDArray[np.uint8],
-        versions: NDArray[np.uint64],
-        rows: NDArray[np.float32],
-    ) -> None: ...
-    def put(
-        self,
-        table_id: int,
-        keys: NDArray[np.uint64],
-        versions: NDArray[np.uint64],
-        rows: NDArray[np.float32],
-        validated: int,
-    ) -> None: ...
-    def drop(self, table_id: int, keys: NDArray[np.uint64]) -> None: ...
-
 class LookupTrace:
     """Lookups of a session as long as it is held."""
 
@@ -320,8 +298,12 @@ class NativeSession:
         cached: bool = True,
     ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
-    def set_cache_storage(self, make: Callable[[int, int], CacheStorage]) -> None:
-        """Where the row cache keeps its rows from the next pull on: ``make(bytes, dim)``. Without a cache: nothing."""
+    def keep_device_rows(self, bytes: int) -> None:  # noqa: A002 - the native name
+        """Has the model's device keep so many bytes of rows; once, before the first lookup."""
+
+    @property
+    def device_stores(self) -> list[tuple[int, int]]:
+        """(dim, places) of each store of rows on the device; [] while it keeps none."""
 
     def start_trace(self) -> LookupTrace: ...
     def record_pulls(self) -> None: ...
@@ -331,6 +313,9 @@ class NativeSession:
     def pull_merged(
         self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
     ) -> None: ...
+    def pack_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> LookupPack:
+        """The rows of the plan's lookups for a device; after ``pull_merged``."""
+
     def refuse_lookups(self, text: str) -> None:
         """Lookups with gradient fail with this text until the step ends."""
 
@@ -426,6 +411,13 @@ class LookupPack:
     @property
     def groups(self) -> list[tuple[str, int, int, int]]:
         """(binding, unique rows, dim, first byte of the rows)."""
+
+    def plan(self) -> None:
+        """Asks which rows the device has; before ``bytes`` is read and ``write``."""
+
+    @property
+    def plans(self) -> list[tuple[int, int, int, int] | None]:
+        """(sent, kept, put, generation of the stores) of each group; None where the device keeps no rows."""
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:

@@ -35,9 +35,9 @@ def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
     """The kernel of an op for anchors on a device; it is imported at its first call, since it needs the session."""
 
     def kernel(*args: Any) -> list[torch.Tensor]:
-        from . import device_lookups
+        from . import device_ops
 
-        made: list[torch.Tensor] = getattr(device_lookups, name)(*args)
+        made: list[torch.Tensor] = getattr(device_ops, name)(*args)
         return made
 
     return kernel
@@ -45,7 +45,7 @@ def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
 
 def _register_device_kernels() -> torch.library.Library:
     library = torch.library.Library("sparserow", "IMPL")
-    for name in ("gather_all", "stage_all"):
+    for name in ("gather_all", "stage_all", "gather_merged"):
         for key in ("CUDA", "PrivateUse1"):
             library.impl(name, _on_device(name), key)
     return library

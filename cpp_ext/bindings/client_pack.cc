@@ -1,4 +1,4 @@
-// _client: lookups packed for a device, as cpp_ext/device_lookups.py uses them. Addresses are of memory on the host.
+// _client: lookups packed for a device, as cpp_ext/device_pack.py uses them. Addresses are of memory on the host.
 #include "bindings/client_pack.h"
 
 #include <pybind11/stl.h>
@@ -71,6 +71,21 @@ void bind_pack(py::module_& module) {
            py::arg("with_gradient") = true)
       .def_property_readonly("bytes", &LookupPack::bytes)
       .def_property_readonly("floats_of_sums", &LookupPack::floats_of_sums)
+      .def("plan", &LookupPack::plan, Unlocked())
+      .def_property_readonly("plans",
+                             [](const LookupPack& pack) {
+                               std::vector<std::optional<std::array<std::size_t, 4>>> out;
+                               for (const LookupPack::Group& group : pack.groups()) {
+                                 const auto& plan = group.plan;
+                                 if (!plan) {
+                                   out.emplace_back(std::nullopt);
+                                 } else {
+                                   out.push_back(std::array<std::size_t, 4>{plan->sent.size(), plan->kept.size(),
+                                                                            plan->put.size(), plan->generation});
+                                 }
+                               }
+                               return out;
+                             })
       .def_property_readonly("groups",
                              [](const LookupPack& pack) {
                                std::vector<std::tuple<std::string, std::size_t, std::uint32_t, std::size_t>> out;

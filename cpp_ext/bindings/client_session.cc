@@ -9,7 +9,6 @@
 #include <chrono>
 #include <limits>
 
-#include "bindings/client_storage.h"
 #include "bindings/shared_errors.h"
 #include "session/merge.h"
 #include "session/prefetcher.h"
@@ -82,15 +81,6 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, st
   options.no_grad_bytes = no_grad_bytes;
   options.no_grad_age = std::chrono::milliseconds(no_grad_ms);
   return value_or_raise(Session::create(std::move(shards), options));
-}
-
-// From the next pull on; nothing without a cache.
-void set_cache_storage(Session& session, py::object make) {
-  SessionCache* const cache = session.state().cache();
-  if (cache == nullptr) return;
-  MakeStorage storage = storage_of(std::move(make));
-  const py::gil_scoped_release unlocked;
-  cache->set_storage(std::move(storage));
 }
 
 // The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
@@ -252,7 +242,15 @@ void bind_session(py::module_& module) {
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
-      .def("set_cache_storage", &set_cache_storage, py::arg("make"))
+      .def("keep_device_rows", [](Session& self, std::uint64_t bytes) { self.state().keep_device_rows(bytes); })
+      .def_property_readonly("device_stores",
+                             [](Session& self) {
+                               std::vector<std::pair<std::uint32_t, std::uint64_t>> out;
+                               const DeviceDirectory* directory = self.state().device_directory();
+                               if (directory == nullptr) return out;
+                               for (const auto& store : directory->stores()) out.emplace_back(store.dim, store.places);
+                               return out;
+                             })
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("record_pulls", [](Session& self) { self.state().record_pulls(); })
       .def("take_pull_spans",
@@ -272,6 +270,14 @@ void bind_session(py::module_& module) {
             raise_if_error(pull_merged(self, plan, tensors.span(), train));
           },
           py::arg("plan"), py::arg("roots"), py::arg("train"), py::kw_only(), py::arg("with_gradient") = true)
+      .def(
+          "pack_merged",
+          [](Session&, const MergePlan& plan, const py::sequence& roots, bool train) {
+            const BatchTensors tensors(roots);
+            const py::gil_scoped_release unlocked;
+            return pack_merged(plan, tensors.span(), train);
+          },
+          py::arg("plan"), py::arg("roots"), py::arg("train"))
       .def("refuse_lookups", [](Session& self, const std::string& text) { self.state().refuse_lookups(text); })
       .def(
           "drop_gradients", [](Session& self) { raise_if_error(self.drop_gradients()); }, Unlocked())

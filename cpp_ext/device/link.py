@@ -6,9 +6,10 @@ crosses is counted on every device alike, so that a test on any machine sees wha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,11 +40,21 @@ class Sent:
 
     Attributes:
         tensor: (n) uint8 on the device; :meth:`DeviceLink.receive` says when it may be read.
-        ready: the event after which it is there; None when it is there already.
+        made: tensors that were made of it on the way; they may be read then as well.
+        ready: the event after which all are there; None when they are there already.
     """
 
     tensor: Tensor
+    made: tuple[Tensor, ...] = ()
     ready: Any = None
+
+
+# Makes tensors of what was sent; it runs behind the copy, beside what the device computes.
+Prepare: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def _as_sent(_: Tensor) -> tuple[Tensor, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,11 @@ class DeviceLink(Protocol):
         """(size) uint8 on the host, in memory that the device can read directly."""
         ...
 
-    def send(self, host: Tensor) -> Sent:
-        """Begins to copy a host buffer, (n) uint8, to the device; the caller no longer writes to it."""
+    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
+        """Begins to copy a host buffer, (n) uint8, to the device; the caller no longer writes to it.
+
+        What ``prepare`` queues on the device runs in the order of the calls, whichever threads make them.
+        """
         ...
 
     def receive(self, sent: Sent) -> Tensor:
@@ -96,6 +110,10 @@ class DeviceLink(Protocol):
         """The address of a tensor's first element, on whichever side it lies; views of one memory differ by bytes."""
         ...
 
+    def free_bytes(self) -> int:
+        """What is free of the device's memory."""
+        ...
+
 
 class HostLink:
     """The link to the host itself, for kernels that run under Triton's interpreter: copies are copies."""
@@ -108,11 +126,12 @@ class HostLink:
         """See :class:`DeviceLink`."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def send(self, host: Tensor) -> Sent:
+    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
         """See :class:`DeviceLink`."""
         self.crossings.to_device += 1
         self.crossings.bytes_to_device += host.numel()
-        return Sent(host.to(self.device, copy=True))
+        there = host.to(self.device, copy=True)
+        return Sent(there, prepare(there))
 
     def receive(self, sent: Sent) -> Tensor:
         """See :class:`DeviceLink`."""
@@ -133,6 +152,10 @@ class HostLink:
         """See :class:`DeviceLink`."""
         return tensor.data_ptr()
 
+    def free_bytes(self) -> int:
+        """See :class:`DeviceLink`."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
 
 class CudaLink:
     """The link to a CUDA device: pinned memory, and a stream for copies to the device."""
@@ -147,19 +170,21 @@ class CudaLink:
         """See :class:`DeviceLink`. torch gives pinned memory out again once the copies that read it are done."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def send(self, host: Tensor) -> Sent:
+    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
         """See :class:`DeviceLink`."""
         self.crossings.to_device += 1
         self.crossings.bytes_to_device += host.numel()
         with torch.cuda.stream(self._stream):
             there = host.to(self.device, non_blocking=True)
-            return Sent(there, self._stream.record_event())
+            made = prepare(there)
+            return Sent(there, made, self._stream.record_event())
 
     def receive(self, sent: Sent) -> Tensor:
         """See :class:`DeviceLink`. The memory is kept until the current stream has used it."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(sent.ready)
-        sent.tensor.record_stream(stream)
+        for tensor in (sent.tensor, *sent.made):
+            tensor.record_stream(stream)
         return sent.tensor
 
     def fetch(self, tensor: Tensor) -> Fetched:
@@ -179,6 +204,10 @@ class CudaLink:
     def address(self, tensor: Tensor) -> int:
         """See :class:`DeviceLink`."""
         return tensor.data_ptr()
+
+    def free_bytes(self) -> int:
+        """See :class:`DeviceLink`."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
 
 _MAKERS: dict[str, Callable[[torch.device], DeviceLink]] = {"cpu": HostLink, "cuda": CudaLink}

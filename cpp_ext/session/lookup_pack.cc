@@ -1,9 +1,11 @@
 #include "session/lookup_pack.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "session/pull_together.h"
+#include "session/session_state.h"
 
 namespace sparserow {
 namespace {
@@ -13,6 +15,10 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 std::uint32_t dim_of(const LookupPack::Group& group) { return group.binding->spec().dim; }
+
+std::array<const std::vector<std::int32_t>*, 5> numbers_of(const DeviceDirectory::Plan& plan) {
+  return {&plan.sent, &plan.kept, &plan.kept_at, &plan.put, &plan.put_at};
+}
 
 }  // namespace
 
@@ -29,7 +35,7 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
     return group.binding == binding && group.rows.rows() == lookup.rows();
   });
   if (found == groups_.end()) {
-    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, 0});
+    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0});
     places_.emplace_back();
   }
   Part part;
@@ -47,15 +53,41 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
     part.positions[i] = static_cast<std::int32_t>(places[index] - 1);
   }
   parts_.push_back(std::move(part));
+  lay_out();
+}
+
+void LookupPack::lay_out() {
   bytes_ = 0;
   for (Group& group : groups_) {
     group.begin = bytes_;
-    bytes_ += aligned(group.keys.size() * dim_of(group) * sizeof(float));
+    const std::size_t row_bytes = dim_of(group) * sizeof(float);
+    if (!group.plan) {
+      bytes_ += aligned(group.keys.size() * row_bytes);
+      continue;
+    }
+    for (const auto* numbers : numbers_of(*group.plan)) bytes_ += aligned(numbers->size() * sizeof(std::int32_t));
+    bytes_ += aligned(group.plan->sent.size() * row_bytes);
   }
   for (Part& one : parts_) {
     one.begin = bytes_;
     bytes_ += aligned(one.positions.size() * sizeof(std::int32_t));
   }
+}
+
+void LookupPack::plan() {
+  DeviceDirectory* directory = nullptr;
+  for (const Group& group : groups_) directory = group.binding->state().device_directory();
+  if (directory == nullptr) return;
+  DeviceDirectory::Planning planning(*directory);
+  for (Group& group : groups_) {
+    const BindingSpec& spec = group.binding->spec();
+    group.plan = planning.table(spec.table_id, group.keys, group.indexes, group.rows.rows(), group.skips);
+    SessionCounters& counters = group.binding->state().counters;
+    counters.device_hits += group.plan->kept.size();
+    counters.device_misses += group.plan->sent.size();
+    counters.device_bytes_saved += group.plan->kept.size() * spec.dim * sizeof(float);
+  }
+  lay_out();
 }
 
 std::size_t LookupPack::floats_of_sums() const noexcept {
@@ -68,8 +100,19 @@ void LookupPack::write(std::byte* to) {
   for (Group& group : groups_) {
     const std::size_t row_bytes = dim_of(group) * sizeof(float);
     const float* rows = group.rows.rows();
-    for (std::size_t i = 0; i < group.indexes.size(); ++i) {
-      std::memcpy(to + group.begin + i * row_bytes, rows + std::size_t{group.indexes[i]} * dim_of(group), row_bytes);
+    std::byte* at = to + group.begin;
+    const auto write_row = [&](std::size_t i) {
+      std::memcpy(at, rows + std::size_t{group.indexes[i]} * dim_of(group), row_bytes);
+      at += row_bytes;
+    };
+    if (!group.plan) {
+      for (std::size_t i = 0; i < group.indexes.size(); ++i) write_row(i);
+    } else {
+      for (const auto* numbers : numbers_of(*group.plan)) {
+        if (!numbers->empty()) std::memcpy(at, numbers->data(), numbers->size() * sizeof(std::int32_t));
+        at += aligned(numbers->size() * sizeof(std::int32_t));
+      }
+      for (const std::int32_t i : group.plan->sent) write_row(static_cast<std::size_t>(i));
     }
     group.rows = Lookup();
   }

@@ -1,7 +1,8 @@
 // The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
 //
 //   pack = (rows of group 0, rows of group 1, ... positions of lookup 0, positions of lookup 1, ...)
-//   rows       (unique keys, dim) float32
+//   rows       (unique keys, dim) float32; of a planned group: (sent) int32, (kept) int32, (kept) int32, (put) int32,
+//              (put) int32, (sent, dim) float32, as DeviceDirectory::Plan names them
 //   positions  (ids) int32, below the number of unique keys of the lookup's group
 //   Each part begins at a multiple of kAlign bytes.
 //
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "session/binding.h"
+#include "session/device_directory.h"
 #include "session/lookup.h"
 #include "session/read_together.h"
 #include "util/status.h"
@@ -34,7 +36,9 @@ class LookupPack {
     std::vector<std::uint64_t> keys;     // (u) unique, in the order in which the lookups met them
     std::vector<std::uint32_t> indexes;  // (u): the row of each in the Lookup
     Lookup rows;                         // whose rows these are
-    std::size_t begin = 0;               // the first byte of the rows in the pack
+    std::vector<std::uint8_t> skips;     // (u), or empty: 1 where the row is not known yet and comes with fresh()
+    std::optional<DeviceDirectory::Plan> plan;  // set by plan(), where the session's device keeps rows
+    std::size_t begin = 0;                      // the first byte in the pack
   };
   struct Part {
     std::size_t group = 0;
@@ -57,10 +61,14 @@ class LookupPack {
   [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
   [[nodiscard]] const std::vector<Part>& parts() const noexcept { return parts_; }
   [[nodiscard]] std::vector<Fresh>& fresh() noexcept { return fresh_; }
+  [[nodiscard]] std::vector<Group>& mutable_groups() noexcept { return groups_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t floats_of_sums() const noexcept;
 
-  // to: bytes() bytes. Call after the last add(). The Lookups' rows are given back.
+  // Asks the directory of the session's device which rows it has; does nothing where it keeps none. Call after the last
+  // add(), once; packs must reach the device in the order of these calls.
+  void plan();
+  // to: bytes() bytes. Call after the last add() and plan(). The Lookups' rows are given back.
   void write(std::byte* to);
   // The part of a binding whose ids are these; nullopt when there is none. Every id is compared.
   [[nodiscard]] std::optional<std::size_t> find(const Binding& binding, std::span<const std::int64_t> ids) const;
@@ -80,6 +88,8 @@ class LookupPack {
   std::vector<Part> parts_;
   std::vector<Fresh> fresh_;
   std::vector<std::vector<std::uint32_t>> places_;  // by group: the place of each row of the Lookup, plus 1
+  void lay_out();
+
   std::size_t bytes_ = 0;
 };
 

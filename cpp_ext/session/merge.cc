@@ -169,4 +169,17 @@ Status pull_merged(Session& session, const MergePlan& plan, std::span<const Batc
   return session.pull_ahead(wanted.lookups, train);
 }
 
+std::unique_ptr<LookupPack> pack_merged(const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
+  auto pack = std::make_unique<LookupPack>();
+  const MergedIds wanted = ids_of(plan, roots);
+  for (const AheadLookup& lookup : wanted.lookups) {
+    const auto binding = find_binding(lookup.binding);
+    if (!binding.is_ok()) continue;
+    Binding& table = *binding.value();
+    const auto known = train ? table.recall(lookup.ids) : table.recall_ahead(lookup.ids);
+    if (known) pack->add(binding.value(), lookup.ids.ids, *known);
+  }
+  return pack;
+}
+
 }  // namespace sparserow

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "session/lookup_pack.h"
 #include "session/session.h"
 
 namespace sparserow {
@@ -48,5 +49,8 @@ MergedIds ids_of(const MergePlan& plan, std::span<const BatchTensor> roots);
 MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots);
 // Lookups whose ids the step remembers already (a prefetched batch's) are left out.
 Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train);
+// The rows of the plan's lookups for a device, after pull_merged(); lookups that the step, or the evaluation, does not
+// have are left out.
+std::unique_ptr<LookupPack> pack_merged(const MergePlan& plan, std::span<const BatchTensor> roots, bool train);
 
 }  // namespace sparserow

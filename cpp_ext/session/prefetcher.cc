@@ -228,6 +228,12 @@ Result<std::unique_ptr<LookupPack>> Prefetcher::pack(PrefetchedBatch& batch, std
       parts.push_back(i);
     }
   }
+  for (LookupPack::Group& group : pack->mutable_groups()) {
+    const auto binding = std::find(bindings_.begin(), bindings_.end(), group.binding);
+    const PrefetchedBatch::Part& part = batch.parts_[static_cast<std::size_t>(binding - bindings_.begin())];
+    if (!exact_ || part.deferred.size() != part.step.keys()) continue;
+    for (const std::uint32_t index : group.indexes) group.skips.push_back(part.deferred[index]);
+  }
   return pack;
 }
 
@@ -238,13 +244,16 @@ void Prefetcher::note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack&
     const LookupPack::Group& group = pack.groups()[g];
     const auto binding = std::find(bindings_.begin(), bindings_.end(), group.binding);
     PrefetchedBatch::Part& part = batch.parts_[static_cast<std::size_t>(binding - bindings_.begin())];
-    const std::vector<std::uint8_t>& marks = which == Refreshed::kDeferred ? part.deferred : part.changed;
+    const auto is_fresh = [&](std::uint32_t index) {
+      if (which == Refreshed::kAll || part.deferred[index] != 0) return true;
+      return which == Refreshed::kChanged && part.changed[index] != 0;
+    };
     std::vector<rpc::TablePull> rows;
     part.step.requests(rows);
     LookupPack::Fresh fresh{g, {}, {}};
     for (std::size_t i = 0; i < group.indexes.size(); ++i) {
       const std::uint32_t index = group.indexes[i];
-      if (which != Refreshed::kAll && marks[index] == 0) continue;
+      if (!is_fresh(index)) continue;
       fresh.places.push_back(static_cast<std::int32_t>(i));
       const auto row = rows.front().rows.subspan(std::size_t{index} * part.step.dim(), part.step.dim());
       fresh.rows.insert(fresh.rows.end(), row.begin(), row.end());

@@ -33,21 +33,8 @@ const SessionCache::Table* SessionCache::table_of(std::uint32_t table_id) const 
   return found == tables_.end() ? nullptr : &*found;
 }
 
-void SessionCache::set_storage(MakeStorage make) {
-  const std::lock_guard lock(mutex_);
-  make_storage_ = std::move(make);
-  pools_.clear();
-  ++drops_;
-}
-
-Status SessionCache::noted(Status status) {
-  if (failure_.is_ok()) failure_ = status;
-  return status;
-}
-
-Status SessionCache::make_pools() {
-  SR_RETURN_IF_ERROR(failure_);
-  if (!pools_.empty()) return Status::ok();
+void SessionCache::make_pools() {
+  if (!pools_.empty()) return;
   std::uint64_t row_of_each = 0;
   for (const Table& table : tables_) row_of_each += RowCache::bytes_per_row(table.dim);
   for (const Table& table : tables_) {
@@ -55,25 +42,22 @@ Status SessionCache::make_pools() {
     const auto alike =
         std::count_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.dim == table.dim; });
     const auto rows = options_.bytes / row_of_each * static_cast<std::uint64_t>(alike);
-    auto made = make_storage_(rows * RowCache::bytes_per_row(table.dim), table.dim);
-    if (!made.is_ok()) return noted(made.status());
-    pools_.push_back(std::make_unique<Pool>(Pool{table.dim, std::move(made).value()}));
+    pools_.push_back(std::make_unique<Pool>(table.dim, RowCache(rows * RowCache::bytes_per_row(table.dim), table.dim)));
   }
-  return Status::ok();
 }
 
-RowStorage* SessionCache::pool_of(std::uint32_t dim) noexcept {
+RowCache* SessionCache::pool_of(std::uint32_t dim) noexcept {
   for (const auto& pool : pools_) {
-    if (pool->dim == dim) return pool->rows.get();
+    if (pool->dim == dim) return &pool->rows;
   }
   return nullptr;
 }
 
-Status SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts,
-                           std::uint64_t& drops) {
+void SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts,
+                         std::uint64_t& drops) {
   const std::int64_t oldest = options_.staleness == 0 ? INT64_MAX : step - options_.staleness;
   const std::lock_guard lock(mutex_);
-  SR_RETURN_IF_ERROR(make_pools());
+  make_pools();
   if (!spare_.empty()) {
     parts = std::move(spare_.back());
     spare_.pop_back();
@@ -87,15 +71,14 @@ Status SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t 
     if (part.dim == 0) continue;
     part.found.resize(table.keys.size());
     part.versions.resize(table.keys.size());
-    SR_RETURN_IF_ERROR(noted(pool_of(table.dim)->probe(table.table_id, table.keys, oldest, part.found.data(),
-                                                       part.versions.data(), table.rows.data())));
+    pool_of(table.dim)->probe(table.table_id, table.keys, oldest, part.found.data(), part.versions.data(),
+                              table.rows.data());
     for (const Cached found : part.found) {
       part.hits += found == Cached::kHit ? 1 : 0;
       part.stale += found == Cached::kStale ? 1 : 0;
     }
   }
   drops = drops_;
-  return Status::ok();
 }
 
 // Keys keep their order, so they stay grouped by shard.
@@ -160,7 +143,7 @@ Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> t
                           bool before_asking) {
   std::vector<Part> parts;
   std::uint64_t drops = 0;
-  SR_RETURN_IF_ERROR(probe(tables, options.step, parts, drops));
+  probe(tables, options.step, parts, drops);
   std::vector<rpc::TablePull> asked;
   std::uint64_t plain = 0;
   for (std::size_t p = 0; p < tables.size(); ++p) {
@@ -181,39 +164,37 @@ Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> t
     ++state.counters.pulls;
     state.counters.rows_pulled += plain;
   }
-  SR_RETURN_IF_ERROR(take(state, tables, parts, step, drops));
+  take(state, tables, parts, step, drops);
   const std::lock_guard lock(mutex_);
   spare_.push_back(std::move(parts));
   return Status::ok();
 }
 
-Status SessionCache::put(RowStorage& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated) {
+void SessionCache::put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated) {
   for (std::size_t i = 0; i < ask.positions.size(); ++i) {
     std::memcpy(table.rows.data() + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
   }
-  return pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
+  pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
 }
 
-Status SessionCache::take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts,
-                          std::int64_t validated, std::uint64_t drops) {
+void SessionCache::take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts,
+                        std::int64_t validated, std::uint64_t drops) {
   const std::lock_guard lock(mutex_);
-  SR_RETURN_IF_ERROR(make_pools());
+  make_pools();
   if (drops != drops_) validated = RowCache::kNever;
   auto& counters = state.counters;
   for (std::size_t p = 0; p < tables.size(); ++p) {
     const rpc::TablePull& table = tables[p];
     const Part& part = parts[p];
     if (part.dim == 0) continue;
-    RowStorage& pool = *pool_of(table.dim);
+    RowCache& pool = *pool_of(table.dim);
     const std::size_t n = table.keys.size();
     const std::size_t misses = n - part.hits - part.stale;
     const bool is_whole = misses == n || part.stale == n;
-    Status status;
-    if (is_whole) status = pool.put(table.table_id, table.keys, part.versions.data(), table.rows.data(), validated);
-    if (!is_whole && misses > 0) status = put(pool, table, part.misses, validated);
-    if (!is_whole && part.stale > 0 && status.is_ok()) status = put(pool, table, part.outdated, validated);
-    SR_RETURN_IF_ERROR(noted(std::move(status)));
+    if (is_whole) pool.put(table.table_id, table.keys, part.versions.data(), table.rows.data(), validated);
+    if (!is_whole && misses > 0) put(pool, table, part.misses, validated);
+    if (!is_whole && part.stale > 0) put(pool, table, part.outdated, validated);
     const auto& changed = is_whole ? part.changed : part.outdated.changed;
     const auto refreshed =
         part.stale == 0 ? 0 : static_cast<std::uint64_t>(std::count(changed.begin(), changed.end(), 1));
@@ -224,7 +205,6 @@ Status SessionCache::take(SessionState& state, std::span<const rpc::TablePull> t
     counters.cache_bytes_saved += (part.hits + part.stale - refreshed) * table.dim * sizeof(float);
     counters.rows_pulled += misses + refreshed;
   }
-  return Status::ok();
 }
 
 void SessionCache::committed(std::span<const rpc::TablePush> tables) {
@@ -237,7 +217,7 @@ void SessionCache::changed(std::uint32_t table_id, std::span<const std::uint64_t
   const Table* table = table_of(table_id);
   if (table == nullptr) return;
   ++drops_;
-  if (RowStorage* pool = pool_of(table->dim)) static_cast<void>(noted(pool->drop(table_id, keys)).is_ok());
+  if (RowCache* pool = pool_of(table->dim)) pool->drop(table_id, keys);
 }
 
 }  // namespace sparserow

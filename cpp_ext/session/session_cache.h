@@ -14,8 +14,7 @@
 // when they are validated next; calls by key drop them as above. What a pull brings that was under way while rows were
 // dropped is validated before its next use.
 //
-// Thread-safe; no thread has its mutex while the shards are asked. A storage of Python's takes the GIL under the mutex,
-// so a thread that has the GIL may not wait for it.
+// Thread-safe; no thread has its mutex while the shards are asked.
 #pragma once
 
 #include <atomic>
@@ -26,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "session/row_storage.h"
+#include "session/row_cache.h"
 #include "shards/shards.h"
 #include "util/status.h"
 
@@ -51,8 +50,6 @@ class SessionCache {
   // Tables share the bytes so that each has room for as many rows; those of one width share one RowCache. What was
   // cached before is dropped. InvalidArgument names the least that `bytes` must be.
   Status add_table(const std::string& name, std::uint32_t table_id, std::uint32_t dim);
-  // Where rows are from now on; what was cached before is dropped. The host's memory to begin with.
-  void set_storage(MakeStorage make);
 
   // For lookups of step options.step, which must not be kNoStep. Rows of tables that were not added are pulled as they
   // are asked for. before_asking: waits for the commit in flight. Counts pulls and rows in the state's counters.
@@ -70,7 +67,7 @@ class SessionCache {
   };
   struct Pool {
     std::uint32_t dim = 0;
-    std::unique_ptr<RowStorage> rows;
+    RowCache rows;
   };
   // Some keys of a request, with their places in it.
   struct Ask {
@@ -96,25 +93,20 @@ class SessionCache {
 
   static void gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask);
   static void ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked);
-  static Status put(RowStorage& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated);
+  static void put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated);
   [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
-  Status make_pools();
-  RowStorage* pool_of(std::uint32_t dim) noexcept;
-  Status probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts,
-               std::uint64_t& drops);
-  Status take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts,
-              std::int64_t validated, std::uint64_t drops);
-  // Remembers the first failure.
-  Status noted(Status status);
+  void make_pools();
+  RowCache* pool_of(std::uint32_t dim) noexcept;
+  void probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts, std::uint64_t& drops);
+  void take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts, std::int64_t validated,
+            std::uint64_t drops);
 
   const CacheOptions options_;
   std::mutex mutex_;
-  std::vector<Table> tables_;                     // guarded by mutex_
-  MakeStorage make_storage_ = HostStorage::make;  // guarded by mutex_
-  std::vector<std::unique_ptr<Pool>> pools_;      // guarded by mutex_; made by the first pull
-  Status failure_;                                // guarded by mutex_; of a storage, which may hold what it should not
-  std::vector<std::vector<Part>> spare_;          // guarded by mutex_
-  std::uint64_t drops_ = 0;                       // guarded by mutex_; calls of committed() and changed()
+  std::vector<Table> tables_;                 // guarded by mutex_
+  std::vector<std::unique_ptr<Pool>> pools_;  // guarded by mutex_; made by the first pull
+  std::vector<std::vector<Part>> spare_;      // guarded by mutex_
+  std::uint64_t drops_ = 0;                   // guarded by mutex_; calls of committed() and changed()
 };
 
 }  // namespace sparserow

@@ -7,7 +7,7 @@ the second, a worker trains every row it looks up, and sees its own steps at onc
 row it meets again has changed. In the third, a worker trains and sees its own steps within the staleness (``bounded``).
 
 Lookups of cached rows are timed on one CPU against ``torch.index_select`` of as many rows from a tensor of the cache's
-size. On a CUDA device the kernels are timed as well.
+size.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run_cache(size: Size) -> Sequence[Figure]:
             Figure(f"cache, {name}: hits", 100 * run.hits, "% of rows"),
             Figure(f"cache, {name}: asked about by version", 100 * run.asked, "% of rows", higher_is_better=False),
         ]
-    return [*figures, *_probe_figures(size, bytes_), *_kernel_figures(size, bytes_)]
+    return [*figures, *_probe_figures(size, bytes_)]
 
 
 class _Bound:
@@ -208,48 +208,4 @@ def _against_select(name: str, ours: list[float], selects: list[float], keys: in
     return [
         Figure(f"{name}: ns/key, ratio to index_select", median(ours) * nanoseconds, "ns", None, ratio, False),
         Figure(f"{name}: torch.index_select", median(selects) * nanoseconds, "ns", higher_is_better=False),
-    ]
-
-
-def _kernel_figures(size: Size, capacity_bytes: int) -> list[Figure]:
-    """Returns figures of the device's storage; none without a CUDA device."""
-    if not torch.cuda.is_available():
-        return []
-    from ...cpp_ext.device.device_rows import DeviceRows, sum_by_key
-
-    cache = DeviceRows(capacity_bytes, size.dim, "cuda")
-    places = cache.sets * 8
-    keys = torch.arange(places, device="cuda")
-    cache.put(1, keys, torch.ones_like(keys), torch.ones(places, size.dim, device="cuda"), 0)
-    there = keys[cache.probe(1, keys, 0)[0] == 2]
-    tensor = torch.ones(places, size.dim, device="cuda")
-    count = min(size.ids, len(there))
-
-    def some_keys() -> Tensor:
-        return there[torch.randperm(len(there), device="cuda")[:count]]
-
-    def timed(work: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
-        def run(given: Tensor) -> None:
-            work(given)
-            torch.cuda.synchronize()
-
-        return run
-
-    versions, rows = torch.ones_like(there[:count]), torch.ones(count, size.dim, device="cuda")
-    probes, puts, sums, selects = time_in_turns(
-        [
-            Contender("probe", some_keys, timed(lambda some: cache.probe(1, some, 0))),
-            Contender("put", some_keys, timed(lambda some: cache.put(1, some, versions, rows, 0))),
-            Contender(
-                "sum", some_keys, timed(lambda some: sum_by_key(rows, torch.unique(some, return_inverse=True)[1]))
-            ),
-            Contender("index_select", some_keys, timed(lambda some: torch.index_select(tensor, 0, some))),
-        ],
-        repetitions=size.repetitions,
-    )
-    nanoseconds = 1e9 / count
-    return [
-        *_against_select("cache probe, CUDA", probes, selects, count),
-        Figure("cache put, CUDA", median(puts) * nanoseconds, "ns", higher_is_better=False),
-        Figure("cache sum by key, CUDA", median(sums) * nanoseconds, "ns", higher_is_better=False),
     ]

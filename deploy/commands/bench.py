@@ -37,6 +37,7 @@ class Benchmark(str, Enum):
     serving = "serving"
     checkpoint = "checkpoint"
     scale = "scale"
+    gpu = "gpu"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:

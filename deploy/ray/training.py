@@ -82,12 +82,15 @@ def train_on_ray(
         "identity": asdict(RunIdentity.new(resume=resume, overwrites=overwrites)),
         "security": None if security is None else str(security.resolve()),
     }
+    uses_gpu = job.train.device == "cuda"  # Ray shows a worker without a GPU of its own no device
     trainer = TorchTrainer(
         _work,
         train_loop_config=order,
-        torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+        torch_config=ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl" if uses_gpu else "gloo"),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=job.train.workers, resources_per_worker={"CPU": cpus_per_worker}
+            num_workers=job.train.workers,
+            use_gpu=uses_gpu,
+            resources_per_worker={"CPU": cpus_per_worker, **({"GPU": 1} if uses_gpu else {})},
         ),
         run_config=ray.train.RunConfig(
             storage_path=storage_path,
@@ -148,6 +151,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     from ray import train
 
     from ...worker.training.process_group import WorkerGroup
+    from ...worker.training.training_device import training_device
     from ...worker.training.training_report import Silence
     from ..train.training_run import run_worker
 
@@ -160,7 +164,11 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
         if problem is not None:
             return {"refused": problem}
     wait_until_ready(order["coordinator"], _READY_SEC)
-    group = WorkerGroup(context.get_world_rank(), context.get_world_size(), meets=job.train.dense == "ddp")
+    # Ray shows each worker its own device alone.
+    device = training_device(job.train, local_rank=0, local_world=1, world=context.get_world_size())
+    group = WorkerGroup(
+        context.get_world_rank(), context.get_world_size(), meets=job.train.dense == "ddp", device=device
+    )
     result = run_worker(
         job,
         group,

@@ -43,6 +43,7 @@ class TorchrunPlace:
     Attributes:
         rank, world: the rank of this process, and the number of processes on all machines.
         local_world: the number of processes on this machine.
+        local_rank: the number of this process among those of its machine, from 0.
         run: the id of torchrun's run.
     """
 
@@ -50,6 +51,7 @@ class TorchrunPlace:
     world: int
     local_world: int
     run: str = ""
+    local_rank: int = 0
 
 
 def torchrun_place() -> TorchrunPlace | None:
@@ -57,7 +59,7 @@ def torchrun_place() -> TorchrunPlace | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return TorchrunPlace(rank, world, local, os.environ["TORCHELASTIC_RUN_ID"])
+    return TorchrunPlace(rank, world, local, os.environ["TORCHELASTIC_RUN_ID"], int(os.environ["LOCAL_RANK"]))
 
 
 def checked_resume(job: JobConfig, resume: str) -> str:
@@ -143,10 +145,13 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
     check_ranks(job.train.parallel, job.train.workers)
     # The workers are separate processes, so that the end of a worker does not end this process.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
+    device = None
     if not is_apart:
         from ...worker.training.build_model import check_data  # imports torch, which this process needs anyway
+        from ...worker.training.training_device import training_device
 
         check_data(job.data, job.model)
+        device = training_device(job.train, local_rank=0, local_world=1, world=1)
     with _cluster(job) as (coordinator, check):
         if is_apart:
             from .job_workers import run_job_workers
@@ -160,17 +165,19 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
                 identity=identity,
                 check=check,
             )
-        from ...worker.training.process_group import WorkerGroup
+        from ...worker.training.process_group import joined_group
 
-        return _run_here(
-            job,
-            WorkerGroup(),
-            local_world=1,
-            coordinator=coordinator,
-            trace_file=trace_file,
-            resume=resume,
-            identity=identity,
-        )
+        assert device is not None
+        with joined_group(0, 1, None, device=device) as group:
+            return _run_here(
+                job,
+                group,
+                local_world=1,
+                coordinator=coordinator,
+                trace_file=trace_file,
+                resume=resume,
+                identity=identity,
+            )
 
 
 def _run_here(
@@ -207,6 +214,7 @@ def _run_under_torchrun(
 ) -> TrainResult:
     """Runs one worker under torchrun; worker 0 starts the cluster where none is named, and shares its address."""
     from ...worker.training.process_group import joined_group
+    from ...worker.training.training_device import training_device
 
     check_ranks(job.train.parallel, place.world)
     if _starts_cluster(job) and place.local_world != place.world:
@@ -216,7 +224,13 @@ def _run_under_torchrun(
         )
     if job.train.dense == "ps":
         return _run_apart(job, place, trace_file, resume, identity)
-    with joined_group(place.rank, place.world, "env://") as group, contextlib.ExitStack() as stack:
+    device = training_device(
+        job.train, local_rank=place.local_rank, local_world=place.local_world, world=place.world
+    )  # fmt: skip
+    with (
+        joined_group(place.rank, place.world, "env://", device=device) as group,
+        contextlib.ExitStack() as stack,
+    ):
         address = stack.enter_context(_cluster(job))[0] if group.rank == 0 else None
         address = group.share(address)
         result = _run_here(

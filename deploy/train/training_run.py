@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
-from ...proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition, not_allowed
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run_worker(
         result = trainer.run()
         end()
         is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
-        model = trainer.whole_model() if is_kept else None
+        model = trainer.model_on_host() if is_kept else None
         result = _with_places(job, trainer, model, backend, result) if group.is_first else result
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]
@@ -110,7 +110,12 @@ def run_worker(
     from ...worker.training.ps_backend import PsBackend
 
     train = job.train
+    if train.cache is not None and train.cache.storage == "device" and group.device.type == "cpu":
+        raise not_allowed("train.cache.storage", "device", "auto, host, as this worker trains on the host")
+    # The model is moved to its device after its tables were distributed, so the first lookup decides.
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
+    if cache is not None and cache.storage == "device":
+        cache = replace(cache, storage="auto")
     check_cache(cache, train.staleness, "train.cache")
     place: dict[str, Any] = {"rank": group.rank, "world_size": group.world}
     if isinstance(group, ParallelGroup):

@@ -49,6 +49,7 @@ def _end_with_parent(link: socket.socket) -> None:
 def _train(order: dict[str, Any]) -> dict[str, Any]:
     from ...worker.training.process_group import joined_group
     from ...worker.training.run_identity import RunIdentity
+    from ...worker.training.training_device import training_device
     from .training_display import TrainingDisplay
     from .training_run import run_worker
 
@@ -57,7 +58,12 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
         job = validate(JobConfig, order["job"])
         rank, world = order["rank"], order["world"]
         with (
-            joined_group(rank, world, order["init_method"]) as group,
+            joined_group(
+                rank,
+                world,
+                order["init_method"],
+                device=training_device(job.train, local_rank=rank, local_world=world, world=world),
+            ) as group,
             TrainingDisplay(
                 job.train.epochs, silent=rank != 0, of_worker=rank if job.train.dense == "ps" and world > 1 else None
             ) as display,

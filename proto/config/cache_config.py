@@ -20,6 +20,11 @@ class CacheConfig(StrictModel):
         description="Number of steps for which a cached row is used without asking the servers; it counts towards "
         "train.staleness. 0: each use asks whether the row has changed.",
     )
+    storage: Literal["auto", "host", "device"] = Field(
+        "auto",
+        description="Where rows are kept. device: the model's device keeps as many bytes of rows as well, and a row "
+        "that it has unchanged does not cross to it again. host: in the worker's memory alone. auto: device with CUDA.",
+    )
     own_commits: Literal["exact", "bounded"] = Field(
         "exact",
         description="exact: a row that the worker's own step changed is read again before its next use. bounded: such "

@@ -240,6 +240,11 @@ class TrainConfig(StrictModel):
         description="For a dense tower that processes have in parts; null: each process has it whole (DDP).",
         json_schema_extra={"allowed": "a section with fsdp or tensor"},
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="Device of the model. cuda: each worker has a CUDA device of its own, and rows cross to it. auto: "
+        "cuda where every worker of a machine has one and train.dense is ddp, else cpu.",
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -414,6 +419,7 @@ class JobConfig(StrictModel):
         if self.model.backend != "ps":
             raise InvalidArgument("train.dense: ps needs model.backend ps")
         for name, is_set in (
+            ("device", train.device == "cuda"),
             ("zero", train.zero),
             ("clip_norm", train.clip_norm is not None),
             ("clip_row_norm", train.clip_row_norm is not None),

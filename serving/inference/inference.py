@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from ...cpp_ext import _client
+from ...cpp_ext.device_pack import BatchOnDevice
+from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
@@ -87,6 +90,7 @@ class _Loaded:
     program: torch.export.ExportedProgram
     module: torch.nn.Module
     generation: int  # the generation of the client's connections
+    on_device: StepOnDevice | None = None  # None: the program is on the host
     dense: DenseVersion | None = None
 
 
@@ -101,6 +105,9 @@ class ServedModel(Closing):
         root: the folder of published models that holds the program, by path or URL.
         deadline_ms: the deadline of each lookup, in milliseconds.
         cache: the options of a cache of rows in this process; None: every lookup asks the serving processes.
+        device: the device of the program; arguments may be on the host, and cross in one copy. None: the host.
+        device_bytes: how many bytes of rows the device keeps from one call to the next, so that a row that has not
+            changed does not cross again; 0: none.
 
     Raises:
         NotFound: the version was published without a program.
@@ -110,10 +117,21 @@ class ServedModel(Closing):
     """
 
     def __init__(
-        self, client: ServingClient, root: str, *, deadline_ms: int = _DEADLINE_MS, cache: LookupCache | None = None
+        self,
+        client: ServingClient,
+        root: str,
+        *,
+        deadline_ms: int = _DEADLINE_MS,
+        cache: LookupCache | None = None,
+        device: torch.device | str | None = None,
+        device_bytes: int = 0,
     ) -> None:
         if deadline_ms < 1:
             raise not_allowed("ServedModel.deadline_ms", deadline_ms, ">= 1")
+        self._device = torch.device("cpu" if device is None else device)
+        if device_bytes < 0 or (device_bytes and self._device.type == "cpu"):
+            raise not_allowed("ServedModel.device_bytes", device_bytes, ">= 0 with a device, 0 without")
+        self._device_bytes = device_bytes
         self._client = client
         self._root = root
         self._deadline_ms = deadline_ms
@@ -201,13 +219,28 @@ class ServedModel(Closing):
         loaded = self._loaded
         try:
             with torch.no_grad():
-                output = loaded.module(*arguments)
+                output = self._run(loaded, arguments)
         except (RuntimeError, ValueError) as error:
             raise typed_error(error) from None
         dense = loaded.dense
         if dense is None:
             return Prediction(output, loaded.version, 0, None)
         return Prediction(output, loaded.version, dense.number, dense.step)
+
+    def _run(self, loaded: _Loaded, arguments: tuple[Any, ...]) -> Any:
+        if loaded.on_device is None:
+            return loaded.module(*arguments)
+        try:
+            return loaded.module(*_there(arguments, loaded.on_device, self._device))
+        finally:
+            loaded.on_device.forget()  # of this thread: the host's copies of its arguments
+
+    def device_stats(self) -> dict[str, int]:
+        """Returns ``hits``, ``misses`` (rows) and ``bytes_saved`` of the rows that the device keeps, since the version
+        was loaded; zeros without a device.
+        """
+        stats = self._loaded.session.stats()
+        return {name: int(stats[f"device_{name}"]) for name in ("hits", "misses", "bytes_saved")}
 
     def _folder(self, version: int) -> Folder:
         return ModelRegistry(self._root).folder(self._client.model, version)
@@ -231,7 +264,8 @@ class ServedModel(Closing):
             grad_sum=False,
             deadline_ms=self._deadline_ms,
         )
-        loaded = _Loaded(version, session, cached, program, program.module(), generation)
+        on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._device_bytes)
+        loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
         if before is not None:
@@ -245,6 +279,8 @@ class ServedModel(Closing):
                 num_rows=0,
                 lr=0.0,
             )
+            if on_device is not None:
+                register(f"{manifest.namespace}/{name}", on_device)
         return loaded
 
     def _program(self, version: int) -> torch.export.ExportedProgram:
@@ -252,7 +288,7 @@ class ServedModel(Closing):
         for name, constant in program.constants.items():  # the anchors, which make autograd record lookups
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()
-        return program
+        return program if self._device.type == "cpu" else move_to_device_pass(program, self._device)
 
     def _check_dense(self, version: int, dense: DenseVersion, data: memoryview) -> None:
         """Checks the signature of dense weights if this process has verification keys.
@@ -274,5 +310,16 @@ class ServedModel(Closing):
         present = module.state_dict()
         if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in present.items()}:
             raise DataLoss(f"{folder.url}: dense weights {dense.number} do not match those of the program")
-        module.load_state_dict({key: value.to(present[key].dtype) for key, value in weights.items()}, assign=True)
+        module.load_state_dict({key: value.to(present[key]) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)
+
+
+def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device) -> list[Any]:
+    """Returns the arguments on the device; those on the host cross in one copy, and ids are known on both sides."""
+    link = step.link(device)
+    mine = [value for value in arguments if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
+    crossed = iter(BatchOnDevice(link, step.stores, None, mine).receive(step))
+    return [
+        next(crossed) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
+        for value in arguments
+    ]

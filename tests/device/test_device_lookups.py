@@ -102,6 +102,27 @@ def test_gradients_come_back_in_one_copy_whatever_the_tables(cluster: sr.InProce
             assert (COUNTS.to_host, COUNTS.waits) == (1, 0), COUNTS.log
 
 
+@pytest.mark.parametrize("tables", [1, 40])
+def test_rows_cross_in_one_copy_without_prefetch(cluster: sr.InProcessCluster, tables: int) -> None:
+    """From the second forward on; offsets that the loop left on the host cost a copy each."""
+    with cluster.connect(f"there{tables}") as session:
+        model = distributed(session, tables).to(device())
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(4):
+            ids, flat, offsets = batch(seed)
+            there = offsets.to(device())
+            COUNTS.reset()
+            model(ids, flat, there).square().mean().backward()
+            session.step(dense)
+            assert seed == 0 or COUNTS.to_device == 1, COUNTS.log
+        model.eval()
+        COUNTS.reset()
+        with torch.no_grad():
+            model(ids, flat, there)
+        assert (COUNTS.to_device, COUNTS.to_host) == (1, 0), COUNTS.log
+        assert session.stats().lookups_missed == 0
+
+
 def test_a_gradient_after_the_step_is_refused(cluster: sr.InProcessCluster) -> None:
     """By the op itself: torch's Python device ends the process where an error leaves the thread of its backward."""
     with cluster.connect("late") as session:

@@ -159,7 +159,7 @@ def test_a_program_looks_up_all_tables_at_once_and_may_keep_rows(trained: Traine
         sr.local_serving("ctr@1", root=trained.root) as serving,
         sr.ServingClient(serving.addresses, model="ctr@1") as client,
     ):
-        with pytest.raises(sr.InvalidArgument, match="capacity_bytes 10 is not allowed; allowed for these tables: >= "):
+        with pytest.raises(sr.InvalidArgument, match=r"cache\.capacity_bytes: 10 is not allowed; allowed: >= "):
             ServedModel(client, trained.root, cache=sr.LookupCache(10))
         with ServedModel(client, trained.root, cache=sr.LookupCache(1 << 20, ttl_ms=600_000)) as served:
             for _ in range(3):

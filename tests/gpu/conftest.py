@@ -34,13 +34,13 @@ def _load(name: str, path: Path, folder: Path | None = None) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def device_rows() -> ModuleType:
-    """``cpp_ext/device/device_rows.py``, from this checkout by its path: the package need not be built or installed."""
+def lookup_math() -> ModuleType:
+    """``cpp_ext/device/lookup_math.py``, from this checkout by its path: the package need not be built or installed."""
     if not torch.cuda.is_available():
         pytest.importorskip("numpy", reason="Triton's interpreter needs it")
     if "device_floor" not in sys.modules:
         _load("device_floor", DEVICE / "__init__.py", DEVICE)
-    return importlib.import_module("device_floor.device_rows")
+    return importlib.import_module("device_floor.lookup_math")
 
 
 @pytest.fixture(scope="session")

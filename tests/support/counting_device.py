@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Sent, register_link
+from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -120,10 +120,11 @@ def _copy(to: Tensor, source: Tensor) -> Tensor:
 class CountingLink(HostLink):
     """The package's link to the device."""
 
-    def send(self, host: Tensor) -> Sent:
+    def send(self, host: Tensor, prepare: Prepare = lambda _: ()) -> Sent:
         self.crossings.to_device += 1
         self.crossings.bytes_to_device += host.numel()
-        return Sent(host.to(self.device))
+        there = host.to(self.device)
+        return Sent(there, prepare(there))
 
     def fetch(self, tensor: Tensor) -> Fetched:
         self.crossings.to_host += 1

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ...cpp_ext.device.link import link_of
+
 # The indexes, keys and attributes that lead from a batch to a tensor.
 Path: TypeAlias = tuple[Any, ...]
 # A tensor for the native half: address as the ops see it, address on the host, sizes, strides, bytes per item.
@@ -136,4 +138,11 @@ def description(tensor: Tensor | None, host: Tensor | None) -> Description:
     """
     if tensor is None or host is None or tensor.stride() != host.stride():
         return _ABSENT
-    return (tensor.data_ptr(), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+    return (address_of(tensor), host.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+
+def address_of(tensor: Tensor) -> int:
+    """Returns the address of a tensor's first element, on whichever side of the bus it lies."""
+    if tensor.device.type == "cpu":
+        return tensor.data_ptr()
+    return link_of(tensor.device).address(tensor)

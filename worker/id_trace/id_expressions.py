@@ -18,6 +18,7 @@ from ...cpp_ext import _client
 from ..data.batch_tensors import (
     Description,
     Path,
+    address_of,
     can_hold_ids,
     description,
     on_host,
@@ -74,11 +75,20 @@ class TracedIds:
     root: Tensor
 
 
-class Values:
-    """Computes values of expressions for one batch on the host; common parts are computed once."""
+# Gives the values of a tensor on the host, with its strides; None where a copy has others.
+HostCopy: TypeAlias = Callable[[Tensor], Tensor | None]
 
-    def __init__(self, host: Any) -> None:
-        self._host = host
+
+class Values:
+    """Computes values of expressions for one batch on the host; common parts are computed once.
+
+    Args:
+        batch: the batch, anywhere.
+        host_of: gives the values of its tensors on the host.
+    """
+
+    def __init__(self, batch: Any, host_of: HostCopy) -> None:
+        self._batch, self._host_of = batch, host_of
         self._roots: dict[Path, Tensor | None] = {}
         self._values: dict[Derived, Tensor | None] = {}
 
@@ -86,8 +96,8 @@ class Values:
         """Returns the value of an expression, on the host; None when the expression does not fit the batch."""
         if isinstance(expression, Root):
             if expression.path not in self._roots:
-                root = tensor_at(self._host, expression.path)
-                self._roots[expression.path] = None if root is None else root.detach().cpu()
+                root = tensor_at(self._batch, expression.path)
+                self._roots[expression.path] = None if root is None else self._host_of(root.detach())
             return self._roots[expression.path]
         if expression not in self._values:
             source = self.of(expression.source)
@@ -120,28 +130,26 @@ class IdSources:
         used = set(self.plan.roots)
         self._sources = [expression if index in used else None for index, (expression, _) in enumerate(traced)]
 
-    def tensors(self, batch: Any, host: Any | None) -> list[tuple[Tensor | None, Tensor | None]]:
+    def tensors(self, batch: Any, host_of: HostCopy = on_host) -> list[tuple[Tensor | None, Tensor | None]]:
         """Returns, for each expression, the tensor as the lookups see it and the same tensor on the host.
 
         Both are None when the plan does not use the expression, or when it does not fit the batch.
 
         Args:
             batch: the batch as the forward will see it.
-            host: the same batch on the host; None: the tensors that are used are copied to the host.
+            host_of: gives the values of its tensors on the host; the default copies those that are not there.
         """
-        values = Values(batch if host is None else host)
+        values = Values(batch, host_of)
         with torch.no_grad():
-            return [self._tensor(source, values, batch, host) for source in self._sources]
+            return [self._tensor(source, values, batch, host_of) for source in self._sources]
 
     @staticmethod
     def _tensor(
-        source: Expression | None, values: Values, batch: Any, host: Any | None
+        source: Expression | None, values: Values, batch: Any, host_of: HostCopy
     ) -> tuple[Tensor | None, Tensor | None]:
         if isinstance(source, Root):
             seen = _ids(tensor_at(batch, source.path))
-            if seen is None:
-                return None, None
-            return seen, on_host(seen) if host is None else _ids(tensor_at(host, source.path))
+            return (None, None) if seen is None else (seen, host_of(seen))
         ids = None if source is None else _ids(values.of(source))
         return ids, ids
 
@@ -196,7 +204,7 @@ def _root_in(tensors: Sequence[tuple[Path, Tensor]], argument: Tensor) -> Expres
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:
     same = (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
-    return same and one.numel() > 0 and one.data_ptr() == other.data_ptr()
+    return same and one.numel() > 0 and address_of(one) == address_of(other)
 
 
 def _is_cast(tensor: Tensor, argument: Tensor) -> bool:

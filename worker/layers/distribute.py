@@ -81,7 +81,7 @@ def distribute(
 
 
 def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
-    session.core.place_cache(model)
+    session.core.check_cache_place(model)
     made = create_on_first_rank(session, swaps)
     swapped = []
     for swap, schema in zip(swaps, made, strict=True):

@@ -39,6 +39,7 @@ class ForwardPull:
     def __init__(self, session: Session) -> None:
         self._native = session.core.native
         self._group = session.core.tensor_group
+        self._on_device = session.core.on_device
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -69,13 +70,19 @@ class ForwardPull:
         batch = (args, kwargs)
         sources = self._sources
         if sources is not None and sources.plan.size > 0:
-            tensors = sources.tensors(batch, None)
             with nullcontext() if self._group is None else suppress(Exception):  # a lookup fails then, and tells them
-                self._native.pull_merged(
-                    sources.plan, descriptions(tensors), module.training, with_gradient=torch.is_grad_enabled()
-                )
+                self._pull_by(sources, batch, train=module.training)
         if sources is None or self._requests.is_any:
             self._begin_trace(batch)
+
+    def _pull_by(self, sources: IdSources, batch: Any, *, train: bool) -> None:
+        """Pulls what the batch's lookups need; where the model is on a device, sends their rows there in one copy."""
+        step, with_gradient = self._on_device, torch.is_grad_enabled()
+        tensors = sources.tensors(batch, step.copy_on_host) if step.is_used else sources.tensors(batch)
+        roots = descriptions(tensors)
+        self._native.pull_merged(sources.plan, roots, train, with_gradient=with_gradient)
+        if step.is_used and not step.is_prefetched and (with_gradient or not train):
+            step.send_and_offer(self._native.pack_merged(sources.plan, roots, train), train=train)
 
     def _begin_trace(self, batch: Any) -> None:
         """Begins the trace of a forward, unless a forward of another thread is being traced.
@@ -111,6 +118,7 @@ class ForwardPull:
             self._count_misses()
         else:
             self._native.end_evaluation()
+            self._on_device.end_evaluation()
 
     def _learn(self, forward: _TracedForward, traced: list[TracedIds]) -> None:
         self._traces += 1

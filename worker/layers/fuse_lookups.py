@@ -1,7 +1,8 @@
-"""``merge_lookups``: merges the independent lookups of a graph into one op, so that inference makes one round trip.
+"""Merges the independent lookups of a graph into one op, so that they make one round trip.
 
-It serves graphs that are called and not trained: an exported program, or a graph captured by ``torch.fx``. In training,
-forward_pull.py merges the lookups of a forward, with a plan learnt from the first batch.
+``merge_lookups`` serves graphs that are called and not trained: an exported program, or one captured by ``torch.fx``.
+``fuse_lookups`` serves the graphs of ``compile_model``, whose lookups train. A model that is not compiled has its
+lookups merged by forward_pull.py, with a plan learnt from the first batch.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class _Lookup:
     weights: fx.Node | None = None
     is_tuple: bool = False  # whether the node's value is (rows, where they came from)
     dtype: torch.dtype = torch.float32
+    anchor: fx.Node | None = None  # what makes autograd record a lookup that trains; None: it does not train
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
-        return tuple(node for node in (self.ids, self.offsets, self.weights) if node is not None)
+        return tuple(node for node in (self.ids, self.offsets, self.weights, self.anchor) if node is not None)
 
     @property
     def options(self) -> list[int]:
@@ -74,34 +76,43 @@ def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[
         raise not_allowed("merge_lookups.program: type", type(program).__name__, "ExportedProgram, fx.GraphModule")
     merged = fx.GraphModule(source, copy.deepcopy(source.graph))
     merged.train(source.training)
-    for lookups in _rounds(merged):
-        _merge(merged, lookups)
-    merged.graph.eliminate_dead_code(
-        lambda node: node.op == "call_module" or node.is_impure() or _changes_something(node)
-    )
+    fuse_lookups(merged)
     merged.delete_all_unused_submodules()
-    merged.graph.lint()
-    merged.recompile()
     gap = largest_gap(source, merged, check) if check is not None else None
     if gap is not None:
         raise FailedPrecondition(f"merge_lookups: output {gap[0]} differs from the program's by {gap[1]:.3g}")
     return merged
 
 
+def fuse_lookups(module: fx.GraphModule) -> None:
+    """Merges the lookups of a graph in place, those that train by one op and the others by another one."""
+    for lookups in _rounds(module):
+        _merge(module, lookups)
+    module.graph.eliminate_dead_code(
+        lambda node: node.op == "call_module" or node.is_impure() or _changes_something(node)
+    )
+    module.graph.lint()
+    module.recompile()
+
+
 def count_merged(module: fx.GraphModule) -> int:
     """Returns the number of lookups of a graph that share a round trip with other lookups."""
-    return sum(len(node.args[0]) for node in module.graph.nodes if node.target is ops.gather_merged)
+    merged = [node for node in module.graph.nodes if node.target in (ops.gather_merged, ops.gather_all)]
+    return sum(len(node.args[0]) for node in merged)
 
 
 def _rounds(module: fx.GraphModule) -> list[list[_Lookup]]:
-    """Returns the rounds of lookups, by the number of lookups that each waits for; rounds of one are left out."""
+    """Returns the rounds of lookups, by the number of lookups that each waits for; rounds of one are left out.
+
+    Lookups that train and lookups that do not are in rounds of their own.
+    """
     depth: dict[fx.Node, int] = {}
-    rounds: dict[int, list[_Lookup]] = {}
+    rounds: dict[tuple[int, bool], list[_Lookup]] = {}
     for node in module.graph.nodes:
         depth[node] = max((depth[given] for given in node.all_input_nodes), default=0)
         lookup = _lookup_of(module, node)
         if lookup is not None:
-            rounds.setdefault(depth[node], []).append(lookup)
+            rounds.setdefault((depth[node], lookup.anchor is not None), []).append(lookup)
             depth[node] += 1
     return [lookups for _, lookups in sorted(rounds.items()) if len(lookups) > 1]
 
@@ -112,12 +123,12 @@ def _lookup_of(module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
     if node.op != "call_function" or node.kwargs:
         return None
     if node.target is ops.gather:
-        ids, _, table, dim, padding, train = node.args
-        found = _Lookup(node, str(table), _int(dim), _node(ids), padding_idx=_int(padding))
-        return None if train else found
+        ids, anchor, table, dim, padding, train = node.args
+        trains = _node(anchor) if train else None
+        return _Lookup(node, str(table), _int(dim), _node(ids), padding_idx=_int(padding), anchor=trains)
     if node.target is ops.gather_bag:
-        ids, offsets, _, weights, table, dim, mode, padding, includes_last, train = node.args
-        if train or any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
+        ids, offsets, anchor, weights, table, dim, mode, padding, includes_last, train = node.args
+        if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
             return None
         return _Lookup(
             node,
@@ -130,8 +141,33 @@ def _lookup_of(module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
             None if offsets is None else _node(offsets),
             None if weights is None else _node(weights),
             is_tuple=True,
+            anchor=_node(anchor) if train else None,
         )
+    if node.target is ops.gather_all and len(node.args[0]) == 1:  # type: ignore[arg-type]
+        return _of_one(node)
     return None
+
+
+def _of_one(node: fx.Node) -> _Lookup | None:
+    """Returns the lookup of a ``gather_all`` of one table, as layers on a device make it; None where more is used."""
+    given: tuple[Any, ...] = node.args
+    (ids,), (offsets,), (weights,), anchor, table, options, train = given
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
+        return None
+    dim, mode, padding, includes_last, has_offsets, has_weights = options
+    return _Lookup(
+        node,
+        str(table),
+        _int(dim),
+        _node(ids),
+        _int(mode),
+        _int(padding),
+        bool(includes_last),
+        _node(offsets) if has_offsets else None,
+        _node(weights) if has_weights else None,
+        is_tuple=True,
+        anchor=_node(anchor) if train else None,
+    )
 
 
 def _of_layer(node: fx.Node, layer: torch.nn.Module) -> _Lookup | None:
@@ -176,16 +212,18 @@ def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
     if len(together) < 2:
         return
     with graph.inserting_before(first):
-        merged = graph.call_function(
-            ops.gather_merged,
-            (
-                [lookup.ids for lookup in together],
-                [lookup.offsets or lookup.ids for lookup in together],  # the ids fill the place of absent offsets
-                [lookup.weights or lookup.ids for lookup in together],
-                "\n".join(lookup.table for lookup in together),
-                [number for lookup in together for number in lookup.options],
-            ),
+        tensors = (
+            [lookup.ids for lookup in together],
+            [lookup.offsets or lookup.ids for lookup in together],  # the ids fill the place of absent offsets
+            [lookup.weights or lookup.ids for lookup in together],
         )
+        tables = "\n".join(lookup.table for lookup in together)
+        options = [number for lookup in together for number in lookup.options]
+        anchor = together[0].anchor
+        if anchor is None:
+            merged = graph.call_function(ops.gather_merged, (*tensors, tables, options))
+        else:
+            merged = graph.call_function(ops.gather_all, (*tensors, anchor, tables, options, True))
         results = [graph.call_function(operator.getitem, (merged, index)) for index in range(len(together))]
         for index, lookup in enumerate(together):
             if lookup.dtype != torch.float32:

@@ -123,7 +123,7 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
 def distributed_layer_of(
     layer: Layer, schema: TableSchema, origins: list[str]
 ) -> DistributedEmbedding | DistributedEmbeddingBag:
-    """Makes the distributed layer that replaces ``layer``.
+    """Makes the distributed layer that replaces ``layer``, with its results on the device of the layer's weight.
 
     Args:
         layer: the layer to replace, whose options are copied.
@@ -152,6 +152,8 @@ def distributed_layer_of(
             dtype=layer.weight.dtype,
             origins=origins,
         )
+    if not layer.weight.is_meta:
+        distributed.to(layer.weight.device)
     return distributed.train(layer.training)
 
 

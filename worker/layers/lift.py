@@ -109,7 +109,7 @@ def lift_embeddings(
         tables=tables or {},
         carry_weights=carry_weights,
     )
-    session.core.place_cache(source)
+    session.core.check_cache_place(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
         distributed = [

@@ -31,23 +31,35 @@ class HashedEmbeddings(nn.Module):
             table = nn.Embedding(count, dim, sparse=sparse)
             nn.init.uniform_(table.weight, -init_scale, init_scale)
             self.tables[name] = table
-        self.register_buffer("rows", torch.tensor(list(rows.values()), dtype=torch.int64), persistent=False)
+        self._rows_on_host = torch.tensor(list(rows.values()), dtype=torch.int64)
+        self.register_buffer("rows", self._rows_on_host.clone(), persistent=False)
         self.rows: torch.Tensor
 
     def ids(self, keys: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns the ids that each column's table will look up, (B) int64, by the column's name.
-
-        Args:
-            keys: the keys that ``forward`` takes, (B, n_columns) int64.
-        """
-        ids = torch.remainder(keys, self.rows.to(keys.device))
+        """Returns the ids that each table looks up: name -> (B) int64. The keys are as ``forward`` takes them."""
+        ids = self._ids(keys)
         return {name: ids[:, column] for column, name in enumerate(self.tables)}
 
+    def _ids(self, keys: torch.Tensor) -> torch.Tensor:
+        return torch.remainder(keys, self.rows if keys.device == self.rows.device else self._rows_on_host)
+
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """Returns the embeddings of keys, (B, n_columns, dim) float32.
+        """Looks up the embedding of every key.
 
         Args:
-            keys: the keys, (B, n_columns) int64, not negative.
+            keys: non-negative, (B, n_columns) int64; on the device of the module, or on the host. On the host they
+                suit distributed tables, and one copy brings them to the tables that are local.
+
+        Returns:
+            (B, n_columns, dim) float32 on the device of the module.
         """
-        ids = torch.remainder(keys, self.rows)
-        return torch.stack([table(ids[:, column]) for column, table in enumerate(self.tables.values())], dim=1)
+        ids = self._ids(keys)
+        there = None
+        rows = []
+        for column, table in enumerate(self.tables.values()):
+            mine = ids[:, column]
+            if isinstance(table, nn.Embedding) and mine.device != table.weight.device:
+                there = ids.to(table.weight.device) if there is None else there
+                mine = there[:, column]
+            rows.append(table(mine))
+        return torch.stack(rows, dim=1)

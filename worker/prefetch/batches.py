@@ -1,14 +1,15 @@
 """``prefetch``: yields the batches of a loader, each with its rows already in this process when its step begins.
 
-A pass has three threads. *load* asks the loader for batches. *dedup* copies a batch to the device and reduces its ids
-to unique keys by shard. *pull* asks the shards for their rows. The training thread takes a batch and hands its rows to
-the session's step, where lookups find them. When exact, it first asks again for rows that have changed.
+A pass has three threads. *load* asks the loader for batches. *dedup* reduces the ids of a batch to unique keys by
+shard. *pull* asks the shards for their rows, and sends batch and rows to the device. The training thread takes a batch
+and hands its rows to the session's step, where lookups find them. When exact, it first asks again for rows that have
+changed.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -20,8 +21,8 @@ from ...proto.errors import FailedPrecondition, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
 from ..session.tracing import Trace
-from .device_copy import DeviceCopy
-from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
+from .device_batches import DeviceBatches, SentBatch
+from .id_plan import Guess, IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pipeline import Pipeline
 
 Batch = TypeVar("Batch")
@@ -35,6 +36,7 @@ def prefetch(
     exact: bool | None = None,
     ids: IdsOf | None = None,
     device: torch.device | str | None = None,
+    on_host: Callable[[Any], Sequence[torch.Tensor]] | None = None,
     hints: int = 0,
 ) -> Prefetch[Batch]:
     """Yields the loader's batches; background threads load them and pull their rows ahead of the training loop.
@@ -52,7 +54,10 @@ def prefetch(
             True at staleness 0, else False.
         ids: a function that names the ids, in place of learning: batch -> {table: integer tensor, or a sequence of
             them}. None: the ids are learnt.
-        device: the device to which batches are copied; None leaves them where they are.
+        device: the device to which batches are copied, each in one copy with the rows of its lookups; None leaves
+            them where they are. The model's lookups must give their rows there: call ``model.to(device)``.
+        on_host: a function that names the tensors of a batch that stay on the host: ids that only lookups use, say,
+            which then need not cross. None: every tensor is copied.
         hints: the number of batches beyond ``depth`` that are loaded as well. Shards with an SSD get their keys, so
             that their rows are in memory when they are pulled. A late or wrong hint only costs reads.
 
@@ -96,8 +101,14 @@ def prefetch(
         plan = NoIds()  # the leader of the tensor group pulls
     elif ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.core.bound_tables()))
-    copy = None if device is None else DeviceCopy(torch.device(device))
-    return Prefetch(loader, session, _Settings(depth, exact, plan, copy, hints))
+    there = None if device is None else torch.device(device)
+    if on_host is not None and (there is None or there.type == "cpu"):
+        raise not_allowed("prefetch.on_host", "a function", "None, as batches are not copied to a device")
+    batches = None
+    if there is not None and there.type != "cpu":
+        session.core.on_device.link(there)
+        batches = DeviceBatches(there, session.core.on_device.stores, on_host)
+    return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints))
 
 
 @runtime_checkable
@@ -143,18 +154,19 @@ class _Settings:
     depth: int
     exact: bool
     plan: IdPlan
-    copy: DeviceCopy | None
+    device: DeviceBatches | None
     hints: int
 
 
 @dataclass
 class _Item:
     number: int  # the number of the batch in this pass, from 0
-    batch: Any  # the batch as the training loop sees it
-    host: Any  # the same batch on the host
+    host: Any  # the batch as the loader gave it
     position: Any  # the loader's state after this batch; None when the loader has no state
     rows: _client.PrefetchedBatch | None = None
-    ready: torch.cuda.Event | None = None
+    guess: Guess | None = None  # the ids that the rows are for, until they are packed for a device
+    owner: Any = None  # keeps the tensors of the guess alive
+    sent: SentBatch | None = None  # None: the batch stays where it is
 
 
 class Prefetch(Generic[Batch]):
@@ -240,18 +252,25 @@ class PrefetchIterator(Generic[Batch]):
         try:
             with self._session.core.trace.span("wait for batch", step=self._session.current_step):
                 item = self._take()
-            if item.rows is not None:
-                with self._session.core.trace.span("hand over", step=self._session.current_step):
-                    self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled())
+            with self._session.core.trace.span("hand over", step=self._session.current_step):
+                batch = self._hand_over(item)
         except BaseException:
             self.close()
             raise
         self._work.position = (item.number, self._session.current_step)
         self._progress.taken = item.position
-        if self._settings.copy is not None:
-            self._settings.copy.wait(item.batch, item.ready)
-        self._settings.plan.begin(item.batch)
-        batch: Batch = item.batch
+        self._settings.plan.begin(batch)
+        return batch
+
+    def _hand_over(self, item: _Item) -> Batch:
+        """Gives the batch's rows to the step; returns the batch as the training loop sees it."""
+        sent, device = item.sent, self._settings.device
+        pack = None if sent is None or sent.sent.pack is None else sent.sent.pack.native
+        if item.rows is not None:
+            self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled(), pack=pack)
+        batch: Batch = item.host
+        if sent is not None and device is not None:
+            batch = device.receive(sent, self._session.core.on_device)
         return batch
 
     def _take(self) -> _Item:
@@ -292,17 +311,14 @@ class _Work:
                 except StopIteration:
                     return
                 position = source.state()
-            yield _Item(number, batch, batch, position)
+            yield _Item(number, batch, position)
             number += 1
 
     def index(self, item: _Item) -> _Item:
         with self._trace.span("dedup", step=self._latest_step(item.number)):
-            if self._settings.copy is not None:
-                item.batch, item.ready = self._settings.copy.copy(item.host)
-            guess, owner = self._settings.plan.guess(item.number, item.batch, item.host)
-            if guess is not None:
-                item.rows = self._native.index(*guess)
-            del owner
+            item.guess, item.owner = self._settings.plan.guess(item.number, item.host)
+            if item.guess is not None:
+                item.rows = self._native.index(*item.guess)
         return item
 
     def hint(self, item: _Item) -> _Item:
@@ -316,7 +332,17 @@ class _Work:
             step = self._latest_step(item.number)
             with self._trace.span("prefetch", step=step):
                 self._native.pull(item.rows, step)
+        if self._settings.device is not None:
+            with self._trace.span("send", step=self._latest_step(item.number)):
+                item.sent = self._settings.device.send(item.host, self._pack_of(item))
+        item.guess = item.owner = None
         return item
+
+    def _pack_of(self, item: _Item) -> _client.LookupPack | None:
+        if item.rows is None or item.guess is None:
+            return None
+        pack, _ = self._native.pack(item.rows, *item.guess)
+        return pack if pack.bytes else None
 
     def _latest_step(self, number: int) -> int:
         """Returns the latest step that can use batch ``number``, if each batch is used for at most one step."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...proto.errors import not_allowed
-from ..data.batch_tensors import Description, description, id_tensors
+from ..data.batch_tensors import Description, description, id_tensors, on_host
 from ..id_trace.forward_trace import TracedForwards, TraceRequests
 from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
 
@@ -29,13 +29,12 @@ _MAX_TRACES = 8
 class IdPlan(Protocol):
     """The plan of one prefetch. The dedup thread calls ``guess``; the training thread calls the other methods."""
 
-    def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
+    def guess(self, number: int, batch: Any) -> tuple[Guess | None, Any]:
         """Returns the ids of a batch, and an object to keep alive until they were read.
 
         Args:
             number: the number of the batch in this pass, from 0.
-            batch: the batch as the training loop will see it.
-            host: the same batch on the host.
+            batch: the batch as the loader gave it.
         """
         ...
 
@@ -60,7 +59,7 @@ class NamedIds:
     def __init__(self, ids_of: IdsOf, namespace: str, known: frozenset[str]) -> None:
         self._ids_of, self._prefix, self._known = ids_of, f"{namespace}/", known
 
-    def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
+    def guess(self, number: int, batch: Any) -> tuple[Guess | None, Any]:
         """Implements :meth:`IdPlan.guess`.
 
         Raises:
@@ -68,16 +67,14 @@ class NamedIds:
         """
         del number
         names: list[str] = []
-        pairs: list[tuple[Tensor, Tensor]] = []
-        named = self._ids_of(batch)
-        on_host = named if host is batch else self._ids_of(host)
-        for name, ids in named.items():
+        pairs: list[tuple[Tensor, Tensor | None]] = []
+        for name, ids in self._ids_of(batch).items():
             table = name.removeprefix(self._prefix)
             if table not in self._known:
                 raise not_allowed("prefetch.ids", name, sorted(self._known))
-            for seen, copy in zip(_tensors(name, ids), _tensors(name, on_host[name]), strict=True):
+            for tensor in _tensors(name, ids):
                 names.append(self._prefix + table)
-                pairs.append((seen, copy))
+                pairs.append((tensor, on_host(tensor)))
         return (_client.MergePlan(names), [description(seen, copy) for seen, copy in pairs]), pairs
 
     def begin(self, batch: Any) -> None:
@@ -90,9 +87,9 @@ class NamedIds:
 class NoIds:
     """A plan that pulls nothing ahead, for a rank that gets its rows from the leader of its tensor group."""
 
-    def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
+    def guess(self, number: int, batch: Any) -> tuple[Guess | None, Any]:
         """Implements :meth:`IdPlan.guess`."""
-        del number, batch, host
+        del number, batch
         return None, None
 
     def begin(self, batch: Any) -> None:
@@ -134,14 +131,14 @@ class LearntIds:
         self._traces = 0
         self._missed = 0
 
-    def guess(self, number: int, batch: Any, host: Any) -> tuple[Guess | None, Any]:
+    def guess(self, number: int, batch: Any) -> tuple[Guess | None, Any]:
         """Implements :meth:`IdPlan.guess`. The first batch has no plan; the second one waits until there is a plan."""
         if number > 0:
             self._known.wait()
         sources = self._sources
         if sources is None or sources.plan.size == 0:
             return None, None
-        tensors = sources.tensors(batch, host)
+        tensors = sources.tensors(batch)
         return (sources.plan, descriptions(tensors)), tensors
 
     def begin(self, batch: Any) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...proto.errors import FailedPrecondition, not_allowed
+from ...proto.errors import not_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -21,16 +20,17 @@ class RowCache:
     """The settings of a session's row cache, for :func:`connect`.
 
     Attributes:
-        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host
-            or device that holds them.
+        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host,
+            and of the device where that keeps rows too.
         staleness: the number of steps for which a row serves lookups before it is validated. To validate a row, the
             session asks the shards by the row's version, and they send the row again if it has changed. The value is a
             part of the session's ``staleness``, and at most equal to it. 0 validates every use; rows are then
             bit-identical to those without a cache.
         own_commits: "exact": a row that this session changed is validated before its next use, so the session always
             sees its own steps. "bounded": the session sees its own steps within ``staleness``, like those of others.
-        storage: "device": rows are in the memory of the model's device; this needs CUDA and Triton. "host": rows are in
-            the host's memory. "auto": on the device of a model that is on CUDA when it is distributed, else the host.
+        storage: "device": the model's device keeps ``bytes`` of rows as well, and a row that it has unchanged does not
+            cross to it again. "host": rows are in the host's memory alone, and cross at each step that uses them.
+            "auto": "device" for a model whose lookups give their rows on a device, else "host".
     """
 
     bytes: int
@@ -73,34 +73,25 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
     return {"cache_bytes": cache.bytes, "cache_staleness": cache.staleness, "cache_exact": is_exact}
 
 
-def storage_on(cache: RowCache, device: torch.device, where: str = "connect.cache") -> Callable[[int, int], Any] | None:
-    """Returns a function that makes the storage of the cache for a model on ``device``.
+def kept_on_device(cache: RowCache | None) -> int:
+    """Returns how many bytes of rows a model's device keeps, once lookups give their rows there; 0: none."""
+    return 0 if cache is None or cache.storage == "host" else cache.bytes
+
+
+def check_place(cache: RowCache | None, model: torch.nn.Module, where: str = "connect.cache") -> None:
+    """Checks that a cache on the device is for a model that is on one.
 
     Args:
-        cache: the settings of the cache.
-        device: the device of the model.
+        cache: the settings of the cache; None: there is none.
+        model: the model that is being distributed.
         where: the name of the settings in error texts.
 
-    Returns:
-        A function of (capacity_bytes, dim) that makes a storage; None: rows are in the host's memory, in the native
-        session.
-
     Raises:
-        InvalidArgument: ``storage="device"`` where no kernels run, or more bytes than the device has.
-        FailedPrecondition: the device needs Triton, which is not installed.
+        InvalidArgument: ``storage="device"``, and every parameter of the model is on the host.
     """
-    if cache.storage == "host" or (cache.storage == "auto" and device.type != "cuda"):
-        return None
-    try:
-        from ...cpp_ext.device import device_rows
-        from ...cpp_ext.device.device_storage import DeviceStorage, runs_on
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"{where}.storage: rows on {device} need Triton ({error}); install it, or take storage='host'"
-        ) from None
-    if not runs_on(device):
-        raise not_allowed(f"{where}.storage", "device", f"auto, host for a model on {device}, as kernels need CUDA")
-    memory = device_rows.memory_of(device)
-    if cache.bytes > memory:
-        raise not_allowed(f"{where}.bytes", cache.bytes, f"1 to {memory} for a model on {device}, the device's memory")
-    return lambda capacity_bytes, dim: DeviceStorage(capacity_bytes, dim, device)
+    if cache is None or cache.storage != "device":
+        return
+    if all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters()):
+        raise not_allowed(
+            f"{where}.storage", "device", "auto, host for a model on cpu; move the model to its device first"
+        )

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cpp_ext import _client, device_lookups
+from ...cpp_ext import _client
+from ...cpp_ext.device_step import StepOnDevice, register
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.schema import TableSchema
-from .row_cache import storage_on
+from .row_cache import check_place, kept_on_device
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
@@ -31,7 +32,7 @@ class SessionTables:
         self.native = native
         self.catalog = catalog
         self.placement = placement
-        self.on_device = device_lookups.StepOnDevice(native)
+        self.on_device = StepOnDevice(native, kept_on_device(placement.cache))
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
@@ -126,7 +127,7 @@ class SessionTables:
             lr=rate,
             cached=cached,
         )
-        device_lookups.register(schema.full_name, self.on_device)
+        register(schema.full_name, self.on_device)
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate
         if self._optimizer is None:
@@ -139,22 +140,13 @@ class SessionTables:
         """Returns the names of the tables that models of this process use."""
         return tuple(self._sent_rates)
 
-    def place_cache(self, model: torch.nn.Module) -> None:
-        """Puts the row cache where its ``storage`` says for this model; does nothing without a cache.
-
-        ``distribute`` and ``lift_embeddings`` call it.
+    def check_cache_place(self, model: torch.nn.Module) -> None:
+        """Checks that the row cache can be where its ``storage`` says; ``distribute`` and ``lift_embeddings`` call it.
 
         Raises:
-            InvalidArgument: the model's device cannot hold the cache.
-            FailedPrecondition: Triton is not installed.
+            InvalidArgument: the cache is to be on a device, and the model is on the host.
         """
-        cache = self.placement.cache
-        if cache is None:
-            return
-        on_cuda = (parameter.device for parameter in model.parameters() if parameter.is_cuda)
-        make = storage_on(cache, next(on_cuda, torch.device("cpu")))
-        if make is not None:
-            self.native.set_cache_storage(make)
+        check_place(self.placement.cache, model)
 
     def _rows_of(self, schema: TableSchema) -> TableRows:
         self._schemas[schema.name] = schema

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...cpp_ext import _client
-from ...cpp_ext.device_lookups import StepOnDevice
+from ...cpp_ext.device_step import StepOnDevice
 from ...proto.errors import FailedPrecondition, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..data import ClickReader
+from ..data import Batch, ClickReader
 from ..metrics.binary import auc, log_loss
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
@@ -29,7 +30,9 @@ class Evaluation:
     samples: int
 
 
-def evaluate(model: nn.Module, reader: ClickReader, group: WorkerGroup) -> Evaluation:
+def evaluate(
+    model: nn.Module, reader: ClickReader, group: WorkerGroup, placed: Callable[[Batch], Batch] = lambda batch: batch
+) -> Evaluation:
     """Scores every sample once and gathers the logits on rank 0, 8 bytes a sample; all ranks get the same result.
 
     The model is in eval mode meanwhile, so distributed tables are read without a clock. Its mode is restored.
@@ -38,6 +41,7 @@ def evaluate(model: nn.Module, reader: ClickReader, group: WorkerGroup) -> Evalu
         model: the model.
         reader: the reader of this worker's share of the test files.
         group: this worker and its peers; every rank calls this function.
+        placed: gives a batch on the model's device.
     """
     was_training = model.training
     model.eval()
@@ -46,7 +50,8 @@ def evaluate(model: nn.Module, reader: ClickReader, group: WorkerGroup) -> Evalu
         with torch.no_grad():
             for batch in reader:
                 if len(batch) or isinstance(group, ParallelGroup):  # whose forwards have collective calls
-                    logits.append(model(batch.dense, batch.sparse).float().numpy())
+                    there = placed(batch)
+                    logits.append(model(there.dense, there.sparse).float().cpu().numpy())
                     labels.append(batch.labels.numpy())
     finally:
         model.train(was_training)

@@ -59,6 +59,9 @@ class LocalBackend:
         """The optimizer of all parameters but the tables."""
         return self._dense
 
+    def pack(self, batch: Batch, *, train: bool) -> None:
+        """Returns None: the rows are in the model."""
+
     def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
         """Returns the reader itself."""
         return reader

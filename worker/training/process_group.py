@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.distributed as dist
+
+from .training_device import group_backend
 
 _COLLECTIVE_DEADLINE = datetime.timedelta(minutes=30)  # long, as all wait while rank 0 takes statistics of the data
 
@@ -26,11 +29,13 @@ class WorkerGroup:
         world: the number of workers.
         meets: whether the workers have a process group. With ``train.dense`` ps they have none. Then, as with one
             worker, no collective is called, and every method answers for this worker alone.
+        device: the device of this worker's model.
     """
 
     rank: int = 0
     world: int = 1
     meets: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_alone(self) -> bool:
@@ -78,25 +83,37 @@ class WorkerGroup:
 
     def wait(self) -> None:
         """Waits until every rank has called it."""
-        if not self.is_alone:
-            dist.barrier()
+        self.collect(None)
 
 
 @contextlib.contextmanager
-def joined_group(rank: int, world: int, init_method: str | None) -> Iterator[WorkerGroup]:
-    """Joins a gloo process group for the duration of the block; a single worker joins none.
+def joined_group(
+    rank: int, world: int, init_method: str | None, *, device: torch.device | None = None
+) -> Iterator[WorkerGroup]:
+    """Joins a process group for the duration of the block; a single worker joins none.
+
+    Tensors on the host are reduced by gloo, those on CUDA by NCCL.
 
     Args:
         rank: the rank of this worker.
         world: the number of workers.
         init_method: how the workers find each other: ``file://PATH``, or ``env://`` under torchrun. None: there is no
             process group.
+        device: the device of this worker's model; None: the host.
     """
+    device = device or torch.device("cpu")
     if world == 1 or init_method is None:
-        yield WorkerGroup(rank, world, meets=init_method is not None)
+        yield WorkerGroup(rank, world, meets=init_method is not None, device=device)
         return
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world, timeout=_COLLECTIVE_DEADLINE)
+    dist.init_process_group(
+        group_backend(device),
+        init_method=init_method,
+        rank=rank,
+        world_size=world,
+        timeout=_COLLECTIVE_DEADLINE,
+        device_id=device if device.type == "cuda" else None,
+    )
     try:
-        yield WorkerGroup(rank, world)
+        yield WorkerGroup(rank, world, device=device)
     finally:
         dist.destroy_process_group()

@@ -10,20 +10,23 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.schema import Table, Uniform
 from ..data import Batch
+from ..data.batch_tensors import description
 from ..layers.deferred import deferred
 from ..layers.dense_rows import DenseRows, dense_on_servers
 from ..layers.distribute import distribute
 from ..models import HashedEmbeddings
 from ..prefetch import prefetch
 from ..session.session import Session
+from ..session.tensor_group import leads
 from ..session.tracing import Trace
-from .training_backend import clip_dense, dense_optimizer
+from .training_backend import clip_dense, dense_optimizer, stays_on_host
 
 _END_DEADLINE_SEC = 1800.0  # how long rank 0 waits at the end of a job for workers that are behind
 _POLL_SEC = 0.1
@@ -69,6 +72,7 @@ class PsBackend:
 
     def __init__(self, job: JobConfig, session: Session, coordinator: str) -> None:
         self._job, self._session, self._coordinator = job, session, coordinator
+        self._device = torch.device("cpu")  # of the model, from start() on
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
@@ -113,6 +117,7 @@ class PsBackend:
     def start(self, model: nn.Module) -> None:
         """Makes the optimizer of the dense tower; with ``train.dense`` ps, moves the tower to the servers instead."""
         train = self._job.train
+        self._device = next((parameter.device for parameter in model.parameters()), self._device)
         if train.dense == "ps":
             optimizer = train.dense_optimizer.row_optimizer()
             self._dense_rows = dense_on_servers(model, self._session, optimizer=optimizer)
@@ -130,8 +135,29 @@ class PsBackend:
             depth=train.prefetch,
             exact=train.prefetch_exact,
             ids=self._ids_of_parts,
+            device=None if self._device.type == "cpu" else self._device,
+            on_host=None if self._device.type == "cpu" else stays_on_host,
             hints=train.prefetch_hints,
         )
+
+    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack | None:
+        """Looks up what the forwards of a batch need, in one pull, and packs it for the model's device.
+
+        A follower of a tensor group looks nothing up and returns None.
+
+        Args:
+            batch: with its keys on the host.
+            train: whether the forwards are those of a step, or else of an evaluation.
+        """
+        if not leads(self._session):
+            return None
+        prefix = f"{self._session.namespace}/"
+        named = [
+            (prefix + table, ids.to(torch.int64).contiguous())
+            for table, parts in self._ids_of_parts(batch).items()
+            for ids in parts
+        ]
+        return _client.LookupPack([(name, description(ids, ids)) for name, ids in named], train=train)
 
     def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
         """Returns the ids of every forward of a step, by table."""

@@ -18,10 +18,11 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
-from ..data import ClickReader, Features, ReadOptions, fit_features, open_reader
+from ..data import Batch, ClickReader, Features, ReadOptions, fit_features, open_reader
 from ..data.leased import EpochScore, LeasedReader
 from ..metrics.binary import auc
 from ..models import Tower
+from ..prefetch.device_batches import DeviceBatches
 from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
 from .build_model import build_model
@@ -31,10 +32,11 @@ from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
 from .told_epochs import ToldEpochs
-from .training_backend import TrainingBackend
+from .training_backend import TrainingBackend, stays_on_host
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
+from .training_device import out_of_memory
 from .training_report import EpochResult, Observer, TrainResult
-from .training_step import TrainingStep
+from .training_step import StepResult, TrainingStep
 
 _OBSERVED_SAMPLES = 20_000
 _OBSERVE_EVERY_SEC = 0.5
@@ -102,6 +104,9 @@ class Trainer:
                 tower.is_checkpointed = job.train.activation_checkpointing
         is_kept = job.publish is not None or job.keep is not None
         self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
+        self._device = group.device
+        self._bare.to(self._device)
+        self._place = self._batches_there()
         self._model: nn.Module = wrapped(self._bare, job.train.parallel, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
@@ -291,11 +296,17 @@ class Trainer:
         self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
 
-    def whole_model(self) -> nn.Module:
-        """Returns the model itself, without DDP, on the first process. With ``train.parallel`` its parts are gathered,
-        and every process calls this method.
+    def model_on_host(self) -> nn.Module:
+        """Returns the model on the host, for what is kept of it; training is over then.
+
+        With ``train.parallel`` every process calls it, and the first one gets a copy with the parts of all.
         """
-        return self._bare if self._whole is None else self._whole.gathered(self._bare)
+        return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, without DDP."""
+        return self._bare
 
     def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns example arguments of the model, from the first test samples.
@@ -323,14 +334,15 @@ class Trainer:
         began = observed = time.perf_counter()
         seconds_before = progress.seconds
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
-        for batch in batches:
-            result = self._step.run(batch)
+        for given in batches:
+            batch = self._placed(given, train=True)
+            result = self._run_step(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
                 self._backend.session.core.end_empty_step()  # commits count the batches of a lease that are done
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
-                recent.add(result.logits, batch.labels, result.loss)
+                recent.add(result.logits, result.labels, result.loss)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
             if self._checkpoints is not None:
@@ -343,6 +355,36 @@ class Trainer:
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
+
+    def _batches_there(self) -> DeviceBatches | None:
+        """Returns what brings a batch to the device that no prefetch has brought; None where batches stay."""
+        session = self._backend.session
+        if self._device.type == "cpu" or session is None:
+            return None
+        return DeviceBatches(self._device, session.core.on_device.stores, stays_on_host)
+
+    def _placed(self, batch: Batch, *, train: bool = False) -> Batch:
+        """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
+
+        Batch and rows cross in one copy, unless a prefetch has brought them.
+        """
+        session = self._backend.session
+        if batch.dense.device == self._device:
+            return batch
+        if session is None or self._place is None:
+            return batch.to(self._device)
+        pack = self._backend.pack(batch, train=train)
+        placed: Batch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)
+        return placed
+
+    def _run_step(self, batch: Batch) -> StepResult:
+        try:
+            return self._step.run(batch)
+        except torch.OutOfMemoryError as error:
+            if self._backend.session is not None:
+                self._backend.session.discard()
+            cache = self._job.train.cache
+            raise out_of_memory(error, None if cache is None else cache.bytes) from error
 
     def _end_epoch(self, epoch: int) -> EpochResult:
         """Evaluates the model after an epoch and returns the epoch's result."""
@@ -362,5 +404,5 @@ class Trainer:
         if not self._group.meets and self._group.rank != 0:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
-        tested = evaluate(self._bare, self._test_reader, self._group)
+        tested = evaluate(self._bare, self._test_reader, self._group, self._placed)
         return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ...cpp_ext import _client
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..data import Batch
@@ -47,6 +48,11 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
     else:
         raise InvalidArgument("train.zero: true needs at least 2 workers; this job has 1")
     return made
+
+
+def stays_on_host(batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a batch that do not cross to a device: its keys, which only lookups use."""
+    return (batch.sparse,)
 
 
 def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
@@ -100,6 +106,10 @@ class TrainingBackend(Protocol):
 
         It is called after ``build``.
         """
+        ...
+
+    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack | None:
+        """Looks up what the forwards of a batch need, for a model on a device; None where no row is on servers."""
         ...
 
     @property

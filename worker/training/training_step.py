@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ from .learning_rates import LearningRates
 from .process_group import WorkerGroup
 from .training_backend import TrainingBackend
 
+# Gives (mean loss, logits (B) float32, labels (B) float32), all on the host.
+Shown: TypeAlias = Callable[[], tuple[float, torch.Tensor, torch.Tensor]]
 _AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,12 +40,14 @@ class StepResult:
     """The result of a step.
 
     Attributes:
-        logits: the logits of this rank's samples, (B) float32, without gradient.
+        logits: the logits of this rank's samples, (B) float32 on the host, without gradient.
+        labels: the labels of the samples, (B) float32 on the host.
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
         is_taken: whether the step was taken, and not refused; every rank has the same value.
     """
 
     logits: torch.Tensor
+    labels: torch.Tensor
     loss: float
     is_taken: bool
 
@@ -65,8 +70,8 @@ class TrainingStep:
 
     def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
         self._train, self._model, self._backend, self._group = train, model, backend, group
-        self._device = next(model.parameters()).device.type
-        self.scaler = GradScaler(self._device) if train.amp == "float16" else None
+        self._device = next(model.parameters()).device
+        self.scaler = GradScaler(self._device.type) if train.amp == "float16" else None
         self.rates = LearningRates(train.schedule, backend.optimizers)
         self.refused = 0
         self.number = 0
@@ -93,41 +98,62 @@ class TrainingStep:
         # With towers in parts a forward has collective calls, so each rank makes equally many.
         least = 1 if self._train.parallel is None else self._train.accumulate
         parts = list(_parts(batch, self._train.batch_size, least=least))
-        logits, loss = [], 0.0
+        logits, losses = [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
                 part_logits, part_loss = self._forward_backward(part, len(part) / max(len(batch), 1))
             logits.append(part_logits)
-            loss += part_loss
-        is_taken = self._end(loss)
+            losses.append(part_loss)
+        shown = self._shown(losses, torch.cat(logits), batch.labels)
+        is_taken = self._end(shown)
         self._samples += len(batch) if is_taken else 0
         self.number += 1
-        return StepResult(torch.cat(logits), loss, is_taken)
+        loss, on_host, labels = shown()
+        return StepResult(on_host, labels, loss, is_taken)
 
-    def _forward_backward(self, part: Batch, share: float) -> tuple[torch.Tensor, float]:
-        trace = self._backend.trace
-        with (
-            trace.span("forward", step=self.number),
-            torch.autocast(self._device, _AMP_DTYPES.get(self._train.amp), enabled=self._train.amp != "none"),
-        ):
+    def _shown(self, losses: list[torch.Tensor], logits: torch.Tensor, labels: torch.Tensor) -> Shown:
+        """Returns what gives the sum of the losses, the logits and the labels on the host.
+
+        From a device they come with the gradients of the rows, so the call belongs behind the step's end.
+        """
+        session = self._backend.session
+        if self._device.type == "cpu" or session is None:
+            return lambda: (sum(float(loss) for loss in losses), logits.cpu(), labels.cpu())
+        carried = session.core.on_device.carry(torch.cat([torch.stack(losses), logits, labels]))
+
+        def shown() -> tuple[float, torch.Tensor, torch.Tensor]:
+            values = carried.values()
+            first, second = len(losses), len(losses) + len(logits)
+            return sum(values[:first].tolist()), values[first:second], values[second:]
+
+        return shown
+
+    def _forward_backward(self, part: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        trace, amp = self._backend.trace, self._train.amp
+        cast = (
+            contextlib.nullcontext() if amp == "none" else torch.autocast(self._device.type, _AMP_DTYPES[amp])
+        )  # fmt: skip
+        with trace.span("forward", step=self.number), cast:
             out = self._model(part.dense, part.sparse)
         logits = out.float()
-        # An empty batch still takes part in the step, with gradients of zero.
+        # A worker with an empty batch still takes part in the step, with gradients of zero.
         loss = share * binary_cross_entropy_with_logits(logits, part.labels) if len(part) else logits.sum()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            loss = loss * math.nan  # an infinite loss may have finite gradients, but NaN reaches every rank
+        value = loss.detach()
+        if value.device.type != "cpu":
+            loss = loss * torch.where(torch.isfinite(value), 1.0, math.nan)  # without waiting for the device
+        elif not math.isfinite(value):
+            loss = loss * math.nan  # an infinite loss may have finite gradients; NaN reaches every rank
         with trace.span("backward", step=self.number):
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return logits.detach(), value
 
-    def _end(self, loss: float) -> bool:
-        is_finite = math.isfinite(loss)
+    def _end(self, shown: Shown) -> bool:
         try:
             with self._backend.trace.span("step", step=self.number):
                 is_taken = self._backend.step(self.scaler)
         except NonFiniteGradient:
-            if is_finite:
+            loss = shown()[0]
+            if math.isfinite(loss):
                 raise
             raise self._diverged(loss) from None
         if is_taken:
@@ -135,7 +161,8 @@ class TrainingStep:
             return True
         self.refused += 1
         # Reached only with a scaler or on_nonfinite=skip, on all ranks alike; a scaler cannot repair a loss.
-        if self._train.on_nonfinite == "raise" and self._group.total(int(not is_finite)):
+        loss = shown()[0]
+        if self._train.on_nonfinite == "raise" and self._group.total(int(not math.isfinite(loss))):
             raise self._diverged(loss)
         return False
 

@@ -1,19 +1,18 @@
-"""The row cache's kernels against a cache in plain Python, and the C++ storage where it is built, on random traces."""
+"""The row cache in C++ against a cache in plain Python, on random traces."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 import torch
+from sparserow.cpp_ext import _client
 from torch import Tensor
 
-pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 WAYS, MOST_USES, HALVE_EVERY, NO_VERSION = 8, 255, 64, -1
 TABLES = (3, 0x9ABCDEF0)  # the second is negative as an int32
 Answer = tuple[list[int], list[int], dict[int, list[float]]]  # found, versions, rows of what is here
@@ -95,47 +94,21 @@ class PlainRows:
                 place.table_id = 0
 
 
-class KernelRows:
-    """The kernels, asked in lists."""
-
-    def __init__(self, module: ModuleType, sets: int, dim: int, device: torch.device) -> None:
-        self.device = device
-        self.rows = module.DeviceRows(sets * WAYS * module.DeviceRows.bytes_per_row(dim), dim, device)
-        assert self.rows.sets == sets
-
-    def there(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    def probe(self, table_id: int, keys: list[int], oldest: int) -> Answer:
-        found, versions, rows = (part.tolist() for part in self.rows.probe(table_id, self.there(keys), oldest))
-        return found, versions, {at: rows[at] for at, state in enumerate(found) if state}
-
-    def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None:
-        self.rows.put(table_id, self.there(keys), self.there(versions), rows.to(self.device), validated)
-
-    def drop(self, table_id: int, keys: list[int]) -> None:
-        self.rows.drop(table_id, self.there(keys))
-
-
 class NativeRows:
     """The C++ storage, asked in lists."""
 
-    def __init__(self, native: Any, sets: int, dim: int) -> None:
-        import numpy as np
-
-        self.np = np
-        self.rows = native.NativeRowCache(
-            capacity_bytes=sets * WAYS * native.NativeRowCache.bytes_per_row(dim), dim=dim
-        )
+    def __init__(self, sets: int, dim: int) -> None:
+        size = sets * WAYS * _client.NativeRowCache.bytes_per_row(dim)
+        self.rows = _client.NativeRowCache(capacity_bytes=size, dim=dim)
         assert self.rows.sets == sets
 
     def there(self, values: list[int]) -> Any:
-        return self.np.array(values, dtype=self.np.int64).astype(self.np.uint64)
+        return np.array(values, dtype=np.int64).astype(np.uint64)
 
     def probe(self, table_id: int, keys: list[int], oldest: int) -> Answer:
         found, versions, rows = self.rows.probe(table_id, self.there(keys), oldest)
         states = found.tolist()
-        return states, versions.astype(self.np.int64).tolist(), {i: rows[i].tolist() for i, s in enumerate(states) if s}
+        return states, versions.astype(np.int64).tolist(), {i: rows[i].tolist() for i, s in enumerate(states) if s}
 
     def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None:
         self.rows.put(table_id, self.there(keys), self.there(versions), rows.numpy(), validated)
@@ -183,62 +156,19 @@ def play(caches: list[Cache], dim: int, calls: int, keys: int, random_: random.R
     assert is_any_here
 
 
-@pytest.mark.parametrize(("sets", "dim", "keys"), [(1, 3, 30), (5, 16, 90), (3, 130, 40)])
-def test_kernels_keep_the_rules_on_random_traces(
-    device_rows: ModuleType, device: torch.device, sets: int, dim: int, keys: int
-) -> None:
-    random_ = random.Random(seed())
-    play([PlainRows(sets), KernelRows(device_rows, sets, dim, device)], dim, 16, keys, random_)
+@pytest.mark.parametrize(("sets", "dim", "keys"), [(1, 3, 30), (5, 16, 90), (64, 4, 900)])
+def test_the_cache_keeps_the_rules_on_random_traces(sets: int, dim: int, keys: int) -> None:
+    play([PlainRows(sets), NativeRows(sets, dim)], dim, 400, keys, random.Random(seed()))
 
 
-def test_what_was_hot_long_ago_goes_in_the_end(device_rows: ModuleType, device: torch.device) -> None:
-    plain, kernel = PlainRows(1), KernelRows(device_rows, 1, 2, device)
-    for cache in (plain, kernel):
+def test_what_was_hot_long_ago_goes_in_the_end() -> None:
+    plain, native = PlainRows(1), NativeRows(1, 2)
+    for cache in (plain, native):
         cache.put(3, list(range(8)), [1] * 8, torch.ones(8, 2), 0)
         cache.probe(3, list(range(8)), 0)
         assert cache.probe(3, [0], 0)[0] == [2]
         for begin in range(100, 250, 50):
             cache.put(3, list(range(begin, begin + 50)), [1] * 50, torch.ones(50, 2), 0)
-    assert plain.probe(3, list(range(8)), 0) == kernel.probe(3, list(range(8)), 0)
-    assert plain.replaced[0] == 150 % HALVE_EVERY == kernel.rows._replaced.tolist()[0]
+    assert plain.probe(3, list(range(8)), 0) == native.probe(3, list(range(8)), 0)
+    assert plain.replaced[0] == 150 % HALVE_EVERY
     assert 2 not in plain.probe(3, list(range(1, 8)), 0)[0]
-
-
-def test_the_native_storage_keeps_the_rules_on_random_traces(device_rows: ModuleType, device: torch.device) -> None:
-    try:
-        native = importlib.import_module("sparserow.cpp_ext._client")
-    except ImportError:
-        pytest.skip("the native libraries are not built")
-    random_ = random.Random(seed())
-    for sets, dim, keys in ((1, 3, 30), (5, 16, 90), (64, 4, 900)):
-        play([PlainRows(sets), NativeRows(native, sets, dim)], dim, 400, keys, random_)
-    play([NativeRows(native, 4, 8), KernelRows(device_rows, 4, 8, device)], 8, 12, 60, random_)
-
-
-@pytest.mark.parametrize(("n", "keys", "dim"), [(1, 1, 1), (70, 9, 5), (40, 40, 16), (30, 3, 200)])
-def test_sums_by_key_are_added_in_the_order_of_the_ids(
-    device_rows: ModuleType, device: torch.device, n: int, keys: int, dim: int
-) -> None:
-    random_ = random.Random(seed())
-    inverse = list(range(keys)) + [random_.randrange(keys) for _ in range(n - keys)]
-    random_.shuffle(inverse)
-    grads = torch.randn(n, dim, generator=torch.Generator().manual_seed(random_.randrange(2**32)))
-    expected: dict[int, Tensor] = {}
-    for key, grad in zip(inverse, grads, strict=True):
-        expected[key] = expected[key] + grad if key in expected else grad
-    sums = device_rows.sum_by_key(grads.to(device), torch.tensor(inverse, device=device)).cpu()
-    assert torch.equal(sums, torch.stack([expected[key] for key in range(keys)]))
-
-
-def test_no_keys_are_nothing(device_rows: ModuleType, device: torch.device) -> None:
-    empty = torch.empty(0, dtype=torch.int64, device=device)
-    assert device_rows.sum_by_key(torch.empty(0, 4, device=device), empty).shape == (0, 4)
-
-
-@pytest.mark.parametrize("factor", [0, 2**20])
-def test_a_size_that_the_device_cannot_have_is_refused(
-    device_rows: ModuleType, device: torch.device, factor: int
-) -> None:
-    size = 7 * device_rows.DeviceRows.bytes_per_row(4) + factor * 2**32
-    with pytest.raises(ValueError, match=rf"capacity_bytes: {size} is not allowed for dim 4 on {device}; allowed: "):
-        device_rows.DeviceRows(size, 4, device)

@@ -1,0 +1,90 @@
+"""Rows that a device keeps, in one store for each width, by place.
+
+Which row is at which place is known on the host (``cpp_ext/session/device_directory.h``). Needs torch alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .byte_layout import ALIGN, view_of
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How the rows of one table of a pack come together.
+
+    Attributes:
+        size: unique rows of the table.
+        dim: columns.
+        begin: the first byte of the table's part of the pack.
+        sent: rows that the pack holds.
+        kept: rows that the device has.
+        put: rows that the device keeps from now on.
+    """
+
+    size: int
+    dim: int
+    begin: int
+    sent: int
+    kept: int
+    put: int
+
+    def rows(self, pack: Tensor, store: Tensor | None) -> Tensor:
+        """Takes rows from the store and puts others there.
+
+        Args:
+            pack: (n) uint8 on the device.
+            store: (places, dim) float32; None: the device keeps no rows of this width.
+
+        Returns:
+            (size, dim) float32; rows that are neither sent nor kept are unspecified.
+        """
+        at = self.begin
+        numbers: list[Tensor] = []
+        for count in (self.sent, self.kept, self.kept, self.put, self.put):
+            numbers.append(view_of(pack, at, torch.int32, (count,)))
+            at += -(-count * 4 // ALIGN) * ALIGN
+        sent, kept, kept_at, put, put_at = numbers
+        rows = torch.empty(self.size, self.dim, device=pack.device)
+        rows.index_copy_(0, sent.to(torch.int64), view_of(pack, at, torch.float32, (self.sent, self.dim)))
+        if store is not None:
+            rows.index_copy_(0, kept.to(torch.int64), store.index_select(0, kept_at))
+            store.index_copy_(0, put_at.to(torch.int64), rows.index_select(0, put))
+        return rows
+
+
+class RowStores:
+    """The stores of one session on its device.
+
+    Attributes:
+        order: is held while a pack is planned and sent, so that the device carries plans out in their order.
+
+    Args:
+        sizes: gives (dim, places) of each store as it is now; () while the device keeps no rows.
+    """
+
+    def __init__(self, sizes: Callable[[], list[tuple[int, int]]]) -> None:
+        self.order = threading.RLock()
+        self._sizes = sizes
+        self._generation = -1
+        self._stores: dict[int, Tensor] = {}
+
+    def store(self, dim: int, generation: int, device: torch.device) -> Tensor | None:
+        """The store of a width; None where it has no place. Stores are made anew when the generation has changed."""
+        if generation != self._generation:
+            self._stores = {
+                width: torch.empty(places, width, device=device) for width, places in self._sizes() if places
+            }
+            self._generation = generation
+        return self._stores.get(dim)
+
+    @property
+    def bytes(self) -> int:
+        """What the stores take of the device's memory."""
+        return sum(store.numel() * store.element_size() for store in self._stores.values())

@@ -1,0 +1,159 @@
+"""The ops ``gather_all``, ``stage_all`` and ``gather_merged`` on a device; on the host they stay in C++ (cpp_ext/ops).
+
+Gathering, pooling and sums by position run on the device (cpp_ext/device/lookup_math.py). cpp_ext/torch_ops.py
+registers them with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .device import lookup_math as math
+from .device_pack import PackGradient
+from .device_step import FoundLookup, step_of
+
+_ROWS_OF_IDS = -1  # the mode of a lookup without bags (cpp_ext/ops/merged_lookups.h)
+_OPTIONS = 6  # numbers a lookup
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The numbers of one lookup, as ``cpp_ext/ops/merged_lookups.h`` lists them."""
+
+    dim: int
+    mode: int
+    padding: int
+    includes_last: int
+    has_offsets: int
+    has_weights: int
+
+
+def _options_of(options: Sequence[int], n: int) -> list[_Options]:
+    return [_Options(*options[i * _OPTIONS : (i + 1) * _OPTIONS]) for i in range(n)]
+
+
+def _bags_of(options: _Options, ids: Tensor, offsets: Tensor, device: torch.device) -> math.Bags:
+    """The bags of a pooled lookup, on the device.
+
+    Raises:
+        ValueError: the shapes do not fit together, or offsets on the host are out of order.
+    """
+    if not options.has_offsets:
+        if ids.dim() != 2:
+            raise ValueError(
+                f"InvalidArgument: gather_all: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are "
+                f"{ids.dim()}-D without offsets"
+            )
+        return math.uniform_bags(ids.shape[0], ids.shape[1], device)
+    n = ids.numel()
+    if offsets.device.type == "cpu":
+        _check_offsets(offsets, n)
+    begins = offsets.to(device, torch.int64)
+    if not options.includes_last:
+        begins = torch.cat([begins, torch.full((1,), n, dtype=torch.int64, device=device)])
+    return math.Bags(begins, n)
+
+
+def _check_offsets(offsets: Tensor, n: int) -> None:
+    values = offsets.to(torch.int64)
+    is_bad = torch.diff(values, prepend=values.new_zeros(1)) < 0
+    is_bad |= values > n
+    if len(values):
+        is_bad[0] |= values[0] != 0
+    if bool(is_bad.any()):
+        at = int(torch.nonzero(is_bad)[0])
+        raise ValueError(
+            f"InvalidArgument: gather_bag.offsets[{at}]: {int(values[at])} is not allowed; allowed: 0 first, then not "
+            f"falling, at most {n}"
+        )
+
+
+def gather_all(
+    ids: list[Tensor],
+    offsets: list[Tensor],
+    weights: list[Tensor],
+    anchor: Tensor,
+    tables: str,
+    options: list[int],
+    train: bool,
+) -> list[Tensor]:
+    """The op ``sparserow::gather_all`` for an anchor on a device; see ``cpp_ext/ops/gather_merged.h``."""
+    names, device = tables.split("\n"), anchor.device
+    step = step_of(names[0])
+    found = step.find(names, ids, device, train=train, with_gradient=anchor.numel() > 0)
+    out, places = [], []
+    for i, (each, lookup) in enumerate(zip(found, _options_of(options, len(ids)), strict=True)):
+        rows, positions = each.pack.rows(each.pack.group_of(each.part)), each.pack.positions(each.part)
+        if lookup.mode == _ROWS_OF_IDS:
+            out.append(math.gather(rows, positions).view(*ids[i].shape, lookup.dim))
+            continue
+        pooled, place = math.pool(
+            rows,
+            positions,
+            _bags_of(lookup, ids[i], offsets[i], device),
+            mode=lookup.mode,
+            weights=weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None,
+            padding=_padding_position(each, lookup),
+        )
+        out.append(pooled)
+        if place is not None:
+            places.append(place)
+    return out + places
+
+
+def gather_merged(
+    ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor], tables: str, options: list[int]
+) -> list[Tensor]:
+    """The op ``sparserow::gather_merged`` for ids on a device: rows of all lookups cross in one copy."""
+    anchor = torch.zeros(0, device=next(each.device for each in ids if each.device.type != "cpu"))
+    return gather_all(ids, offsets, weights, anchor, tables, options, False)[: len(ids)]
+
+
+def _padding_position(found: FoundLookup, lookup: _Options) -> int:
+    return -1 if lookup.padding < 0 else found.pack.native.position_of(found.part, lookup.padding)
+
+
+def stage_all(
+    grads: list[Tensor],
+    ids: list[Tensor],
+    offsets: list[Tensor],
+    weights: list[Tensor],
+    places: list[Tensor],
+    tables: str,
+    options: list[int],
+    wants: list[int],
+) -> list[Tensor]:
+    """The op ``sparserow::stage_all`` for gradients on a device: they are kept there until the step ends."""
+    names, device = tables.split("\n"), grads[0].device
+    step, lookups = step_of(names[0]), _options_of(options, len(ids))
+    out, left = [torch.zeros(1, device=device)], list(places)
+    for i, lookup in enumerate(lookups):
+        place = left.pop(0) if lookup.mode == math.MAX else None
+        if grads[i].numel() == 0:
+            if wants[i]:
+                out.append(torch.zeros_like(weights[i]))
+            continue
+        found = step.recall(names[i], ids[i], device)
+        group, padding = found.pack.group_of(found.part), _padding_position(found, lookup)
+        rows, positions, grad = found.pack.size(group), found.pack.positions(found.part), grads[i].float()
+        if lookup.mode == _ROWS_OF_IDS:
+            grad = grad.reshape(-1, lookup.dim)
+            entries = math.entries_of_rows(grad.contiguous(), positions, rows=rows, padding=padding)
+        elif place is not None:
+            entries = math.entries_of_max(grad.contiguous(), positions, place, rows=rows)
+        else:
+            bags = _bags_of(lookup, ids[i], offsets[i], device)
+            flat = weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None
+            entries = math.entries_of_bags(
+                grad.contiguous(), positions, bags, rows=rows, mode=lookup.mode, weights=flat, padding=padding
+            )
+            if wants[i]:
+                made = math.weights_gradient(grad, found.pack.rows(group), positions, bags, padding=padding)
+                out.append(made.view(weights[i].shape).to(weights[i]))
+        gradient = PackGradient(found.part, group, lookup.padding, entries, is_by_column=place is not None)
+        step.note_gradient(found, gradient)
+    return out

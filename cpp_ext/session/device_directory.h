@@ -1,0 +1,101 @@
+// Which rows a model's device keeps, so that they need not cross to it again.
+//
+// The directory is on the host and the rows are on the device, in one store for each width, by place. A row is known by
+// its table, its key and a 128-bit hash of its bytes: a row that has changed in any way is another row. So what the
+// device keeps is right whatever the clock, the session's cache or the shards did.
+//
+//   plan(pack): found with the same bytes -> the device takes the row from its place
+//               else                      -> the row is sent, and kept at a place of its set, if one is free
+//
+// A place is not given away in the plan that uses it. The device must carry plans out in the order in which they were
+// made: rows are taken from their places before others are put there.
+//
+// A set has kWays places. Which row makes room: the one with the fewest uses since it came, of those the one longest
+// unused; uses are halved now and then, as in row_cache.h. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace sparserow {
+
+class DeviceDirectory {
+ public:
+  static constexpr std::uint32_t kWays = 8;
+
+  // bytes: of the rows on the device, of all tables.
+  explicit DeviceDirectory(std::uint64_t bytes) : bytes_(bytes) {}
+
+  // Tables share the bytes so that each has room for as many rows. What was kept before is forgotten.
+  void add_table(std::uint32_t table_id, std::uint32_t dim);
+
+  struct Store {
+    std::uint32_t dim = 0;
+    std::uint64_t places = 0;
+  };
+  // The stores of rows, by width; what is kept is forgotten whenever their generation changes.
+  [[nodiscard]] std::vector<Store> stores() const;
+  [[nodiscard]] std::uint64_t generation() const;
+
+  // What a plan says of one table's rows.
+  struct Plan {
+    std::vector<std::int32_t> sent;     // rows that cross
+    std::vector<std::int32_t> kept;     // rows that the device has ...
+    std::vector<std::int32_t> kept_at;  // ... and their places
+    std::vector<std::int32_t> put;      // rows of `sent` that it keeps from now on ...
+    std::vector<std::int32_t> put_at;   // ... and their places
+    std::uint64_t generation = 0;
+  };
+  // Begins the plan of one pack; its tables follow, under one lock.
+  class Planning {
+   public:
+    explicit Planning(DeviceDirectory& directory);
+    // keys: (n) unique. rows: the row of the i-th key is rows + indexes[i] * dim. skips: (n), or empty; a row that is
+    // skipped is neither sent nor kept.
+    Plan table(std::uint32_t table_id, std::span<const std::uint64_t> keys, std::span<const std::uint32_t> indexes,
+               const float* rows, std::span<const std::uint8_t> skips);
+
+   private:
+    DeviceDirectory& directory_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
+ private:
+  struct Entry {
+    std::uint64_t key = 0;
+    std::uint64_t hash_low = 0;
+    std::uint64_t hash_high = 0;
+    std::uint32_t table_id = 0;  // 0: the place is empty
+    std::uint32_t used = 0;      // the plan that used it last
+    std::uint8_t uses = 0;
+  };
+  struct Pool {
+    std::uint32_t dim = 0;
+    std::uint64_t sets = 0;
+    std::vector<Entry> entries;          // (sets * kWays)
+    std::vector<std::uint8_t> replaced;  // (sets) since the last halving
+  };
+  struct Table {
+    std::uint32_t id = 0;
+    std::uint32_t dim = 0;
+  };
+
+  void make_pools();
+  [[nodiscard]] Pool* pool_of(std::uint32_t table_id) noexcept;
+  static std::uint64_t set_of(const Pool& pool, std::uint32_t table_id, std::uint64_t key) noexcept;
+  // A place of the set that this plan has not used; -1 when it has used all.
+  std::int64_t make_room(Pool& pool, std::uint64_t set) const noexcept;
+
+  const std::uint64_t bytes_;
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::vector<Table> tables_;
+  std::vector<Pool> pools_;
+  std::uint64_t generation_ = 0;
+  std::uint32_t plan_ = 0;
+};
+
+}  // namespace sparserow

@@ -1,0 +1,303 @@
+"""``bench gpu``: measures a step whose model is on a device and whose rows are on a shard.
+
+The model of ``bench train`` runs in blocks of steps that take turns: with its rows on one shard process of this
+machine and a prefetch, and as torch's own ``EmbeddingBag(sparse=True)`` on the device. Beside them two parts of a step
+run alone in the same blocks: the dense tower on the device, and the pull and push of the same ids on the shard. A step
+that hides the shorter part behind the longer one takes as long as the longer one.
+
+Then the same model is evaluated over Zipf-distributed ids with rows that the device keeps and without; the bytes that
+cross are counted, and lookups are timed. Without a CUDA device the command refuses; any device that has a link
+(cpp_ext/device/link.py) can be given to :func:`run_on`, as a test does with one that counts what crosses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...cpp_ext.device.link import link_of
+from ...proto.errors import FailedPrecondition
+from ...proto.schema import Adagrad, Constant, Table
+from ...worker.layers.distribute import distribute
+from ...worker.prefetch import prefetch
+from ...worker.session.connect import connect
+from ...worker.session.row_cache import RowCache
+from ...worker.session.session import Session
+from ..launch.local_cluster import local_cluster
+from .click_model import DIM, HIDDEN, TABLES, PooledClickModel, Size, ZipfBatches
+from .harness import Figure, median
+
+__all__ = ["FULL", "QUICK", "run_gpu", "run_on"]
+
+DEPTH = 2
+LIMIT_OF_LONGER_PART = 1.05
+_BLOCKS = 5
+_DROPPED = DEPTH + 2
+_CACHE_SHARE = 0.05  # of the rows of all tables
+
+FULL = Size(rows=100_000, batch=4096, hot=(1, 10), repetitions=50)
+QUICK = Size(rows=1_000, batch=64, hot=(2,), repetitions=10)
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """A batch whose ids stay on the host.
+
+    Attributes:
+        ids: (tables, batch, hot) int64.
+        labels: (batch) float32.
+    """
+
+    ids: Tensor
+    labels: Tensor
+
+
+def run_gpu(size: Size) -> list[Figure]:
+    """Returns all figures; see the docstring of the module.
+
+    Raises:
+        FailedPrecondition: this machine has no CUDA device, or this torch finds none.
+    """
+    if not torch.cuda.is_available():
+        raise FailedPrecondition(
+            f"bench gpu: torch {torch.__version__} finds no CUDA device; a device is needed, as nothing is emulated"
+        )
+    return run_on(size, torch.device("cuda", torch.cuda.current_device()))
+
+
+def run_on(size: Size, device: torch.device) -> list[Figure]:
+    """Returns all figures of a device.
+
+    Args:
+        size: rows, batch, ids of a bag in each case, and steps.
+        device: a device for which a link is known.
+    """
+    figures: list[Figure] = []
+    for hot in size.hot:
+        figures += _measure_steps(size, hot, device)
+    return [*figures, *_measure_kept_rows(size, device)]
+
+
+def _finish(device: torch.device) -> None:
+    """Waits until the device has done all that was queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _distributed(
+    size: Size, device: torch.device, name: str, cache: RowCache | None
+) -> Iterator[tuple[Session, nn.Module]]:
+    with local_cluster(shards=1) as cluster, connect(cluster.address, name, cache=cache) as session:
+        torch.manual_seed(0)
+        model = distribute(
+            PooledClickModel(size.rows),
+            session,
+            optimizer=Adagrad(lr=0.05),
+            min_rows=1,
+            carry_weights=False,
+            tables={"*": Table(init=Constant(0.01))},
+        )
+        yield session, model.to(device)
+
+
+def _loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(model(ids), labels)
+
+
+def _rows_on_a_shard(session: Session, model: nn.Module, device: torch.device) -> Callable[[list[OnHost]], float]:
+    """Returns what runs a block of steps; it returns the seconds of one step."""
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def ids_of(batch: OnHost) -> dict[str, Tensor]:
+        return {f"tables.{table}": batch.ids[table] for table in range(TABLES)}
+
+    def run(batches: list[OnHost]) -> float:
+        began = 0.0
+        ahead = prefetch(batches, session, DEPTH, ids=ids_of, device=device, on_host=lambda batch: [batch.ids])
+        for number, batch in enumerate(ahead):
+            if number == _DROPPED:
+                _finish(device)
+                began = time.perf_counter()
+            _loss(model, batch.ids, batch.labels).backward()
+            session.step(dense)
+        _finish(device)
+        return (time.perf_counter() - began) / (len(batches) - _DROPPED)
+
+    return run
+
+
+def _on_device(step: Callable[[Tensor, Tensor], None], device: torch.device) -> Callable[[list[OnHost]], float]:
+    """Returns what runs a block of steps over batches that are on the device already."""
+
+    def run(batches: list[OnHost]) -> float:
+        there = [(batch.ids.to(device), batch.labels.to(device)) for batch in batches]
+        began = 0.0
+        for number, (ids, labels) in enumerate(there):
+            if number == _DROPPED:
+                _finish(device)
+                began = time.perf_counter()
+            step(ids, labels)
+        _finish(device)
+        return (time.perf_counter() - began) / (len(batches) - _DROPPED)
+
+    return run
+
+
+def _torch_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    torch.manual_seed(0)
+    model = PooledClickModel(size.rows).to(device)
+    dense = torch.optim.Adam(model.mlp.parameters(), lr=1e-3)
+    for table in model.tables:
+        assert isinstance(table, nn.EmbeddingBag)
+        table.sparse = device.type == "cuda"  # other devices may have no sparse gradients
+    rows = torch.optim.Adagrad(list(model.tables.parameters()), lr=0.05)
+
+    def step(ids: Tensor, labels: Tensor) -> None:
+        _loss(model, ids, labels).backward()
+        for optimizer in (dense, rows):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _dense_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    torch.manual_seed(0)
+    layers = (nn.Linear(TABLES * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+    tower = nn.Sequential(*layers).to(device)
+    dense = torch.optim.Adam(tower.parameters(), lr=1e-3)
+    pooled = torch.randn(size.batch, TABLES * DIM).to(device).requires_grad_()
+
+    def step(_: Tensor, labels: Tensor) -> None:
+        nn.functional.binary_cross_entropy_with_logits(tower(pooled).squeeze(1), labels).backward()
+        dense.step()
+        dense.zero_grad()
+        pooled.grad = None
+
+    return step
+
+
+def _rows_alone(session: Session) -> Callable[[list[OnHost]], float]:
+    """Returns what pulls and pushes the unique ids of each batch, all tables after one another."""
+    tables = [session.table(f"tables.{table}") for table in range(TABLES)]
+
+    def run(batches: list[OnHost]) -> float:
+        unique = [
+            [np.unique(batch.ids[table].numpy()).astype(np.uint64) for table in range(TABLES)] for batch in batches
+        ]
+        began = time.perf_counter()
+        for keys in unique:
+            for table, some in zip(tables, keys, strict=True):
+                table.push(some, table.pull(some) * np.float32(0.0))
+        return (time.perf_counter() - began) / len(batches)
+
+    return run
+
+
+def _measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
+    source, link = ZipfBatches(size, hot), link_of(device)
+    batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
+    with _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model):
+        runs: dict[str, Callable[[list[OnHost]], float]] = {
+            "rows on a shard": _rows_on_a_shard(session, model, device),
+            "torch EmbeddingBag": _on_device(_torch_step(size, device), device),
+            "dense part": _on_device(_dense_step(size, device), device),
+            "pull and push": _rows_alone(session),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        crossed: list[tuple[int, int, int]] = []
+        for block in range(_BLOCKS + 1):
+            for name, run in runs.items():
+                before = _counts(link.crossings)
+                taken = run(batches)
+                if block == 0:
+                    continue  # a warm-up
+                seconds[name].append(taken)
+                if name == "rows on a shard":
+                    now = _counts(link.crossings)
+                    crossed.append(tuple(b - a for a, b in zip(before, now, strict=True)))  # type: ignore[arg-type]
+    times = {name: median(values) for name, values in seconds.items()}
+    name = f"gpu {hot}-hot, {TABLES} tables x {size.rows} x {DIM}, batch {size.batch}, Zipf 1.05, 1 shard"
+    longer = max(times["dense part"], times["pull and push"])
+    rate, unit = size.batch / times["rows on a shard"], "samples/s"
+    of_torch = times["torch EmbeddingBag"] / times["rows on a shard"]
+    copies, there, back = (median([each[index] for each in crossed]) / len(batches) for index in range(3))
+    return [
+        Figure(f"{name}: torch EmbeddingBag on the device", size.batch / times["torch EmbeddingBag"], unit),
+        Figure(
+            f"{name}: rows on a shard, of torch",
+            rate,
+            unit,
+            None,
+            of_torch,
+        ),
+        Figure(f"{name}: dense part alone", times["dense part"] * 1e3, "ms/step", higher_is_better=False),
+        Figure(f"{name}: pull and push alone", times["pull and push"] * 1e3, "ms/step", higher_is_better=False),
+        Figure(
+            f"{name}: step, of the longer part",
+            times["rows on a shard"] * 1e3,
+            "ms/step",
+            LIMIT_OF_LONGER_PART,
+            times["rows on a shard"] / longer,
+            higher_is_better=False,
+        ),
+        Figure(f"{name}: copies to the device", copies, "copies/step", 2.0, higher_is_better=False),
+        Figure(f"{name}: to the device", there / 1e6, "MB/step", higher_is_better=False),
+        Figure(f"{name}: to the host", back / 1e6, "MB/step", higher_is_better=False),
+    ]
+
+
+def _counts(crossings: object) -> tuple[int, int, int]:
+    return tuple(getattr(crossings, name) for name in ("to_device", "bytes_to_device", "bytes_to_host"))
+
+
+def _measure_kept_rows(size: Size, device: torch.device) -> list[Figure]:
+    source = ZipfBatches(size, 1)
+    batches = [OnHost(*source.make()) for _ in range(size.repetitions)]
+    kept = max(int(size.rows * TABLES * _CACHE_SHARE), TABLES * 8) * DIM * 4
+    crossed: dict[str, int] = {}
+    seconds: dict[str, Sequence[float]] = {}
+    rate = 0.0
+    for storage in ("host", "auto"):
+        cache = RowCache(kept, storage=storage)
+        with _distributed(size, device, "bench-gpu-kept", cache) as (session, model), torch.no_grad():
+            model.eval()
+            for batch in batches:
+                model(batch.ids)
+            before, taken = link_of(device).crossings.bytes_to_device, []
+            for batch in batches:
+                began = time.perf_counter()
+                model(batch.ids)
+                _finish(device)
+                taken.append(time.perf_counter() - began)
+            crossed[storage], seconds[storage] = link_of(device).crossings.bytes_to_device - before, taken
+            stats = session.stats()
+            if storage == "auto":
+                rate = stats.device_hits / max(stats.device_hits + stats.device_misses, 1)
+    name = f"gpu, evaluation at Zipf 1.05, the device keeps {_CACHE_SHARE:.0%} of {TABLES} x {size.rows} rows"
+    figures = [
+        Figure(f"{name}: hits", 100 * rate, "% of rows"),
+        Figure(
+            f"{name}: bytes to the device, of those without",
+            crossed["auto"] / len(batches) / 1e6,
+            "MB/batch",
+            None,
+            crossed["auto"] / crossed["host"],
+            higher_is_better=False,
+        ),
+    ]
+    for storage, words in (("host", "without kept rows"), ("auto", "with kept rows")):
+        ordered = sorted(seconds[storage])
+        for share in (0.5, 0.99):
+            at = ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+            figures.append(
+                Figure(f"{name}: p{share * 100:.0f} of a batch, {words}", at * 1e3, "ms", higher_is_better=False)
+            )
+    return figures

@@ -1,0 +1,114 @@
+"""A served program on a device: the scores of the host, arguments and rows in a copy each, rows that stay there."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import sparserow as sr
+import torch
+from counting_device import COUNTS, device
+from sparserow.serving.inference.inference import ServedModel
+from torch import Tensor, nn
+
+
+class Scorer(nn.Module):
+    """Three tables of rows, one of bags, ids that the program computes, and a dense tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(1000, 4) for _ in range(3))
+        self.tags = nn.EmbeddingBag(500, 4, mode="mean")
+        self.tower = nn.Sequential(nn.Linear(17, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, ids: Tensor, tags: Tensor, age: Tensor) -> Tensor:
+        hashed = torch.remainder(ids, 900)
+        rows = [table(hashed[:, column]) for column, table in enumerate(self.tables)]
+        found: Tensor = self.tower(torch.cat([*rows, self.tags(tags), age.unsqueeze(1)], dim=1))
+        return found.squeeze(1)
+
+
+def batch(seed: int, rows: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return (
+        torch.randint(0, 10**6, (rows, 3), generator=made),
+        torch.randint(0, 500, (rows, 3), generator=made),
+        torch.rand(rows, generator=made),
+    )
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Tensor]]:
+    """A folder with the model, and the scores of its forward for some batches."""
+    root = str(tmp_path_factory.mktemp("models"))
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
+        torch.manual_seed(0)
+        model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        dense = torch.optim.Adam(model.parameters(), lr=0.01)
+        for seed in range(4):
+            model(*batch(seed)).square().mean().backward()
+            session.step(dense)
+        sr.publish(session, "ctr", root=root, model=model, example=batch(0))
+        model.eval()
+        with torch.no_grad():
+            scores = [model(*batch(seed)) for seed in range(6)]
+    return root, scores
+
+
+def test_scores_are_those_of_the_host_and_hot_rows_stay_on_the_device(published: tuple[str, list[Tensor]]) -> None:
+    root, scores = published
+    with sr.local_serving("ctr", root=root, poll="50ms") as serving, sr.ServingClient(serving.addresses) as client:
+        with ServedModel(client, root, device=device(), device_bytes=1 << 16) as served:
+            for seed, expected in enumerate(scores):
+                out = served(*batch(seed))
+                assert out.device == device()
+                torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-6)
+            first = served.device_stats()
+            COUNTS.reset()
+            again = served(*batch(0))
+            crossed = COUNTS.bytes_to_device, COUNTS.to_device
+            torch.testing.assert_close(again.cpu(), scores[0], rtol=1e-5, atol=1e-6)
+            stats = served.device_stats()
+            assert stats["hits"] > first["hits"]
+            assert stats["misses"] == first["misses"]
+            # The arguments in one copy; the program's own ids come back in one, and their positions cross.
+            assert crossed[1] <= 3, COUNTS.log
+        with ServedModel(client, root, device=device()) as plain:
+            plain(*batch(0))
+            COUNTS.reset()
+            plain(*batch(0))
+            assert COUNTS.bytes_to_device > crossed[0]
+            assert plain.device_stats() == {"hits": 0, "misses": 0, "bytes_saved": 0}
+
+
+def test_calls_from_several_threads_do_not_mix(published: tuple[str, list[Tensor]]) -> None:
+    root, scores = published
+    wrong: list[int] = []
+    with (
+        sr.local_serving("ctr", root=root, poll="50ms") as serving,
+        sr.ServingClient(serving.addresses) as client,
+        ServedModel(client, root, device=device(), device_bytes=1 << 12) as served,
+    ):
+
+        def work(seed: int) -> None:
+            for _ in range(15):
+                if not torch.allclose(served(*batch(seed)).cpu(), scores[seed], rtol=1e-5, atol=1e-6):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert wrong == []
+
+
+def test_rows_are_kept_on_a_device_alone(published: tuple[str, list[Tensor]], tmp_path: Path) -> None:
+    root, _ = published
+    with (
+        sr.local_serving("ctr", root=root) as serving,
+        sr.ServingClient(serving.addresses) as client,
+        pytest.raises(sr.InvalidArgument, match=r"ServedModel\.device_bytes: 5 is not allowed"),
+    ):
+        ServedModel(client, root, device_bytes=5)
