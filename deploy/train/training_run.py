@@ -84,7 +84,7 @@ def run_worker(
         result = trainer.run()
         end()
         is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
-        model = trainer.whole_model() if is_kept else None
+        model = trainer.model_on_host() if is_kept else None
         result = _with_places(job, trainer, model, backend, result) if group.is_first else result
         if trace_file is not None and isinstance(trace, RecordedTrace):
             events = [event for part in group.collect(trace.events()) for event in part]

@@ -38,8 +38,8 @@ class ForwardPull:
 
     def __init__(self, session: Session) -> None:
         self._native = session.core.native
-        self._on_device = session.core.on_device
         self._group = session.core.tensor_group
+        self._on_device = session.core.on_device
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()

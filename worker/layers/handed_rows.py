@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...proto.errors import FailedPrecondition, Internal, SparserowError, error_of, typed_error
 from ..data.batch_tensors import tensors_of
+from ..session.join import collective_device
 from ..session.session import Session
 from ..session.tensor_group import TensorGroup
 
@@ -123,9 +124,8 @@ class SameBatch:
         if torch.compiler.is_compiling():
             return
         tensors = [tensor for _, tensor in tensors_of((args, kwargs))]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        hashes = torch.stack([_hash(tensor) for tensor in tensors]) if tensors else torch.zeros(1, dtype=torch.int64)
-        mine = _hash(hashes).to(device).reshape(1)
+        hashes = [_hash(tensor).cpu() for tensor in tensors] or [torch.zeros((), dtype=torch.int64)]
+        mine = _hash(torch.stack(hashes)).to(collective_device()).reshape(1)
         if len({int(each) for each in self._group.gathered(mine)}) > 1:
             self._group.forget()
             raise FailedPrecondition(

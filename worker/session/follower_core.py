@@ -75,7 +75,7 @@ class FollowerCore(SessionCore):
     def send_learning_rates(self) -> None:
         """Does nothing: the leader sends its own, which a schedule sets alike on every rank."""
 
-    def place_cache(self, model: torch.nn.Module) -> None:
+    def check_cache_place(self, model: torch.nn.Module) -> None:
         """Does nothing: the leader has the row cache."""
 
     def is_lowest_rank(self) -> bool:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...proto.errors import FailedPrecondition, Internal, SparserowError, error_of
+from .join import collective_device
 
 if TYPE_CHECKING:
     from .session import Session
@@ -122,10 +123,9 @@ class TensorGroup:
         Returns:
             The same error on every rank when they differ; None when they are equal, or not finite.
         """
-        device = self._digests[0].device if self._digests else torch.device("cpu")
         digest = torch.stack(self._digests).sum(0) if self._digests else torch.zeros(3)
         self.forget()
-        digests = [part.tolist() for part in self.gathered(digest.to(device))]
+        digests = [part.tolist() for part in self.gathered(digest.to(collective_device()))]
         calls, projections, squares = zip(*digests, strict=True)
         if len(set(calls)) > 1:
             return FailedPrecondition(

@@ -91,6 +91,6 @@ def in_groups(parallel: ParallelConfig | None, group: WorkerGroup) -> WorkerGrou
 
     check_ranks(parallel, group.world)
     workers = group.world // parallel.tensor
-    mesh = init_device_mesh("cpu", (workers, parallel.tensor), mesh_dim_names=(DATA, TENSOR))
+    mesh = init_device_mesh(group.device.type, (workers, parallel.tensor), mesh_dim_names=(DATA, TENSOR))
     worker, member = divmod(group.rank, parallel.tensor)
-    return ParallelGroup(worker, workers, mesh=mesh, member=member)
+    return ParallelGroup(worker, workers, device=group.device, mesh=mesh, member=member)

@@ -24,6 +24,7 @@ from ..layers.distribute import distribute
 from ..models import HashedEmbeddings
 from ..prefetch import prefetch
 from ..session.session import Session
+from ..session.tensor_group import leads
 from ..session.tracing import Trace
 from .training_backend import clip_dense, dense_optimizer, stays_on_host
 
@@ -139,13 +140,17 @@ class PsBackend:
             hints=train.prefetch_hints,
         )
 
-    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack:
+    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack | None:
         """Looks up what the forwards of a batch need, in one pull, and packs it for the model's device.
+
+        A follower of a tensor group looks nothing up and returns None.
 
         Args:
             batch: with its keys on the host.
             train: whether the forwards are those of a step, or else of an evaluation.
         """
+        if not leads(self._session):
+            return None
         prefix = f"{self._session.namespace}/"
         named = [
             (prefix + table, ids.to(torch.int64).contiguous())

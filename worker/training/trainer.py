@@ -102,11 +102,11 @@ class Trainer:
         for tower in self._bare.modules():
             if isinstance(tower, Tower):
                 tower.is_checkpointed = job.train.activation_checkpointing
+        is_kept = job.publish is not None or job.keep is not None
+        self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
         self._device = group.device
         self._bare.to(self._device)
         self._place = self._batches_there()
-        is_kept = job.publish is not None or job.keep is not None
-        self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
         self._model: nn.Module = wrapped(self._bare, job.train.parallel, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
@@ -296,17 +296,17 @@ class Trainer:
         self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
 
+    def model_on_host(self) -> nn.Module:
+        """Returns the model on the host, for what is kept of it; training is over then.
+
+        With ``train.parallel`` every process calls it, and the first one gets a copy with the parts of all.
+        """
+        return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
+
     @property
     def model(self) -> nn.Module:
         """The model itself, without DDP, on the device of this worker."""
         return self._bare
-
-    def whole_model(self) -> nn.Module:
-        """Moves the model to the host and returns it without DDP, on the first process; training is over then.
-
-        With ``train.parallel`` its parts are gathered, and every process calls this method.
-        """
-        return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
 
     def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns example arguments of the model, from the first test samples.
