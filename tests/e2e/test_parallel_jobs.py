@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sparserow.worker.data import write_click_log
-from sparserow_process import Launcher
+from sparserow_process import Launcher, wait_until
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
@@ -20,13 +20,18 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write_click_log(tmp_path_factory.mktemp("log"), rows=3_000, test_rows=701, seed=3)
 
 
+def settings_of(log: Any, *sets: str) -> list[str]:
+    """The last step of an epoch has short and empty batches."""
+    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.min_rows=100"]
+    settings += ["train.batch_size=96", "train.accumulate=2", "train.epochs=2", "train.threads=1", *sets]
+    return [part for setting in settings for part in ("--set", setting)]
+
+
 def train(
     launcher: Launcher, log: Any, result: Path, *sets: str, resume: str = "never", keeps: bool = False
 ) -> dict[str, Any]:
-    """Runs the job and returns its result; the last step of an epoch has short and empty batches."""
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.min_rows=100"]
-    settings += ["train.batch_size=96", "train.accumulate=2", "train.epochs=2", "train.threads=1", *sets]
-    assigned = [part for setting in settings for part in ("--set", setting)]
+    """Runs the job and returns its result."""
+    assigned = settings_of(log, *sets)
     run = launcher.start("train", str(JOB), *assigned, "--json", str(result), "--resume", resume, keeps=keeps)
     assert run.popen.wait(120) == 0, run.err
     figures: dict[str, Any] = json.loads(result.read_text())
@@ -78,6 +83,22 @@ def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path:
     within = 1e-6 if "train.activation_checkpointing=true" in sets else 2e-2
     assert figures["workers"] == 1
     assert_same(figures, wanted, within)
+
+
+@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+def test_a_killed_follower_sends_all_back_to_the_checkpoint(launcher: Launcher, log: Any, tmp_path: Path) -> None:
+    sets = ["train.epochs=8", "train.workers=4", "train.parallel={fsdp: true, tensor: 2}"]
+    wanted = train(launcher, log, tmp_path / "whole.json", *sets)
+    sets.append(f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 20}}")
+    result = tmp_path / "killed.json"
+    run = launcher.start("train", str(JOB), *settings_of(log, *sets), "--json", str(result), "--resume", "auto")
+    wait_until(lambda: list((tmp_path / "saved").glob("save-*/manifest.json")), "the first checkpoint")
+    workers = [each for each in launcher.living() if any("worker_process" in word for word in each.cmdline())]
+    workers.sort(key=lambda worker: worker.create_time())  # they are started in the order of their ranks
+    workers[1].kill()
+    assert run.popen.wait(200) == 0, run.err
+    assert "the run begins again from the last checkpoint" in run.err
+    assert_same(json.loads(result.read_text()), wanted)
 
 
 def assert_same(figures: dict[str, Any], wanted: dict[str, Any], within: float = 1e-6) -> None:
