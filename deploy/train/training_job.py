@@ -59,7 +59,8 @@ def torchrun_place() -> TorchrunPlace | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return TorchrunPlace(rank, world, local, os.environ["TORCHELASTIC_RUN_ID"], int(os.environ["LOCAL_RANK"]))
+    local_rank = int(os.environ.get("LOCAL_RANK", rank % local))  # launchers that stand in for torchrun may not set it
+    return TorchrunPlace(rank, world, local, os.environ["TORCHELASTIC_RUN_ID"], local_rank)
 
 
 def checked_resume(job: JobConfig, resume: str) -> str:
