@@ -54,7 +54,7 @@ class CoordinatorMetrics(Collector):
             "Age of the newest checkpoint that has all rows; absent without one (seconds).",
             labels=[],
         )
-        if cluster.rows_source is not None and cluster.saved_at is not None:
+        if cluster.rows_checkpoint is not None and cluster.saved_at is not None:
             age.add_metric([], max(0.0, time.time() - cluster.saved_at))
         yield age
         workers = GaugeMetricFamily("sparserow_job_workers", "Live workers of a job (count).", labels=["job"])

@@ -33,7 +33,7 @@ async def status_message(
     damage = cluster.damage.text if cluster.damage is not None else ""
     away = cluster.shards.problem()
     problem = "; ".join(filter(None, (away, failure))) if away else damage
-    source, saved_at = cluster.rows_source, cluster.saved_at
+    source, saved_at = cluster.rows_checkpoint, cluster.saved_at
     return pb.GetStatusReply(
         cluster_id=cluster.cluster_id,
         slot_count=cluster.slots.slot_count,

@@ -100,7 +100,7 @@ def test_rows_are_verified_and_refused_before_they_go(cluster: Cluster, tmp_path
     shard_calls = FakeFleet(cluster)
     assert restored(cluster, shard_calls, Disk(), tmp_path).rows == 7
     assert shard_calls.stages == ["verify", "refuse", "load", "open"]
-    assert (cluster.damage, cluster.rows_source) == (None, (str(tmp_path), "save-000001"))
+    assert (cluster.damage, cluster.rows_checkpoint) == (None, (str(tmp_path), "save-000001"))
     shard_calls.rows = 0
     shard_calls.stages.clear()
     restored(cluster, shard_calls, Disk(), tmp_path)
@@ -116,7 +116,7 @@ def test_what_fails_before_a_table_is_emptied_changes_nothing(cluster: Cluster, 
     with pytest.raises(SparserowError, match=f"{stage} (failed|is full)"):
         restored(cluster, shard_calls, disk, tmp_path)
     assert "load" not in shard_calls.stages
-    assert (cluster.damage, cluster.rows_source, shard_calls.refused) == (None, ("/before", "save-000001"), [])
+    assert (cluster.damage, cluster.rows_checkpoint, shard_calls.refused) == (None, ("/before", "save-000001"), [])
 
 
 @pytest.mark.parametrize("stage", ["load", "disk"])

@@ -36,7 +36,7 @@ def filled() -> Cluster:
     cluster.operations = 7
     cluster.faults.came("ads/ctr", (ticket.job_id, ticket.worker_id), Process(0, 1, "host", 5), 60.0)
     cluster.faults.told("ads/ctr", (ticket.job_id, 9), Process(1, 1, "host", 6), 60.0, "bad sample", "", False)
-    cluster.rows_source = ("/ckpt/rows", "save-000003")
+    cluster.rows_checkpoint = ("/ckpt/rows", "save-000003")
     cluster.shards.shards[1].restoring = True
     cluster.shards.shards[1].restores = 2
     cluster.shards.shards[2].instance = 77  # left in order
@@ -70,7 +70,7 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert job.terms == JobTerms(1, None, "sum")
     assert {job.name for job in after.jobs.jobs.values()} == {"ctr"}, "candidates come again; a job of none is over"
     assert after.operations == 7
-    assert after.rows_source == ("/ckpt/rows", "save-000003")
+    assert after.rows_checkpoint == ("/ckpt/rows", "save-000003")
     assert [shard.restoring for shard in after.shards.shards] == [False, True, False]
     assert after.rosters == before.rosters
     assert after.faults.listed() == before.faults.listed()

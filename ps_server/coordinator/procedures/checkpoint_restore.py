@@ -266,7 +266,7 @@ class CheckpointRestores:
         lineage = max(cluster.shards.lineage, manifest.lineage) + 1
         if lineage > _MOST_LINEAGES:
             raise FailedPrecondition("restore: this cluster has used up its 65,535 lineages; start a new one")
-        before, source = cluster.damage, cluster.rows_source
+        before, source = cluster.damage, cluster.rows_checkpoint
         if before is not None:
             damage.table_ids |= before.table_ids
         cluster.damage = damage
@@ -275,10 +275,10 @@ class CheckpointRestores:
             cluster.shards.lineage = lineage
             for shard in cluster.shards.shards:
                 shard.lineage = lineage
-            cluster.rows_source = None  # set again once all shards have these rows
+            cluster.rows_checkpoint = None  # set again once all shards have these rows
             self._save()
         except BaseException:
-            cluster.damage, cluster.rows_source = before, source
+            cluster.damage, cluster.rows_checkpoint = before, source
             await self._tell_refusal()
             raise
         cluster.loads += 1

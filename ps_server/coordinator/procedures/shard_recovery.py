@@ -59,7 +59,7 @@ class ShardRecoveries:
         cluster = self._cluster
         if cluster.damage is not None:
             return ""  # it has no rows to lose, and a restore gives it all rows
-        if cluster.rows_source is None:
+        if cluster.rows_checkpoint is None:
             return "no checkpoint has the rows of this cluster"
         if barrier := self._barrier():
             return f"job {barrier} is synchronous: its workers and all shards have to be restored together"
@@ -67,7 +67,7 @@ class ShardRecoveries:
 
     def passes(self) -> bool:
         """Whether :meth:`problem` ends by itself, with the end of a job."""
-        return self._cluster.rows_source is not None and bool(self._barrier())
+        return self._cluster.rows_checkpoint is not None and bool(self._barrier())
 
     def _barrier(self) -> str:
         """Returns the name of a synchronous job; empty when there is none."""
@@ -100,9 +100,9 @@ class ShardRecoveries:
 
     async def _recover(self, shard: Shard, instance: int) -> None:
         cluster = self._cluster
-        if cluster.rows_source is None:
+        if cluster.rows_checkpoint is None:
             raise FailedPrecondition("no checkpoint has the rows of this cluster")
-        url, name = cluster.rows_source
+        url, name = cluster.rows_checkpoint
         folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(url))
         began = asyncio.get_running_loop().time()
         async with self._tables_lock:

@@ -81,11 +81,11 @@ class Cluster:
     jobs: Membership = field(default_factory=lambda: Membership(10.0))
     rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: the members that the shards know
     operations: int = 0  # number of the newest operation on a job
-    rows_source: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
+    rows_checkpoint: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
     data: DataLeases = field(default_factory=DataLeases)
     row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: seconds between saves, by job
     row_configs: dict[str, str] = field(default_factory=dict)  # by URL: the configuration in these saves, as JSON
-    saved_at: float | None = None  # Unix seconds: the time of the checkpoint in rows_source
+    saved_at: float | None = None  # Unix seconds: the time of the checkpoint in rows_checkpoint
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
     lost: LostCommits = field(default_factory=LostCommits)
@@ -130,7 +130,7 @@ class Cluster:
 
     def has_rows_in(self, url: str, manifest: Manifest) -> None:
         """Notes that the checkpoint in the folder at ``url`` has all present rows."""
-        self.rows_source = (url, manifest.name)
+        self.rows_checkpoint = (url, manifest.name)
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
 
     def note_lost(self, shard: int, ranges: Iterable[pb.LostRange]) -> int:
@@ -186,7 +186,7 @@ class Cluster:
             "next_generation": self.jobs.next_generation,
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
-            "rows_source": self.rows_source,
+            "rows_source": self.rows_checkpoint,
             "row_saves": [[url, list(jobs.items())] for url, jobs in self.row_saves.items()],
             "row_configs": self.row_configs,
             "saved_at": self.saved_at,
@@ -253,7 +253,7 @@ class Cluster:
                     jobs.jobs[job.job_id] = job
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
-            cluster.rows_source = (url, name) if name else None
+            cluster.rows_checkpoint = (url, name) if name else None
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
             cluster.row_configs = dict(document.get("row_configs", {}))  # the previous version saved none
