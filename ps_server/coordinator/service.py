@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
+from ...proto.control import GRAD_SCALES
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError, not_allowed
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
@@ -32,7 +33,6 @@ from .status import fault_message, status_message
 
 log = logging.getLogger(__name__)
 
-GRAD_SCALES = ("mean", "sum")  # in the order of the message's enum
 # The answer that ranks are missing must reach a worker before its own deadline, also on busy CPUs.
 _ANSWER_MARGIN_SEC = 0.3  # at least
 _ANSWER_MARGIN = 0.1  # as a share of the worker's deadline

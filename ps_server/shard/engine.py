@@ -116,7 +116,6 @@ class ShardEngine:
         )
         self.host = options.host
         self.shard = options.shard
-        self.cluster_id = place.cluster_id
         self._owned = np.zeros(place.slot_count, np.bool_)
         self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
@@ -124,7 +123,7 @@ class ShardEngine:
         self._slot_share = 1.0  # the share of all slots that this shard owns
         self._swept: set[int] = set()  # ids of the tables whose policy removes rows
         self._sweep_lock = threading.Lock()  # one sweep at a time
-        self._sweeper = PeriodicThread(self.sweep_all, options.sweep_every_sec)
+        self._sweeper = PeriodicThread(self.sweep_all, options.sweep_every_sec, name="sweeper")
         self.follow_gate = FollowGate(options.shard)
 
     @property

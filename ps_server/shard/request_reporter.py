@@ -29,7 +29,7 @@ class RequestReporter:
     def __init__(self, server: _server.Server, shard: int, tracer: Tracer | None) -> None:
         self._server, self._shard, self._tracer = server, shard, tracer
         server.keep_spans(tracer is not None)
-        self._thread = PeriodicThread(self.report, _EVERY_SEC)
+        self._thread = PeriodicThread(self.report, _EVERY_SEC, name="request-reporter")
 
     def report(self) -> None:
         """Logs and exports the events since the last call."""
