@@ -26,13 +26,19 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROWS = 12_000  # more than the min_rows of the pages
 BLOCKS = [block for block in doc_blocks() if block.language == "python"]
-ELSEWHERE = {"docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster"}
+ELSEWHERE = {
+    "docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster",
+    "docs/parallel-towers.md: import sparserow as sr": "tests/e2e/test_tensor_groups.py runs its calls on 4 processes",
+    "docs/parallel-towers.md: import copy": "tests/e2e/test_tensor_groups.py publishes a whole copy on every rank",
+}
 LONG = {"docs/serving.md: import io"}  # AOTInductor compiles for about a minute
 PUBLISHED = ("sr.ServingClient(", "sr.load_program(", "sr.DensePublisher(")  # what needs a published model
 # What a page says, and what stands for it in the test.
 HERE = {
     "rank=rank, world_size=2": "rank=rank, world_size=1",  # the test is one worker
     "rows=1_000_000": "rows=1_000",
+    '.to("cuda")': "",  # where torch has no CUDA
+    'device="cuda", on_host=lambda batch: [batch[0]]': 'device="cpu"',
     'lookup("user",': 'lookup("user_id",',  # a table of the test's model
     "model(user_ids, tag_ids, ages)": "model(*batch)",
     "    ...\n    session.step(optimizer)": "    loss_fn(model(x), y).backward()\n    session.step(optimizer)",
