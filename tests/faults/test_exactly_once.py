@@ -200,7 +200,7 @@ def test_arguments_are_refused_by_name_and_repeated_keys_are_summed():
         assert found.tolist() == [True, False, True, True]
         assert versions[1] == 0
         assert versions[0] > 0
-        with pytest.raises(InvalidArgument, match=r"keys: -1 at 1"):
+        with pytest.raises(InvalidArgument, match=r"keys\[1\]: -1 is not allowed; allowed: >= 0"):
             client.pull(table, np.array([0, -1]), dim=DIM)
         with pytest.raises(InvalidArgument, match=r"^keys: allowed"):
             client.pull(table, np.array([0.5]), dim=DIM)
