@@ -11,10 +11,14 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted((TESTS / "device").glob("test_*.py"))
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+LONG = {"test_bench_gpu"}  # runs every part of the benchmark, for half a minute
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_on_a_counted_device(path: Path) -> None:
+    if path.stem in LONG and not FULL:
+        pytest.skip("a long form: SPARSEROW_TEST_FULL=1")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(TESTS / "pytest.ini"), "--rootdir", str(TESTS)]
     done = subprocess.run(
         [*command, "-p", "no:xdist", str(path)],
