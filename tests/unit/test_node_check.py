@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from node_threads import run_nodes
 from sparserow.deploy.preflight import node_check
 from sparserow.deploy.preflight.node_check import (
     CheckSettings,
@@ -37,24 +38,6 @@ def connect() -> Callable[[int], Any]:
     return lambda _: TCPStore(
         "127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
     )
-
-
-def run_nodes(count: int, work: Callable[[int], Any]) -> dict[int, Any]:
-    """What ``work(index)`` returns or raises on each node, all at once."""
-    results: dict[int, Any] = {}
-
-    def run(index: int) -> None:
-        try:
-            results[index] = work(index)
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
 
 
 def test_a_ring_of_good_nodes_reports_all_parts(connect: Callable[[int], Any], tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from node_threads import run_nodes
 from sparserow.deploy.preflight import node_meeting
 from sparserow.deploy.preflight.node_check import CheckSettings
 from sparserow.deploy.preflight.node_meeting import CheckedNodes, NodeMeeting, NodePlace
@@ -35,23 +35,6 @@ def launchers() -> TCPStore:
 
 def place(store: TCPStore, node: int, nodes: int) -> NodePlace:
     return NodePlace(node, nodes, 0, 1, node, ("127.0.0.1", store.port), hosts_store=False)
-
-
-def run_nodes(count: int, work: Callable[[int], Any]) -> dict[int, Any]:
-    results: dict[int, Any] = {}
-
-    def run(index: int) -> None:
-        try:
-            results[index] = work(index)
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
 
 
 SETTINGS = CheckSettings(timeout_sec=5.0)
