@@ -15,7 +15,6 @@ from ...proto.schema import TableSchema
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session_core import SessionCore
 from .session_parts import Placement
-from .sparse_optimizer import SparseOptimizer
 from .table import TableRows
 from .tensor_group import TensorGroup
 
@@ -63,13 +62,7 @@ class FollowerCore(SessionCore):
     def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
         """Notes the table and its learning rate; see :meth:`SessionTables.bind`. The ops do not learn about it."""
         del num_rows, cached
-        rate = schema.optimizer.lr
-        self._schemas[schema.name] = schema
-        self._sent_rates[schema.name] = rate
-        if self._optimizer is None:
-            self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate)
-        else:
-            self._optimizer.add_table(schema.name, anchor, lr=rate)
+        self._note_bound(schema, anchor)
         return schema.full_name
 
     def send_learning_rates(self) -> None:

@@ -117,24 +117,27 @@ class SessionTables:
             raise InvalidArgument(
                 f"table {schema.full_name!r} is in another namespace; the session's namespace is {self.namespace!r}"
             )
-        rate = schema.optimizer.lr
         self.native.bind(
             schema.full_name,
             table_id=schema.id,
             schema_version=schema.version,
             dim=schema.dim,
             num_rows=num_rows,
-            lr=rate,
+            lr=schema.optimizer.lr,
             cached=cached,
         )
         register(schema.full_name, self.on_device)
+        self._note_bound(schema, anchor)
+        return schema.full_name
+
+    def _note_bound(self, schema: TableSchema, anchor: Tensor) -> None:
+        rate = schema.optimizer.lr
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate
         if self._optimizer is None:
             self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate)
         else:
             self._optimizer.add_table(schema.name, anchor, lr=rate)
-        return schema.full_name
 
     def bound_tables(self) -> Sequence[str]:
         """Returns the names of the tables that models of this process use."""
